@@ -1,0 +1,47 @@
+# make demo, make test: the two commands of the README. Everything is installed into .venv from requirements.lock.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test unit check bench soak lock clean
+
+demo: $(INSTALLED)
+	$(BIN)/raymq demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest tests/unit tests/property tests/integration tests/chaos
+
+unit: $(INSTALLED)
+	$(BIN)/python -m pytest tests/unit
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/python tests/bench/bench_store.py
+	$(BIN)/python tests/bench/bench_cluster.py
+
+soak: $(INSTALLED)
+	RAYMQ_SOAK=1 $(BIN)/python -m pytest tests/chaos tests/property --timeout 7200
+
+# A machine may call Python 3.11 just python3.
+$(INSTALLED): requirements.lock pyproject.toml
+	@command -v $(PYTHON) > /dev/null || python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "raymq needs Python 3.11: install it, or say make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(INSTALLED)
+
+# Newest versions that pyproject.toml admits; needs uv.
+lock:
+	uv pip compile pyproject.toml --extra demo --extra dev --generate-hashes --python-version 3.11 \
+		--no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock --upgrade
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,91 @@
+"""The NameServer's tables (spec/messaging.md §1): which broker groups exist, and which queues of a topic each holds.
+
+All of it is soft. A NameServer that lost its tables has them back as soon as each broker has registered again, which a
+broker does when a heartbeat tells it that it is not known. A registration is always complete: what it does not name,
+the broker does not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raymq.errors import TopicNotExistError
+from raymq.route import BrokerData, BrokerRegistration, DataVersion, QueueData, TopicConfig, TopicRoute
+
+
+@dataclass(slots=True)
+class _LiveBroker:
+    registration: BrokerRegistration
+    topics: dict[str, TopicConfig]
+    last_update_s: float
+
+
+class RouteTable:
+    """Pure state of one NameServer. `expiry_s`: a broker silent for longer is forgotten."""
+
+    def __init__(self, expiry_s: float) -> None:
+        self._expiry_s = expiry_s
+        self._brokers: dict[str, _LiveBroker] = {}
+
+    def register(self, registration: BrokerRegistration, now_s: float) -> None:
+        """Take all of a broker's data, in place of what it registered before. An older version is ignored.
+
+        The time in a version does not count here: a broker that was restarted may have its last change a little earlier
+        in its log than it had in memory, and must not stay unregistered for that.
+        """
+        known = self._brokers.get(registration.broker_name)
+        if known is not None and _order(registration.data_version) < _order(known.registration.data_version):
+            return
+        topics = {config.topic: config for config in registration.topics}
+        self._brokers[registration.broker_name] = _LiveBroker(registration, topics, now_s)
+
+    def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
+        """Note that a broker lives. False means: register, what is known here is not that version."""
+        broker = self._brokers.get(broker_name)
+        if broker is None or broker.registration.data_version != data_version:
+            return False
+        broker.last_update_s = now_s
+        return True
+
+    def unregister(self, broker_name: str) -> None:
+        """Forget a broker group and its queues."""
+        self._brokers.pop(broker_name, None)
+
+    def expire(self, now_s: float) -> list[str]:
+        """Forget the brokers that were silent for too long; returns their names."""
+        silent = [name for name, broker in self._brokers.items() if now_s - broker.last_update_s > self._expiry_s]
+        for name in silent:
+            del self._brokers[name]
+        return silent
+
+    def route(self, topic: str) -> TopicRoute:
+        """Where `topic` is. TopicNotExistError when no live broker holds it."""
+        holders = {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
+        if not holders:
+            raise TopicNotExistError(topic)
+        return TopicRoute(
+            topic,
+            {name: _broker_data(broker) for name, broker in holders.items()},
+            tuple(_queue_data(name, broker.topics[topic]) for name, broker in holders.items()),
+        )
+
+    def brokers(self) -> dict[str, BrokerData]:
+        """Every live broker group, by name."""
+        return {name: _broker_data(broker) for name, broker in sorted(self._brokers.items())}
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return sorted({topic for broker in self._brokers.values() for topic in broker.topics})
+
+
+def _order(version: DataVersion) -> tuple[int, int]:
+    return version.state_version, version.counter
+
+
+def _broker_data(broker: _LiveBroker) -> BrokerData:
+    registration = broker.registration
+    return BrokerData(registration.cluster, registration.broker_name, dict(registration.storages))
+
+
+def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:
+    return QueueData(broker_name, config.read_queue_nums, config.write_queue_nums, config.perm)

@@ -1,0 +1,15 @@
+"""How raymq's actors are run by Ray."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from raymq.names import NAMESPACE
+
+PERSISTENT: Final[dict[str, Any]] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",  # outlives the launcher that created it
+    "max_restarts": -1,  # a killed process is back by itself
+    "max_task_retries": 0,  # a call that failed may have run; who calls decides what is safe to repeat
+    "num_cpus": 0,  # servers wait for work; the CPUs stay with the users' tasks
+}

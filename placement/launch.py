@@ -1,0 +1,146 @@
+"""Carrying out a plan: start the actors, wait until they answer, stop them in the order that keeps data whole.
+
+Starting is idempotent: an actor that runs already is left alone. Each step has a deadline; when one fails, what this
+call started is stopped again, so that a failed start leaves nothing behind.
+
+Run by a program of its own (placement.launch_process), because Ray gives actors the import path of the program that
+created them, and a user's program may have a folder called `storage`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.broker import BrokerActor
+from actors.nameserver import NameServerActor
+from actors.storage import StorageActor
+from placement.plan import Node, Plan
+from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.names import NAMESPACE
+from raymq.ray_calls import ActorRef
+
+READY_TIMEOUT_S: Final = 120.0
+"""For one actor to answer. Opening a store may mean recovering gigabytes of log."""
+CLOSE_TIMEOUT_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+
+def inventory(data_dir: Path) -> list[Node]:
+    """The nodes that are alive now, and the stores that are below `data_dir` on this one."""
+    here = ray.get_runtime_context().get_node_id()
+    stores = frozenset(path.parent.name for path in data_dir.glob("*/commitlog"))
+    return [
+        Node(node["NodeID"], node["NodeManagerAddress"], stores if node["NodeID"] == here else frozenset())
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def running() -> list[str]:
+    """Names of all raymq actors, sorted."""
+    return sorted(
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
+    )
+
+
+def start(plan: Plan, progress: Progress = lambda step: None, timeout_s: float = READY_TIMEOUT_S) -> None:
+    """Start what does not run yet, and return when every actor answers.
+
+    Raises what kept one from starting (StoreLockedError, StoreError, RequestTimeoutError …); then everything that this
+    call started has been stopped again.
+    """
+    before = set(running())
+    try:
+        _start(plan, progress, time.monotonic() + timeout_s)
+    except BaseException:
+        stop(progress, only=[name for name in running() if name not in before])
+        raise
+
+
+def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
+    progress("starting the NameServer")
+    for nameserver in plan.nameservers:
+        NameServerActor.options(name=str(nameserver), get_if_exists=True).remote()
+    progress("opening the stores")
+    for storage in plan.storages:
+        strategy = NodeAffinitySchedulingStrategy(storage.node_id, soft=False)
+        StorageActor.options(name=str(storage.name), get_if_exists=True, scheduling_strategy=strategy).remote(
+            storage.name, storage.settings, storage.store_host
+        )
+    for storage in plan.storages:
+        _wait(str(storage.name), "describe", deadline_s)
+    progress("starting the brokers")
+    for broker in plan.brokers:
+        BrokerActor.options(name=broker.broker_name, get_if_exists=True).remote(broker)
+    for broker in plan.brokers:
+        _wait(broker.broker_name, "groups", deadline_s)
+    progress("waiting for the brokers to register")
+    expected = {broker.broker_name for broker in plan.brokers}
+    for nameserver in plan.nameservers:
+        server = ActorRef(str(nameserver))
+        while missing := expected - set(server.call("brokers", timeout_s=max(0.1, deadline_s - time.monotonic()))):
+            if time.monotonic() > deadline_s:
+                raise RequestTimeoutError(
+                    f"registration of {', '.join(sorted(missing))} at {nameserver}", READY_TIMEOUT_S
+                )
+            time.sleep(0.05)
+
+
+def _wait(name: str, method: str, deadline_s: float) -> None:
+    actor = ActorRef(name)
+    while True:
+        try:
+            actor.call(method, timeout_s=max(0.1, deadline_s - time.monotonic()))
+            return
+        except ServiceNotAvailableError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+
+
+def stop(progress: Progress = lambda step: None, only: Iterable[str] | None = None) -> list[str]:
+    """Stop raymq's actors (all, or `only` these); returns the names. Consumers first, stores last.
+
+    An actor that does not close in CLOSE_TIMEOUT_S is killed; its store then recovers when it is opened again.
+    """
+    names = running() if only is None else list(only)
+    order = sorted(names, key=lambda name: (_stop_rank(name), name))
+    for name in order:
+        progress(f"stopping {name}")
+        _close(name)
+    return order
+
+
+def _stop_rank(name: str) -> int:
+    for rank, prefix in enumerate(("pull-", "rebalance-", "broker-", "nameserver-")):
+        if name.startswith(prefix):
+            return rank
+    return 9 if name.startswith("storage-") else 5
+
+
+def _close(name: str) -> None:
+    try:
+        handle = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return  # gone meanwhile
+    closing: tuple[str, tuple[Any, ...]] | None = None
+    if name.startswith("pull-"):
+        closing = ("stop", (CLOSE_TIMEOUT_S,))
+    elif name.startswith(("broker-", "storage-")):
+        closing = ("close", ())
+    if closing is not None:
+        try:
+            ActorRef(name).call(closing[0], *closing[1], timeout_s=CLOSE_TIMEOUT_S)
+        except RaymqError as error:
+            _log.warning("%s did not close cleanly and is killed: %s", name, error)
+    ray.kill(handle, no_restart=True)

@@ -1,0 +1,27 @@
+"""Spark on a topic: its messages as a DataFrame, on the Ray cluster that raymq runs in.
+
+    session.py    a Spark session from RayDP, with the Java and the settings it needs
+    ranges.py     which offsets of which queues a read covers, cut into Spark partitions. No Spark, no Ray
+    reader.py     `read_topic`: the ranges, read by Python workers in Spark's executors
+
+The names are resolved when they are first used, so that `raydp_jobs.ranges` can be imported without Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raydp_jobs.reader import read_topic
+    from raydp_jobs.session import spark_session
+
+__all__ = ["read_topic", "spark_session"]
+
+_MODULES = {"read_topic": "raydp_jobs.reader", "spark_session": "raydp_jobs.session"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,0 +1,187 @@
+"""Settings, validated when they are read: unknown keys and values out of bounds are refused.
+
+Names are RocketMQ's in snake_case, with the unit at the end; defaults are RocketMQ's where design.md does not say
+otherwise (spec/storage.md §6). A part of the system is handed its own section, never the whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Annotated, Any, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from raymq.errors import ConfigError
+from raymq.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.names import NameServerName
+
+DEFAULT_FILE: Final = "raymq.yaml"
+
+CONSUME_QUEUE_UNIT_BYTES: Final = 20
+
+
+class FlushDiskType(Enum):
+    """When an append is acknowledged: after its bytes are on disk, or once they are in the file's page cache."""
+
+    SYNC_FLUSH = "SYNC_FLUSH"
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+
+
+class StoreOptions(BaseModel):
+    """How a store directory is kept: the size of its files, when it flushes, its bounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mapped_file_size_commit_log_bytes: Annotated[
+        int,
+        Field(ge=64, le=1 << 34, description="Size of a commit-log file. Fixed for the life of a store directory."),
+    ] = 1 << 30
+    mapped_file_size_consume_queue_bytes: Annotated[
+        int,
+        Field(
+            ge=CONSUME_QUEUE_UNIT_BYTES,
+            le=1 << 30,
+            description="Size of a consume-queue file, rounded up to whole units of 20 bytes. Fixed like the former.",
+        ),
+    ] = 6_000_000
+    flush_disk_type: Annotated[
+        FlushDiskType,
+        Field(description="SYNC_FLUSH acknowledges an append, and shows it to consumers, once it is on disk."),
+    ] = FlushDiskType.SYNC_FLUSH
+    flush_interval_commit_log_ms: Annotated[
+        int, Field(ge=1, le=60_000, description="ASYNC_FLUSH: how often the commit log is flushed.")
+    ] = 500
+    flush_commit_log_least_pages: Annotated[
+        int, Field(ge=0, le=1 << 20, description="ASYNC_FLUSH: flush only when so many pages of 4 KiB are dirty.")
+    ] = 4
+    flush_commit_log_thorough_interval_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="ASYNC_FLUSH: flush whatever is dirty at least this often.")
+    ] = 10_000
+    flush_interval_consume_queue_ms: Annotated[
+        int, Field(ge=10, le=60_000, description="How often the consume queues are flushed and the checkpoint written.")
+    ] = 1000
+    sync_flush_timeout_ms: Annotated[
+        int,
+        Field(ge=1, le=600_000, description="SYNC_FLUSH: how long an append waits before it says FLUSH_DISK_TIMEOUT."),
+    ] = 5000
+    max_message_size_bytes: Annotated[
+        int, Field(ge=1, le=1 << 30, description="Longest body; a record may have 64 KiB more.")
+    ] = MAX_MESSAGE_SIZE_BYTES
+    check_crc_on_recover: Annotated[
+        bool, Field(description="Whether recovery checks the bodies' CRC. Off: only the structure of the records.")
+    ] = True
+    enabled_append_prop_crc: Annotated[
+        bool, Field(description="Whether producers add a CRC over the whole record as its last property.")
+    ] = False
+    max_mapped_bytes: Annotated[
+        int, Field(ge=1 << 20, description="Address space for read-only maps of files; the least used are dropped.")
+    ] = 64 << 30
+    max_mapped_files: Annotated[
+        int, Field(ge=4, le=1 << 20, description="Files mapped, or held open, at a time; each costs a descriptor.")
+    ] = 512
+    fetch_waiters_max: Annotated[
+        int, Field(ge=1, le=1 << 20, description="Long polls held at a time; one more gets SystemBusyError.")
+    ] = 1024
+    dedup_producers_max: Annotated[
+        int,
+        Field(ge=1, le=10_000_000, description="Producer and queue pairs remembered, to recognise repeats."),
+    ] = 20_000
+    access_message_in_memory_max_ratio: Annotated[
+        int, Field(ge=1, le=100, description="Percent of the memory that is taken to hold the newest messages.")
+    ] = 40
+
+    @field_validator("mapped_file_size_consume_queue_bytes")
+    @classmethod
+    def _whole_units(cls, size: int) -> int:
+        return -(-size // CONSUME_QUEUE_UNIT_BYTES) * CONSUME_QUEUE_UNIT_BYTES
+
+
+class StoreSettings(StoreOptions):
+    """One store directory: where it is, and how it is kept."""
+
+    store_path_root_dir: Annotated[Path, Field(description="The store directory; made if it does not exist.")]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """What a Broker actor is told when it is started."""
+
+    cluster: str
+    broker_name: str
+    nameservers: tuple[NameServerName, ...]
+
+
+class ClusterSettings(BaseModel):
+    """A whole raymq, as `raymq.yaml` describes it. Every key is optional; the defaults run on one machine.
+
+    `broker_groups` are named broker-a, broker-b … in order. Each replica keeps its store in a directory of its own
+    below `data_dir`, named after its storage actor's broker group and replica number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    cluster_name: Annotated[
+        str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="The name of this raymq among others.")
+    ] = "raymq"
+    data_dir: Annotated[Path, Field(description="Where the stores are, on each node.")] = Path("~/.raymq/store")
+    name_servers: Annotated[int, Field(ge=1, le=3, description="How many NameServer actors run.")] = 1
+    broker_groups: Annotated[int, Field(ge=1, le=26, description="How many broker groups share the queues.")] = 1
+    store: Annotated[StoreOptions, Field(description="How the stores are kept, the same for all.")] = StoreOptions()
+
+    @field_validator("data_dir")
+    @classmethod
+    def _expanded(cls, path: Path) -> Path:
+        try:
+            return path.expanduser().absolute()
+        except RuntimeError as error:  # no such user
+            raise ValueError(str(error)) from None
+
+    @property
+    def broker_names(self) -> list[str]:
+        return [f"broker-{letter}" for letter in ascii_lowercase[: self.broker_groups]]
+
+
+def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
+    """Read `raymq.yaml`; keyword arguments that are not None win over the file.
+
+    `path` None means `raymq.yaml` in the current directory if there is one, else the defaults. Raises ConfigError that
+    names the file, the key and what is allowed; nothing has been started then.
+    """
+    file = Path(DEFAULT_FILE) if path is None else Path(path)
+    values: Any = {}
+    if path is not None or file.exists():
+        try:
+            values = yaml.safe_load(file.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read settings from {file}: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} is not YAML: {error}") from None
+        values = {} if values is None else values
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file} must be a mapping of settings, not a {type(values).__name__}")
+    try:
+        given = {key: value for key, value in overrides.items() if value is not None}
+        return ClusterSettings.model_validate({**values, **given})
+    except ValidationError as error:
+        raise ConfigError(_explain(str(file) if values else "the settings", error)) from None
+
+
+def _explain(where: str, error: ValidationError) -> str:
+    problems = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            model: type[BaseModel] = (
+                StoreOptions if item["loc"][0] == "store" and len(item["loc"]) > 1 else ClusterSettings
+            )
+            close = difflib.get_close_matches(str(item["loc"][-1]), list(model.model_fields), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
+            problems.append(f"unknown key {key!r}{hint}")
+        else:
+            problems.append(f"{key}: {item['msg']}, got {item['input']!r}")
+    return f"{where}: " + "; ".join(problems)

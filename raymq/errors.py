@@ -1,0 +1,220 @@
+"""Every error raymq raises, in one tree.
+
+    RaymqError
+    ├── InvalidArgumentError            29    a call's argument breaks a rule of the API
+    │   ├── IllegalNameError            29    topic or group name
+    │   └── OffsetOutOfRangeError       21    an offset outside [min, max] of its queue
+    ├── MessageIllegalError             13    the message breaks a rule of the format
+    ├── TopicNotExistError              17
+    ├── TopicExistsError                18
+    ├── GroupNotExistError              26
+    ├── NoPermissionError               16
+    ├── SystemBusyError                  2    retryable: a bounded buffer is full
+    ├── ServiceNotAvailableError        14    retryable: the server exists but cannot serve now
+    │   └── NotMasterError              14    retryable: another replica is master now
+    ├── RequestTimeoutError          10006    retryable: no answer in time; the outcome is unknown
+    ├── SendUnknownError             10006    a send whose outcome is unknown after all its retries
+    ├── ClusterNotFoundError         10004    no raymq runs where the client looked
+    ├── ClientStateError             10000    closed, not subscribed, already started …
+    ├── ListenerError                10000    the user's listener raised, or cannot be shipped
+    ├── ConfigError                     29    `raymq.yaml` or a setting
+    ├── StoreError                       1    the store on disk
+    │   ├── StoreLockedError             1    another process holds the directory
+    │   ├── StoreNotWritableError       14
+    │   └── StoreCorruptError            1    damage that recovery must not repair by guessing
+    └── DataLossError                   21    records between two offsets are gone
+
+The number is RocketMQ's response code (spec/messaging.md §10). `retryable` says whether the same call may succeed
+later without a change by the caller. Fields are passed to `Exception.__init__` by position, so that every error
+survives pickling, which Ray does to each error that crosses processes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RaymqError(Exception):
+    """The root of the tree. `code` is RocketMQ's response code, `retryable` whether trying again can help."""
+
+    code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+
+class InvalidArgumentError(RaymqError, ValueError):
+    code = 29
+
+
+class IllegalNameError(InvalidArgumentError):
+    """A topic or group name that breaks the rules of spec/messaging.md §2.5."""
+
+    def __init__(self, kind: str, name: str, rule: str) -> None:
+        super().__init__(kind, name, rule)
+        self.kind, self.name, self.rule = kind, name, rule
+
+    def __str__(self) -> str:
+        return f"{self.kind} name {self.name!r} is not legal: {self.rule}"
+
+
+class OffsetOutOfRangeError(InvalidArgumentError):
+    """An offset outside what a queue holds."""
+
+    code = 21
+
+    def __init__(self, queue: str, queue_offset: int, min_offset: int, max_offset: int) -> None:
+        super().__init__(queue, queue_offset, min_offset, max_offset)
+        self.queue, self.queue_offset = queue, queue_offset
+        self.min_offset, self.max_offset = min_offset, max_offset
+
+    def __str__(self) -> str:
+        return (
+            f"offset {self.queue_offset} is outside {self.queue}, which holds offsets {self.min_offset} to "
+            f"{self.max_offset} (the next to be written); seek to an offset in that range"
+        )
+
+
+class MessageIllegalError(RaymqError, ValueError):
+    """A message that cannot be stored as it is; nothing was sent."""
+
+    code = 13
+
+
+class TopicNotExistError(RaymqError):
+    code = 17
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic!r} does not exist; create it: `raymq topic create {self.topic}`, or admin.create_topic"
+        )
+
+
+class TopicExistsError(RaymqError):
+    code = 18
+
+    def __init__(self, topic: str, detail: str) -> None:
+        super().__init__(topic, detail)
+        self.topic, self.detail = topic, detail
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} exists already, {self.detail}; delete it first or use another name"
+
+
+class GroupNotExistError(RaymqError):
+    code = 26
+
+    def __init__(self, group: str) -> None:
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return f"consumer group {self.group!r} does not exist: no consumer of it has connected yet"
+
+
+class NoPermissionError(RaymqError):
+    code = 16
+
+
+class SystemBusyError(RaymqError):
+    """A bounded buffer or table is full. The call changed nothing; the same call may succeed later."""
+
+    code = 2
+    retryable = True
+
+
+class ServiceNotAvailableError(RaymqError):
+    code = 14
+    retryable = True
+
+
+class NotMasterError(ServiceNotAvailableError):
+    """The store asked is not the master of its broker group in the caller's epoch; nothing was written."""
+
+    def __init__(self, broker_name: str, epoch: int) -> None:
+        super().__init__(broker_name, epoch)
+        self.broker_name, self.epoch = broker_name, epoch
+
+    def __str__(self) -> str:
+        return f"{self.broker_name} is not master in epoch {self.epoch}; refresh the route and send again"
+
+
+class RequestTimeoutError(RaymqError, TimeoutError):
+    """No answer within the time the caller allowed. The request may still have been carried out."""
+
+    code = 10006
+    retryable = True
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(what, timeout_s)
+        self.what, self.timeout_s = what, timeout_s
+
+    def __str__(self) -> str:
+        return f"{self.what} gave no answer within {self.timeout_s:g} s; see `raymq status`"
+
+
+class SendUnknownError(RaymqError):
+    """A send that was neither acknowledged nor refused. The messages may or may not be stored."""
+
+    code = 10006
+
+    def __init__(self, queue: str, count: int, timeout_s: float, last: str) -> None:
+        super().__init__(queue, count, timeout_s, last)
+        self.queue, self.count, self.timeout_s, self.last = queue, count, timeout_s, last
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} message(s) to {self.queue} were not acknowledged within {self.timeout_s:g} s, so it is "
+            f"unknown whether they are stored (last failure: {self.last}); see `raymq status`, or raise send_timeout_s"
+        )
+
+
+class ClusterNotFoundError(RaymqError):
+    code = 10004
+
+
+class ClientStateError(RaymqError):
+    """The object is not in a state for this call (closed, not subscribed, already started)."""
+
+    code = 10000
+
+
+class ListenerError(RaymqError):
+    """A listener that cannot be shipped to its actor, or that raised there."""
+
+    code = 10000
+
+
+class ConfigError(RaymqError, ValueError):
+    code = 29
+
+
+class StoreError(RaymqError):
+    """The store on disk."""
+
+
+class StoreLockedError(StoreError):
+    def __init__(self, path: str, holder: str) -> None:
+        super().__init__(path, holder)
+        self.path, self.holder = path, holder
+
+    def __str__(self) -> str:
+        return (
+            f"store directory {self.path} is in use by {self.holder}; stop it (`raymq down`) or use another directory"
+        )
+
+
+class StoreNotWritableError(StoreError):
+    code = 14
+
+
+class StoreCorruptError(StoreError):
+    pass
+
+
+class DataLossError(RaymqError):
+    """Records a reader was promised are no longer there (deleted by retention, or a queue was deleted)."""
+
+    code = 21

@@ -1,0 +1,77 @@
+"""Read-only maps of whole files, a bounded number of them.
+
+A map shows what other processes write to the file. An array handed out keeps its map alive: it stays readable after
+the map has left this table, and after the file has been unlinked.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Map(NamedTuple):
+    device: int
+    inode: int
+    size: int
+    data: NDArray[np.uint8]
+
+
+class FileMaps:
+    """Maps by path, the least recently used dropped beyond `max_bytes` of address space or `max_files`. Thread-safe.
+
+    A file that was replaced by another of the same name is noticed (by its inode) and mapped anew.
+    """
+
+    def __init__(self, *, max_bytes: int, max_files: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._lock = threading.Lock()
+        self._maps: OrderedDict[str, _Map] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, path: str) -> NDArray[np.uint8]:
+        """The bytes of the file, read-only; empty for an empty file. FileNotFoundError if there is none."""
+        stat = os.stat(path)
+        with self._lock:
+            found = self._maps.get(path)
+            if found is not None and found[:3] == (stat.st_dev, stat.st_ino, stat.st_size):
+                self._maps.move_to_end(path)
+                return found.data
+        return self._insert(path)
+
+    def forget_below(self, directory: str) -> None:
+        """Drop the maps of all files in or below `directory`."""
+        prefix = directory.rstrip("/") + "/"
+        with self._lock:
+            for path in [path for path in self._maps if path.startswith(prefix)]:
+                self._bytes -= self._maps.pop(path).size
+
+    def close(self) -> None:
+        """Drop every map. Arrays handed out before stay readable."""
+        with self._lock:
+            self._maps.clear()
+            self._bytes = 0
+
+    def _insert(self, path: str) -> NDArray[np.uint8]:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stat = os.fstat(descriptor)
+            if stat.st_size == 0:
+                return np.empty(0, np.uint8)
+            data = np.frombuffer(mmap.mmap(descriptor, stat.st_size, prot=mmap.PROT_READ), np.uint8)
+        finally:
+            os.close(descriptor)
+        with self._lock:
+            replaced = self._maps.pop(path, None)
+            self._bytes += stat.st_size - (replaced.size if replaced is not None else 0)
+            self._maps[path] = _Map(stat.st_dev, stat.st_ino, stat.st_size, data)
+            while len(self._maps) > 1 and (self._bytes > self._max_bytes or len(self._maps) > self._max_files):
+                self._bytes -= self._maps.popitem(last=False)[1].size
+        return data

@@ -1,0 +1,78 @@
+"""Java's `String.hashCode`, on which RocketMQ's tag filter and index file rest (spec/storage.md §2, §3).
+
+The hash is `sum(unit[i] * 31**(n-1-i))` over UTF-16 code units, wrapped to signed 32 bits: a character outside the
+basic plane counts as its two surrogates. The same text must give the same number in every version of this file, because
+the numbers are on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import mul
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK: Final = 0xFFFFFFFF
+_SIGN: Final = 0x80000000
+_POWERS_LENGTH: Final = 512
+
+
+def _powers(count: int) -> NDArray[np.uint32]:
+    """31**0 … 31**(count-1), modulo 2**32."""
+    powers = np.full(count, 31, dtype=np.uint32)
+    powers[:1] = 1
+    return np.multiply.accumulate(powers, dtype=np.uint32)
+
+
+_POWERS_DOWN: Final = [int(power) for power in _powers(_POWERS_LENGTH)[::-1]]
+
+
+def java_hash(text: str) -> int:
+    """Java's `text.hashCode()`: a signed 32-bit number, 0 for the empty text. Never fails."""
+    if text.isascii():
+        units: bytes | list[int] = text.encode()
+    else:
+        units = np.frombuffer(text.encode("utf-16-be", "surrogatepass"), dtype=">u2").tolist()
+    if len(units) <= _POWERS_LENGTH:
+        value: int = sum(map(mul, units, _POWERS_DOWN[_POWERS_LENGTH - len(units) :]))
+    else:
+        value = 0
+        for unit in units:
+            value = (value * 31 + unit) & _MASK
+    value &= _MASK
+    return value - 0x1_0000_0000 if value & _SIGN else value
+
+
+_cached_java_hash = lru_cache(maxsize=4096)(java_hash)
+
+
+def tags_code(tags: str | None) -> int:
+    """The tag code of a consume-queue unit: the hash of the whole TAGS text, 0 when it is absent or empty."""
+    return _cached_java_hash(tags) if tags else 0
+
+
+def index_key_hash(topic: str, key: str) -> int:
+    """The key hash of an index entry, 0 to 2**31 - 1: |hash of `topic#key`|, and 0 for -2**31, which has no absolute
+    value in 32 bits (spec/storage.md §3)."""
+    value = abs(java_hash(f"{topic}#{key}"))
+    return 0 if value == _SIGN else value
+
+
+def index_key_hashes(topic: str, keys: Sequence[str]) -> NDArray[np.int32]:
+    """`index_key_hash(topic, key)` of each key, in order, computed in one go."""
+    lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
+    if not len(keys) or not lengths.all():
+        return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
+    units = np.frombuffer("".join(keys).encode("utf-16-be", "surrogatepass"), dtype=">u2").astype(np.uint32)
+    if len(units) != lengths.sum():  # surrogate pairs: lengths in characters are not lengths in units
+        return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
+    powers = _powers(int(lengths.max()) + 1)
+    ends = np.cumsum(lengths)
+    units *= powers[np.repeat(ends, lengths) - 1 - np.arange(len(units))]
+    hashes = np.add.reduceat(units, ends - lengths, dtype=np.uint32)
+    hashes += powers[lengths] * np.uint32(java_hash(f"{topic}#") & _MASK)
+    absolute = np.abs(hashes.view(np.int32).astype(np.int64))
+    return np.where(absolute == _SIGN, 0, absolute).astype(np.int32)

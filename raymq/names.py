@@ -1,0 +1,116 @@
+"""The rules for names, and how actors are called.
+
+Topic and group rules are RocketMQ's (spec/messaging.md §2.5). An actor's name is an identity that prints and parses
+itself, so no module spells one by hand: `storage-broker-a-0` is `StorageName("broker-a", 0)`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.errors import IllegalNameError
+
+NAMESPACE: Final = "raymq"
+"""The Ray namespace of every raymq actor."""
+
+TOPIC_NAME_MAX: Final = 127
+INTERNAL_TOPIC_NAME_MAX: Final = 255
+GROUP_NAME_MAX: Final = 120
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+SYSTEM_PREFIX: Final = "rmq_sys_"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+
+SYSTEM_TOPICS: Final = frozenset(
+    """TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
+    RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT
+    CHECKPOINT_TOPIC""".split()
+)
+
+_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_RULE: Final = "use letters, digits and the characters % | - _"
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether `topic` belongs to the server: it may not be created, deleted or sent to by users."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def check_topic(topic: str) -> str:
+    """Return `topic` if it is a legal name, else raise IllegalNameError (spec/messaging.md §2.5)."""
+    internal = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return _check("topic", topic, INTERNAL_TOPIC_NAME_MAX if internal else TOPIC_NAME_MAX)
+
+
+def check_user_topic(topic: str) -> str:
+    """`check_topic`, and refuse the topics that belong to the server."""
+    check_topic(topic)
+    if is_system_topic(topic):
+        raise IllegalNameError("topic", topic, "it is a system topic")
+    return topic
+
+
+def check_group(group: str) -> str:
+    """Return `group` if it is a legal producer or consumer group name, else raise IllegalNameError."""
+    return _check("group", group, GROUP_NAME_MAX)
+
+
+def _check(kind: str, name: str, longest: int) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise IllegalNameError(kind, str(name), "it is blank")
+    if not _LEGAL.fullmatch(name):
+        raise IllegalNameError(kind, name, _RULE)
+    if len(name) > longest:
+        raise IllegalNameError(kind, name, f"it has {len(name)} characters, at most {longest} are allowed")
+    return name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NameServerName:
+    """`nameserver-0`"""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"nameserver-{self.index}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StorageName:
+    """`storage-broker-a-0`: replica 0 of broker group `broker-a`."""
+
+    broker_name: str
+    replica: int
+
+    def __str__(self) -> str:
+        return f"storage-{self.broker_name}-{self.replica}"
+
+    @classmethod
+    def parse(cls, text: str) -> StorageName:
+        match = re.fullmatch(r"storage-(.+)-(\d+)", text)
+        if match is None:
+            raise IllegalNameError("storage actor", text, "expected storage-BROKER-REPLICA")
+        return cls(match[1], int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RebalanceName:
+    """`rebalance-GROUP`"""
+
+    group: str
+
+    def __str__(self) -> str:
+        return f"rebalance-{self.group}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PullName:
+    """`pull-GROUP-0`: instance 0 of a push consumer."""
+
+    group: str
+    instance: int
+
+    def __str__(self) -> str:
+        return f"pull-{self.group}-{self.instance}"

@@ -1,0 +1,93 @@
+"""The one place where raymq's clients call Ray actors, and where Ray's errors become raymq's.
+
+Every call has a timeout. A call that Ray reports as failed may have run (design: facts about Ray), so a failure here
+says no more than "no answer"; what is safe to repeat is the caller's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
+
+from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.names import NAMESPACE
+
+DEFAULT_TIMEOUT_S = 10.0
+
+
+class ActorRef:
+    """A named raymq actor, looked up when first needed and again after it died for good.
+
+    Safe to share between threads. A handle stays valid over restarts by Ray; it is only forgotten when Ray says that
+    the actor is dead, because a new one may have taken the name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._handle: Any = None
+
+    def handle(self) -> Any:
+        """The actor's handle. ServiceNotAvailableError when no actor has this name."""
+        with self._lock:
+            if self._handle is None:
+                try:
+                    self._handle = ray.get_actor(self.name, namespace=NAMESPACE)
+                except ValueError:
+                    raise ServiceNotAvailableError(
+                        f"actor {self.name!r} does not run in this Ray cluster; see `raymq status`, or `raymq up`"
+                    ) from None
+            return self._handle
+
+    def forget(self) -> None:
+        """Look the name up again at the next call."""
+        with self._lock:
+            self._handle = None
+
+    def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Any:
+        """Call a method and wait for its result.
+
+        Raises what the method raised if that is a RaymqError; RequestTimeoutError when there was no answer in time;
+        ServiceNotAvailableError when the actor is dead, restarting or unreachable (the call may have run).
+        """
+        handle = self.handle()
+        try:
+            return resolve(getattr(handle, method).remote(*args, **kwargs), f"{self.name}.{method}", timeout_s)
+        except ActorGoneError:
+            self.forget()
+            raise
+
+
+class ActorGoneError(ServiceNotAvailableError):
+    """The actor died for good; another may take its name."""
+
+
+def resolve(reference: Any, what: str, timeout_s: float) -> Any:
+    """`ray.get` with raymq's errors. `what` names the call in messages."""
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except GetTimeoutError:
+        raise RequestTimeoutError(what, timeout_s) from None
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, RaymqError):
+            raise cause from None
+        raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
+    except ActorDiedError as error:
+        raise ActorGoneError(f"{what}: the actor is dead ({_reason(error)}); see `raymq status`") from error
+    except (ActorUnavailableError, RayActorError) as error:
+        raise ServiceNotAvailableError(f"{what}: the actor is not reachable now ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,73 @@
+"""The Ray head that `raymq up` started on this machine, as it stands in `~/.raymq/run/ray-head.json`.
+
+A process id alone may have been given to another process since, so its start time stands beside it; only the process
+with both is ours to end.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+STOP_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayHead:
+    """A `ray start --head --block` process and the address of its GCS."""
+
+    pid: int
+    create_time: float
+    address: str
+
+    def stop(self) -> None:
+        """End it with all its processes, and forget it."""
+        family = _family(self)
+        for process in family[:1]:
+            process.send_signal(signal.SIGTERM)  # it ends the others
+        _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
+        _file().unlink(missing_ok=True)
+
+
+def run_directory() -> Path:
+    """Where running servers leave word of themselves."""
+    return Path("~/.raymq/run").expanduser()
+
+
+def write_head(pid: int, address: str) -> RayHead:
+    """Write down a head that was just started."""
+    head = RayHead(pid, psutil.Process(pid).create_time(), address)
+    _file().write_text(json.dumps(asdict(head)))
+    return head
+
+
+def read_head() -> RayHead | None:
+    """The head that was started, if it still runs."""
+    try:
+        head = RayHead(**json.loads(_file().read_text()))
+    except FileNotFoundError:
+        return None
+    return head if _family(head) else None
+
+
+def _file() -> Path:
+    return run_directory() / "ray-head.json"
+
+
+def _family(head: RayHead) -> list[psutil.Process]:
+    """The head's process first, then all below it; empty if it is gone."""
+    try:
+        process = psutil.Process(head.pid)
+        if process.create_time() != head.create_time:
+            return []
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,269 @@
+"""A batch: messages of one queue as finished record bytes, from the producer to the store's append.
+
+The producer encodes a batch once, into the bytes that end up on disk. Four fields it cannot know (queue offset,
+physical offset, store timestamp, store host) stay zero until the store's `stamp` fills them in place, under its append
+lock, for all records at a time. Nothing here survives a crash by itself; the layout is in `raymq.record_layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import count, repeat
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq import record_layout as layout
+from raymq.compression import Compression, CompressionType
+from raymq.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX, property_crc
+from raymq.errors import IllegalNameError, MessageIllegalError
+from raymq.hashing import tags_code
+from raymq.message import (
+    MAX_PROPERTIES_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_SEQUENCE,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    Message,
+)
+from raymq.names import check_topic
+
+_NO_COMPRESSION: Final = Compression()
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSequence:
+    """Who sent a batch, for the store's deduplication: message i of the batch has sequence `first_sequence + i`."""
+
+    producer_id: str
+    epoch: int
+    first_sequence: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedBatch:
+    """One queue's messages as final record bytes, back to back.
+
+    `sizes` are the records' lengths in bytes, `tag_codes` what their consume-queue units hold, `message_ids` their
+    unique ids. A batch without `producer` is not deduplicated by the store.
+    """
+
+    topic: str
+    queue_id: int
+    records: bytes | bytearray | memoryview
+    sizes: NDArray[np.int32]
+    tag_codes: NDArray[np.int64]
+    producer: ProducerSequence | None
+    message_ids: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def without_ids(self) -> EncodedBatch:
+        """This batch as it is shipped: the store reads the ids, where it needs them, from the records."""
+        return replace(self, message_ids=())
+
+
+def encode_batch(
+    messages: Sequence[Message],
+    queue_id: int,
+    *,
+    born_host: tuple[str, int],
+    born_timestamp_ms: int,
+    message_ids: Sequence[str],
+    producer: ProducerSequence | None = None,
+    compression: Compression = _NO_COMPRESSION,
+    extra_properties: Mapping[str, str] | None = None,
+    append_prop_crc: bool = False,
+    reconsume_times: int = 0,
+    store_host_ipv6: bool = False,
+) -> EncodedBatch:
+    """Encode `messages`, all of one topic, as records of its queue `queue_id`.
+
+    Each record gets the user's properties, TAGS, KEYS, `extra_properties` (reserved names, the same for all), UNIQ_KEY
+    from `message_ids` (none for an empty id), RMQ_PID/RMQ_EPOCH/RMQ_SEQ if there is a `producer`, and room for the
+    property CRC with `append_prop_crc`, which `stamp` fills in. `born_host` is an IP address and a port;
+    `store_host_ipv6` leaves room for an IPv6 store host. MessageIllegalError when the batch is empty, mixes topics or
+    has a message whose properties exceed 32767 bytes; nothing is kept then.
+    """
+    if not messages or len(messages) != len(message_ids):
+        raise MessageIllegalError(f"a batch of {len(messages)} messages with {len(message_ids)} ids cannot be encoded")
+    topic = messages[0].topic
+    magic, topic_part = _topic_part(topic)
+    born = layout.encode_host(*born_host)
+    host_bits = (len(born) == 20) * layout.SYS_FLAG_BORN_HOST_IPV6 | store_host_ipv6 * layout.SYS_FLAG_STORE_HOST_IPV6
+    header = layout.HEADERS[host_bits >> 4]
+    store = bytes(20 if store_host_ipv6 else 8)
+    fixed_size = header.size + len(topic_part) + 2
+    shared = layout.encode_properties(extra_properties).decode() if extra_properties else ""
+    sequence_text, sequences = _sequence_text(producer)
+    seal = PROPERTY_CRC_PLACEHOLDER if append_prop_crc else b""
+    compresses = compression.type is not CompressionType.NONE
+
+    parts: list[bytes] = []
+    sizes: list[int] = []
+    codes: list[int] = []
+    for message, message_id, sequence in zip(messages, message_ids, sequences, strict=False):
+        if message.topic != topic:
+            raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
+        body, sys_flag = message.body, host_bits
+        if compresses:
+            body, bits = compression.compress_body(body)
+            sys_flag |= bits
+        unique = f"{PROPERTY_UNIQ_KEY}\x01{message_id}\x02" if message_id else ""
+        properties = f"{_user_text(message)}{shared}{unique}{sequence_text}{sequence}".encode() + seal
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            raise MessageIllegalError(
+                f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+            )
+        size = fixed_size + len(body) + len(properties)
+        fields = (size, magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, 0, 0, sys_flag, born_timestamp_ms)
+        parts += (
+            header.pack(*fields, born, 0, store, reconsume_times, 0, len(body)),
+            body,
+            topic_part,
+            len(properties).to_bytes(2),
+            properties,
+        )
+        sizes.append(size)
+        codes.append(tags_code(message.tags))
+    return EncodedBatch(
+        topic,
+        queue_id,
+        b"".join(parts),
+        np.array(sizes, dtype=np.int32),
+        np.array(codes, dtype=np.int64),
+        producer,
+        tuple(message_ids),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _topic_part(topic: str) -> tuple[int, bytes]:
+    """The magic of records of `topic`, and its length and text as they are in the record."""
+    data = check_topic(topic).encode()
+    if len(data) > layout.V1_TOPIC_SIZE_MAX:
+        return layout.MAGIC_V2, len(data).to_bytes(2) + data
+    return layout.MAGIC_V1, len(data).to_bytes(1) + data
+
+
+def _user_text(message: Message) -> str:
+    text = (
+        "".join([f"{name}\x01{value}\x02" for name, value in message.properties.items()]) if message.properties else ""
+    )
+    if message.tags:
+        text += f"{PROPERTY_TAGS}\x01{message.tags}\x02"
+    if message.keys:
+        text += f"{PROPERTY_KEYS}\x01{' '.join(message.keys)}\x02"
+    return text
+
+
+def _sequence_text(producer: ProducerSequence | None) -> tuple[str, Iterator[str]]:
+    """The dedup properties that all messages of a batch share, and for each message the rest: its own sequence."""
+    if producer is None:
+        return "", repeat("")
+    shared = {PROPERTY_PRODUCER_ID: producer.producer_id, PROPERTY_PRODUCER_EPOCH: str(producer.epoch)}
+    text = layout.encode_properties(shared).decode()
+    return f"{text}{PROPERTY_SEQUENCE}\x01", (f"{sequence}\x02" for sequence in count(producer.first_sequence))
+
+
+def stamp(
+    buffer: bytearray | memoryview | NDArray[np.uint8],
+    sizes: NDArray[np.int32],
+    *,
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+) -> None:
+    """Fill in what only the store knows, in place, in all records of a valid batch in the writable `buffer`.
+
+    Record i gets queue offset `first_queue_offset + i`, its physical offset counted from `first_physical_offset`, and
+    the same time and host; then its property CRC if the encoder left room for one. `store_host` (`encode_host`) must be
+    of the family the records have room for, else MessageIllegalError, raised before anything is changed.
+    """
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = ends - sizes
+    host_bits = int(data[layout.SYS_FLAG_OFFSET + 3]) & layout.SYS_FLAG_HOSTS_MASK
+    if (len(store_host) == 20) != bool(host_bits & layout.SYS_FLAG_STORE_HOST_IPV6):
+        raise MessageIllegalError(f"the records have no room for a store host of {len(store_host)} bytes")
+    offsets = np.empty((len(starts), 2), dtype=">i8")
+    offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + len(starts))
+    offsets[:, 1] = starts + first_physical_offset
+    windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view("V16")[:, 0]
+    place = layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if host_bits & layout.SYS_FLAG_BORN_HOST_IPV6 else 0)
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    windows(data, len(stored))[starts + place] = np.void(stored)
+    if data[: int(ends[0])][-PROPERTY_CRC_LENGTH:].tobytes().startswith(PROPERTY_CRC_PREFIX):
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            data[end - PROPERTY_CRC_LENGTH : end] = np.frombuffer(property_crc(data[start:end].data), dtype=np.uint8)
+
+
+def windows(data: NDArray[np.uint8], width: int) -> NDArray[np.void]:
+    """All `width`-byte windows of `data`, element i starting at byte i, without a copy. Indexing it with an array of
+    positions reads or writes one field of many records at a time; a position too near the end is an IndexError."""
+    return np.ndarray((max(len(data) - width + 1, 0),), dtype=f"V{width}", buffer=data, strides=(1,))
+
+
+def validate_batch(batch: EncodedBatch) -> None:
+    """Check that `batch` is what `encode_batch` makes, so that its records can be stamped and stored.
+
+    Sizes add up, each record's length fields agree with its size, magic and topic are those of `batch.topic`, queue ids
+    are `batch.queue_id`, host families are the same. MessageIllegalError otherwise. Bodies and properties are not read.
+    """
+    sizes = batch.sizes
+    data = np.frombuffer(batch.records, dtype=np.uint8)
+    if not len(sizes) or len(batch.tag_codes) != len(sizes):
+        raise MessageIllegalError(f"a batch of {len(sizes)} sizes and {len(batch.tag_codes)} tag codes is not legal")
+    ends = np.cumsum(sizes, dtype=np.int64)
+    if ends[-1] != len(data) or sizes.min() < layout.MIN_RECORD_SIZE:
+        raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
+    try:
+        magic, topic_part = _topic_part(batch.topic)
+    except IllegalNameError as error:
+        raise MessageIllegalError(str(error)) from None
+    starts = ends - sizes
+    head = windows(data, layout.BORN_TIMESTAMP_OFFSET)[starts].view(_HEAD_DTYPE)
+    host_bits = int(head["sys_flag"][0]) & layout.SYS_FLAG_HOSTS_MASK
+    fixed_size = layout.HEADERS[host_bits >> 4].size
+    _require((head["total_size"] == sizes).all(), "a record's total size differs from the size given for it")
+    _require((head["magic"] == magic).all(), f"a record's magic is not {magic}, which topic {batch.topic!r} has")
+    _require((head["queue_id"] == batch.queue_id).all(), f"a record's queue id is not {batch.queue_id}")
+    _require(
+        ((head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK) == host_bits).all(), "records have hosts of different families"
+    )
+    room = sizes - (fixed_size + len(topic_part) + 2)
+    _require(room.min() >= 0, "a record is too short for its fields")
+    body_sizes = windows(data, 4)[starts + fixed_size - 4].view(">i4")
+    _require(((body_sizes >= 0) & (body_sizes <= room)).all(), "a record's body size does not fit in its size")
+    topic_starts = starts + fixed_size + body_sizes
+    topics = windows(data, len(topic_part))[topic_starts].view(f"S{len(topic_part)}")
+    _require((topics == topic_part).all(), f"a record's topic is not {batch.topic!r}")
+    properties_sizes = windows(data, 2)[topic_starts + len(topic_part)].view(">i2")
+    _require((properties_sizes == room - body_sizes).all(), "a record's length fields do not add up to its size")
+
+
+_HEAD_DTYPE: Final = np.dtype(
+    [
+        ("total_size", ">i4"),
+        ("magic", ">i4"),
+        ("body_crc", ">i4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+    ]
+)
+
+
+def _require(holds: np.bool_ | bool, otherwise: str) -> None:
+    if not holds:
+        raise MessageIllegalError(otherwise)

@@ -1,0 +1,201 @@
+"""A storage actor as its clients see it: one object per actor, over lanes where possible, actor methods elsewhere.
+
+A client on the actor's node opens lanes (raymq.lane), at most LANES_MAX at a time, and reads messages from the mapped
+files itself: it asks only where a queue ends. Elsewhere every call is an actor method with the same meaning.
+
+Failures are of two kinds. An error that the store raised says that the call was refused and changed nothing. A
+ServiceNotAvailableError or RequestTimeoutError says that there was no answer: the call may have run. Repeating is safe
+for reads, and for appends that carry a producer sequence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from raymq.backoff import Backoff
+from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.lane import Lane, LaneAddress
+from raymq.log_reader import LogReader
+from raymq.ray_calls import ActorRef
+from raymq.record import EncodedBatch
+from raymq.store_api import AppendResult, FetchRequest, FetchResult, QueueBounds
+
+LANES_MAX: Final = 16
+DESCRIBE_TIMEOUT_S: Final = 5.0
+_LOST: Final = (EOFError, OSError, AuthenticationError)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageDescription:
+    """What a storage actor tells a client about itself. `store_host` goes into every record and message id."""
+
+    name: str
+    broker_name: str
+    node_id: str
+    pid: int
+    root: str
+    commit_log_file_size: int
+    consume_queue_file_size: int
+    store_host: tuple[str, int]
+    lane: LaneAddress
+
+
+class StorageClient:
+    """Calls to one storage actor. Thread-safe. `node_id`: the Ray node this process runs on."""
+
+    def __init__(self, name: str, node_id: str) -> None:
+        self.name = name
+        self._node_id = node_id
+        self._actor = ActorRef(name)
+        self._lock = threading.Lock()
+        self._description: StorageDescription | None = None
+        self._idle: list[Lane] = []
+        self._lanes = threading.BoundedSemaphore(LANES_MAX)
+        self._reader: LogReader | None = None
+
+    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
+        """Store batches; each carries its producer sequence, so that a repeat stores nothing twice."""
+        results: list[AppendResult] = self._call("append", (list(batches),), timeout_s)
+        return results
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Read from several queues, waiting up to `wait_s` for the first message. One result per request, in order."""
+        reader = self._local_reader()
+        if reader is None:
+            remote: list[FetchResult] = self._call("fetch", (list(requests), max_bytes, wait_s), wait_s + timeout_s)
+            return remote
+        ends: list[FetchResult] = self._call("fetch", (list(requests), 0, wait_s), wait_s + timeout_s)
+        results = []
+        for request, end in zip(requests, ends, strict=True):
+            try:
+                result = reader.fetch(request, end.min_offset, end.max_offset, max_bytes)
+            except DataLossError:
+                # A file went away between the two steps (retention): the store knows what is left.
+                [result] = self._call("fetch", ([request], max_bytes, 0.0), timeout_s)
+            max_bytes = max(1, max_bytes - len(result.records))
+            results.append(result)
+        return results
+
+    def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
+        """The first offset held and the offset the next visible message will get."""
+        bounds: QueueBounds = self._call("queue_bounds", (topic, queue_id), timeout_s)
+        return bounds
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float) -> int:
+        """The first offset stored at or after a time, clamped to what the queue holds."""
+        offset: int = self._call("offset_by_time", (topic, queue_id, timestamp_ms), timeout_s)
+        return offset
+
+    def control(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """A call that is not on the data plane: always an actor method."""
+        return self._actor.call(method, *args, timeout_s=timeout_s)
+
+    def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
+        """The actor's description, asked for once per life of the actor."""
+        with self._lock:
+            known = self._description
+        if known is not None:
+            return known
+        description: StorageDescription = self._actor.call("describe", timeout_s=timeout_s)
+        with self._lock:
+            self._description = description
+        return description
+
+    def reader(self) -> LogReader | None:
+        """The mapped files, if they are on this node."""
+        return self._local_reader()
+
+    def close(self) -> None:
+        """End idle lanes and unmap files. Calls under way end by themselves."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            reader, self._reader = self._reader, None
+        for lane in idle:
+            lane.close()
+        if reader is not None:
+            reader.close()
+
+    def _local_reader(self) -> LogReader | None:
+        description = self.describe()
+        if description.node_id != self._node_id:
+            return None
+        with self._lock:
+            if self._reader is None or self._reader.root != Path(description.root):
+                self._reader = LogReader(
+                    description.root,
+                    commit_log_file_size=description.commit_log_file_size,
+                    consume_queue_file_size=description.consume_queue_file_size,
+                )
+            return self._reader
+
+    def _call(self, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        description = self.describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
+        if description.node_id == self._node_id and self._lanes.acquire(blocking=False):
+            try:
+                with self._lane(description) as lane:
+                    if lane is not None:
+                        return lane.call(method, arguments, timeout_s)
+            except _LOST as error:
+                if isinstance(error, RaymqError):
+                    raise  # RequestTimeoutError is an OSError by way of TimeoutError
+                self._forget()
+                raise ServiceNotAvailableError(f"the lane to {self.name} broke during {method} ({error!r})") from error
+            finally:
+                self._lanes.release()
+        try:
+            return self._actor.call(method, *arguments, timeout_s=timeout_s)
+        except (ServiceNotAvailableError, RequestTimeoutError):
+            self._forget()
+            raise
+
+    @contextmanager
+    def _lane(self, description: StorageDescription) -> Iterator[Lane | None]:
+        """A lane for one call, or None where none can be opened."""
+        with self._lock:
+            lane = self._idle.pop() if self._idle else None
+        if lane is None:
+            try:
+                lane = Lane(description.lane)
+            except _LOST:
+                self._forget()
+        try:
+            yield lane
+        finally:
+            if lane is not None and not lane.closed:
+                with self._lock:
+                    self._idle.append(lane)
+
+    def _forget(self) -> None:
+        """The actor was restarted or is gone: its lanes are dead and its address is another."""
+        with self._lock:
+            self._description = None
+            idle, self._idle = self._idle, []
+        for lane in idle:
+            lane.close()
+
+
+def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
+    """Repeat `call(seconds left)` while it fails retryably and time is left; the last failure is raised then.
+
+    Only for calls that are safe to repeat. `deadline_s` is on `time.monotonic`'s clock.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            return call(max(0.1, deadline_s - time.monotonic()))
+        except RaymqError as error:
+            pause_s = backoff.next()
+            if not error.retryable or time.monotonic() + pause_s >= deadline_s:
+                raise
+            time.sleep(pause_s)

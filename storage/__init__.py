@@ -1,0 +1,26 @@
+"""The message store on one disk: RocketMQ's files (spec/storage.md), written and recovered without Ray.
+
+A store directory
+
+    commitlog/00000000000000000000        every message of the store, in one log of equal-sized files
+    commitlog/00000000001073741824            named after the physical offset of their first byte
+    consumequeue/TOPIC/QUEUE/000…000      where the queue's messages are in the log: 20 bytes each
+    checkpoint                            up to which times log and queues are known to be on disk
+    dedup                                 a snapshot of who sent what, so that recovery need not walk far
+    abort                                 there while the store is open: found at open, it tells of a crash
+    lock                                  locked for as long as the store is open
+    config/*.json                         what the broker wants kept (topics, offsets …), with a .bak of each
+
+The commit log is the truth. Consume queues, and the table that recognises messages sent twice, are made from it and
+can be made again.
+
+An append, under one lock: recognise what was sent before (dedup.py), choose places, fill in the offsets, write the
+records (commit_log.py) and the queues' units (consume_queue.py). Then, outside the lock, wait for the flush thread
+(flush.py). Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py.
+
+Files are written with pwrite and read through read-only maps (raymq.log_reader). Writing through the map costs more
+(a page fault each 4 KiB, and slower flushes), and turns a disk error into a SIGBUS instead of an OSError.
+
+After a crash, recovery.py walks the newest part of the log, cuts it at the last good record and brings the queues in
+line with it.
+"""

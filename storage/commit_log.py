@@ -1,0 +1,183 @@
+"""Every message of this store, in one append-only log of equal-sized files (spec/storage.md §1).
+
+On disk
+    commitlog/00000000000000000000      named after the physical offset of its first byte
+    commitlog/00000000001073741824
+
+    | record | record | ... | BLANK: remaining 4, magic 4 | unused |
+
+A record never crosses a file end; 8 bytes always remain for the BLANK that says that the log goes on in the next file.
+
+The first 8 bytes of what one append writes to a place are written last. Until then the log ends there for every
+reader, so a process killed in the middle of an append leaves all of a batch or nothing, not a record cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.errors import MessageIllegalError
+from raymq.log_reader import COMMIT_LOG_DIR, file_name
+from raymq.record_layout import BLANK_LENGTH, encode_blank
+from storage.allocator import Allocator
+from storage.mapped_file import MappedFile, sync_directory
+from storage.mapped_file_queue import list_starts
+
+_REMEDY = "restore it from a copy, or empty the store directory and let a replica fill it"
+
+
+class Place(NamedTuple):
+    """Records `first` to `last` (exclusive) of a batch go to `physical_offset`, back to back."""
+
+    first: int
+    last: int
+    physical_offset: int
+
+
+class CommitLog:
+    """The log in `root`/commitlog. One thread appends (the caller's lock), one flushes; positions are plain reads.
+
+    `end_offset` is the end of what is written, `flushed_offset` of what is on disk, and `flushed_store_timestamp_ms`
+    the store time of its last record (0: none since the store was opened). `min_offset` is where the first file starts.
+    `open_for_append` must be called, with the end that recovery found, before anything is written.
+    """
+
+    def __init__(self, root: Path, file_size: int) -> None:
+        """Find the files. StoreCorruptError when they do not form a log (spec §5, load)."""
+        self.directory = root / COMMIT_LOG_DIR
+        self.file_size = file_size
+        self.directory.mkdir(exist_ok=True)
+        self._scratch = root / "commitlog.new"
+        self._scratch.unlink(missing_ok=True)
+        self.starts = list_starts(self.directory, file_size, remedy=_REMEDY)
+        self._open_files: dict[int, MappedFile] = {}
+        self._allocator: Allocator | None = None
+        self.end_offset = self.starts[-1] + file_size if self.starts else 0
+        self.flushed_offset = self.end_offset
+        self._store_timestamp_ms = self.flushed_store_timestamp_ms = 0
+
+    @property
+    def min_offset(self) -> int:
+        return self.starts[0] if self.starts else 0
+
+    def path(self, start: int) -> Path:
+        """The path of the file that starts at physical offset `start`."""
+        return self.directory / file_name(start)
+
+    def open_for_append(self, end_offset: int) -> int:
+        """Cut the log at `end_offset` and get ready to append there. Returns how many bytes were cut.
+
+        Files beyond are deleted. What is left of former records behind the end is zeroed (RocketMQ leaves it): an
+        append over it could end where an old record starts, and the next recovery would take that for a new one.
+        """
+        used_end = end_offset
+        while self.starts and self.starts[-1] + self.file_size > end_offset:
+            start = self.starts[-1]
+            file = MappedFile(self.path(start), start, self.file_size)
+            within = max(end_offset - start, 0)
+            used = file.used_end(within)
+            if used > within:
+                used_end = max(used_end, start + used)
+            if start <= end_offset:
+                file.zero(within, used)
+                self._open_files[start] = file
+                break
+            file.close()
+            file.path.unlink()
+            self.starts.pop()
+        sync_directory(self.directory)
+        self.end_offset = self.flushed_offset = end_offset
+        self._allocator = Allocator(self.directory, self.file_size, self._scratch)
+        return used_end - end_offset
+
+    def place(self, batches: Sequence[NDArray[np.int32]]) -> list[list[Place]]:
+        """Where batches of records of these sizes go, in order, if they are the next to be written; writes nothing.
+
+        A batch goes to one place, in the next file if the current one has no room (spec §1, classic batch). A batch
+        longer than a file is split between records. MessageIllegalError if a single record is longer than a file.
+        """
+        cursor = self.end_offset
+        placed = []
+        for sizes in batches:
+            places = []
+            ends = np.cumsum(sizes, dtype=np.int64)
+            first, count, total = 0, len(sizes), int(sizes.sum(dtype=np.int64))
+            whole = total + BLANK_LENGTH <= self.file_size
+            while first < count:
+                before = int(ends[first - 1]) if first else 0
+                room = self.file_size - cursor % self.file_size - BLANK_LENGTH
+                last = count if total - before <= room else int(np.searchsorted(ends, before + room, "right"))
+                if last == first or (whole and last < count):
+                    if room + BLANK_LENGTH == self.file_size:
+                        raise MessageIllegalError(
+                            f"a record of {sizes[first]} bytes does not fit in a commit-log file of {self.file_size}"
+                        )
+                    cursor += room + BLANK_LENGTH
+                    continue
+                places.append(Place(first, last, cursor))
+                cursor += int(ends[last - 1]) - before
+                first = last
+            placed.append(places)
+        return placed
+
+    def reserve(self, last_offset: int) -> None:
+        """Make the files up to the one that holds `last_offset`, so that writing needs no more space on the disk.
+
+        OSError if that fails; the log is as before then, but for files that are still empty.
+        """
+        assert self._allocator is not None
+        last = last_offset - last_offset % self.file_size
+        while not self.starts or self.starts[-1] < last:
+            start = (
+                self.starts[-1] + self.file_size if self.starts else self.end_offset - self.end_offset % self.file_size
+            )
+            file = self._allocator.take(start)
+            self._open_files[start] = file
+            self.starts.append(start)
+        if last_offset - last > self.file_size // 2:
+            self._allocator.prepare(last + self.file_size)
+
+    def write(self, physical_offset: int, records: NDArray[np.uint8], store_timestamp_ms: int) -> None:
+        """Write stamped records at a place that `place` gave and `reserve` made, then move the end.
+
+        On return they outlive this process, not a power cut. After an OSError the log's end has not moved.
+        """
+        start = physical_offset - physical_offset % self.file_size
+        if physical_offset != self.end_offset:
+            blank = self._open_files[start - self.file_size]
+            blank.write(self.end_offset - blank.start, encode_blank(start - self.end_offset))
+        file, position = self._open_files[start], physical_offset - start
+        file.write(position + BLANK_LENGTH, records[BLANK_LENGTH:])
+        file.write(position, records[:BLANK_LENGTH])
+        self.end_offset = physical_offset + len(records)
+        self._store_timestamp_ms = store_timestamp_ms
+
+    def flush(self) -> int:
+        """Wait until all that is written now is on disk; returns its end. Called by one thread at a time."""
+        store_timestamp_ms = self._store_timestamp_ms  # Read before the end: never newer than what is flushed.
+        target = self.end_offset
+        start = self.flushed_offset - self.flushed_offset % self.file_size
+        while start < target:
+            file = self._open_files[start]
+            file.flush()
+            if target >= start + self.file_size:
+                # The writer has left this file for good.
+                del self._open_files[start]
+                file.close()
+            start += self.file_size
+        self.flushed_store_timestamp_ms = store_timestamp_ms
+        self.flushed_offset = target
+        return target
+
+    def close(self) -> None:
+        """Stop preparing files and close those that are open. Nothing is flushed. Idempotent."""
+        if self._allocator is not None:
+            self._allocator.close()
+            self._allocator = None
+        while self._open_files:
+            self._open_files.popitem()[1].close()

@@ -1,0 +1,211 @@
+"""One queue of one topic: where its messages are in the commit log (spec/storage.md §2).
+
+On disk
+    consumequeue/TOPIC/QUEUE/00000000000000000000      units by queue offset, 300,000 in a file
+    consumequeue/TOPIC/QUEUE/00000000000006000000      named after the byte offset of the first
+
+A unit, big-endian
+    | physical_offset 8 | size 4 | tags_code 8 |
+
+A unit (0, 2147483647, 0) points to nothing: it fills the offsets before the first message of a queue whose beginning
+is no longer in the log. Units are written right after their records; what a crash took of them is made again from
+the log.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.config import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
+from raymq.errors import StoreCorruptError
+from raymq.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader, file_name
+from raymq.record_layout import UNIT_DTYPE
+from storage.mapped_file import MappedFile, allocate
+from storage.mapped_file_queue import list_starts
+from storage.write_handles import WriteHandles
+
+
+class ConsumeQueue:
+    """The units of one queue. One thread appends (the store's lock); offsets are plain reads.
+
+    Queue offsets: `min_offset` is the first message still held, `next_offset` what the next one gets, `visible_offset`
+    the end of what consumers may read. `max_physical_offset` is the end of the last record in the queue, -1 if none.
+    `take_dirty` tells what was written since it was last asked, files and directories.
+    """
+
+    def __init__(
+        self, root: Path, topic: str, queue_id: int, file_size: int, *, reader: LogReader, handles: WriteHandles
+    ) -> None:
+        """Find the files of the queue. StoreCorruptError when they do not form a queue; `recover` reads them."""
+        self.topic, self.queue_id = topic, queue_id
+        self.directory = root / CONSUME_QUEUE_DIR / topic / str(queue_id)
+        self._file_size = file_size
+        self._units_per_file = file_size // UNIT_BYTES
+        self._scratch = root / "consumequeue.new"
+        self._reader = reader
+        self._handles = handles
+        remedy = f"delete the directory {self.directory} and the queue is made again from the commit log"
+        self._starts = list_starts(self.directory, file_size, remedy=remedy)
+        self._dirty: set[Path] = set()
+        self.min_offset = self.next_offset = self.visible_offset = 0
+        self.max_physical_offset = -1
+
+    @property
+    def exists(self) -> bool:
+        """Whether the queue is on disk."""
+        return bool(self._starts)
+
+    def recover(self) -> None:
+        """Find the queue's end: the first unit that was never written, looking from the third-last file on (spec §5).
+
+        What is behind that end is removed.
+        """
+        self.next_offset = self._starts[0] // UNIT_BYTES if self._starts else 0
+        for start in self._starts[-3:]:
+            self._dirty.add(self.directory / file_name(start))
+            self.next_offset = start // UNIT_BYTES
+            units = self._reader.units(self.topic, self.queue_id, self.next_offset, self._units_per_file)
+            bad = np.flatnonzero((units["physical_offset"] < 0) | (units["size"] <= 0))
+            self.next_offset += int(bad[0]) if len(bad) else len(units)
+            if len(bad):
+                break
+        self.truncate_to(self.next_offset)
+
+    def units(self, from_offset: int, count: int) -> NDArray[np.void]:
+        """At most `count` units from `from_offset` on, below `next_offset`; fewer where a file ends."""
+        return self._reader.units(self.topic, self.queue_id, from_offset, min(count, self.next_offset - from_offset))
+
+    def reserve(self, count: int) -> None:
+        """Make the files for the next `count` units, so that writing needs no more space. OSError if that fails."""
+        if count <= 0:
+            return
+        last = (self.next_offset + count - 1) * UNIT_BYTES
+        while not self._starts or self._starts[-1] + self._file_size <= last:
+            position = self._starts[-1] + self._file_size if self._starts else self.next_offset * UNIT_BYTES
+            start = position - position % self._file_size
+            self.directory.mkdir(parents=True, exist_ok=True)
+            allocate(self._scratch, self._file_size)
+            os.rename(self._scratch, self.directory / file_name(start))
+            self._starts.append(start)
+            self._dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
+
+    def append(self, physical_offset: int, sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]) -> None:
+        """Write the units of records that lie back to back from `physical_offset` on. `reserve` must have been called.
+
+        OSError: some of the units may be written, `next_offset` has not moved.
+        """
+        ends = np.cumsum(sizes, dtype=np.int64)
+        ends += physical_offset
+        self.append_scattered(ends - sizes, sizes, tags_codes)
+
+    def append_scattered(
+        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
+    ) -> None:
+        """`append` for records anywhere in the log, in ascending order."""
+        units = np.empty(len(sizes), UNIT_DTYPE)
+        units["physical_offset"] = physical_offsets
+        units["size"] = sizes
+        units["tags_code"] = tags_codes
+        self._write(units)
+        self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
+
+    def start_at(self, queue_offset: int) -> None:
+        """Let an empty queue start at `queue_offset`: the units before, to the start of the file, point to nothing.
+
+        Also fills a hole: offsets from `next_offset` up to `queue_offset` whose records are lost (spec §2, rule 2).
+        """
+        if not self._starts:
+            self.next_offset = queue_offset - queue_offset % self._units_per_file
+            self.min_offset = queue_offset
+        count = queue_offset - self.next_offset
+        if count:
+            self.reserve(count)
+            blanks = np.zeros(count, UNIT_DTYPE)
+            blanks["size"] = PRE_BLANK_SIZE
+            self._write(blanks)
+
+    def truncate_from(self, physical_limit: int) -> int:
+        """Remove the units of records that start at or after `physical_limit`; returns how many there were."""
+        old_end = self.next_offset
+        if self.max_physical_offset > physical_limit:
+            self.truncate_to(self._first_at_or_after(physical_limit))
+        return old_end - self.next_offset
+
+    def truncate_to(self, next_offset: int) -> None:
+        """Remove every unit from `next_offset` on, on disk too."""
+        end = next_offset * UNIT_BYTES
+        while self._starts and self._starts[-1] > end:
+            self._handles.forget(self.directory / file_name(self._starts[-1]))
+            (self.directory / file_name(self._starts.pop())).unlink()
+        if self._starts and self._starts[-1] + self._file_size > end:
+            start = self._starts[-1]
+            path = self.directory / file_name(start)
+            file = MappedFile(path, start, self._file_size)
+            try:
+                file.zero(end - start, file.used_end(end - start))
+            finally:
+                file.close()
+            self._dirty.add(path)
+        self.next_offset = next_offset
+        self.min_offset = min(self.min_offset, next_offset)
+        self.max_physical_offset = -1
+        if self._starts and end > self._starts[0]:
+            [last] = self.units(next_offset - 1, 1)
+            if last["size"] != PRE_BLANK_SIZE:
+                self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Move `min_offset` to the first message that starts at or after the log's first byte (spec §2).
+
+        Unlike RocketMQ, units that point to nothing never count as messages.
+        """
+        if self._starts:
+            self.min_offset = max(self._starts[0] // UNIT_BYTES, 0)
+            self.min_offset = self._first_at_or_after(min_physical_offset)
+
+    def take_dirty(self) -> set[Path]:
+        """The files and directories to flush, which then count as flushed."""
+        dirty, self._dirty = self._dirty, set()
+        return dirty
+
+    def delete(self) -> None:
+        """Remove the queue from the disk."""
+        for start in self._starts:
+            self._handles.forget(self.directory / file_name(start))
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def first_at_or_after(self, physical_offset: int) -> int:
+        """The first queue offset, from `min_offset` on, whose record starts at or after; `next_offset` if none does."""
+        return max(self._first_at_or_after(physical_offset), self.min_offset)
+
+    def _first_at_or_after(self, physical_offset: int) -> int:
+        low, high = (self._starts[0] // UNIT_BYTES if self._starts else 0), self.next_offset
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.units(middle, 1)
+            if not len(unit):
+                raise StoreCorruptError(f"{self.directory} lacks the unit of queue offset {middle}")
+            if unit[0]["size"] == PRE_BLANK_SIZE or unit[0]["physical_offset"] < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _write(self, units: NDArray[np.void]) -> None:
+        data = units.view(np.uint8)
+        position = self.next_offset * UNIT_BYTES
+        written = 0
+        while written < len(data):
+            at = position + written
+            start = at - at % self._file_size
+            path = self.directory / file_name(start)
+            piece = data[written : written + start + self._file_size - at]
+            self._handles.write(path, at - start, piece)
+            self._dirty.add(path)
+            written += len(piece)
+        self.next_offset += len(units)

@@ -1,0 +1,108 @@
+"""The consume queues of a store, by topic and queue id, and the topics that were deleted.
+
+On disk
+    consumequeue/TOPIC/QUEUE/          a directory is what makes a queue exist
+    config/deletedTopics.json          {"TOPIC": physical offset of the log's end when the topic was deleted}
+
+A deleted topic's messages stay in the log until their file goes. The file above keeps recovery from making queues of
+them again; messages sent to a topic of that name later are behind the offset and count.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from raymq.config import StoreSettings
+from raymq.log_reader import CONSUME_QUEUE_DIR, LogReader
+from storage.config_files import ConfigFiles, parse_fastjson
+from storage.consume_queue import ConsumeQueue
+from storage.mapped_file import sync_directory
+from storage.write_handles import WriteHandles
+
+_DELETED_TOPICS: Final = "deletedTopics.json"
+
+
+class QueueTable:
+    """All queues of one store. Changed under the store's append lock; `get` and `topics` may be called at any time."""
+
+    def __init__(self, root: Path, settings: StoreSettings, reader: LogReader, config: ConfigFiles) -> None:
+        """Find the queues on disk, without reading their units. Directories that are not queue ids are skipped."""
+        self._root = root
+        self._file_size = settings.mapped_file_size_consume_queue_bytes
+        self._reader = reader
+        self._config = config
+        self._handles = WriteHandles(settings.max_mapped_files)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.directory = root / CONSUME_QUEUE_DIR
+        self.directory.mkdir(exist_ok=True)
+        (root / "consumequeue.new").unlink(missing_ok=True)
+        for path in sorted(self.directory.glob("*/*")):
+            if path.is_dir() and path.name.isdecimal():
+                self.get_or_create(path.parent.name, int(path.name))
+        text = config.read(_DELETED_TOPICS)
+        self._deleted: dict[str, int] = parse_fastjson(text) if text else {}
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one is empty, and has no files before its first `reserve`."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = ConsumeQueue(
+                self._root, topic, queue_id, self._file_size, reader=self._reader, handles=self._handles
+            )
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def topics(self) -> dict[str, list[int]]:
+        """The ids of the queues that are on disk, by topic, both sorted."""
+        topics: dict[str, list[int]] = {}
+        for (topic, queue_id), queue in sorted(self._queues.copy().items(), key=lambda item: item[0]):
+            if queue.exists:
+                topics.setdefault(topic, []).append(queue_id)
+        return topics
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether the topic has a directory: a topic that RocketMQ deleted has none."""
+        return (self.directory / topic).is_dir()
+
+    def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
+        """Whether a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""
+        return physical_offset < self._deleted.get(topic, 0)
+
+    def delete_topic(self, topic: str, *, end_offset: int, min_offset: int) -> list[ConsumeQueue]:
+        """Delete the queues of `topic`; returns them. The deletion is on disk before the first file goes."""
+        queues = [queue for queue in self if queue.topic == topic]
+        if not queues:
+            return []
+        self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
+        self._deleted[topic] = end_offset
+        self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
+        for queue in queues:
+            del self._queues[topic, queue.queue_id]
+            queue.delete()
+        shutil.rmtree(self.directory / topic, ignore_errors=True)
+        sync_directory(self.directory)
+        self._reader.maps.forget_below(str(self.directory / topic))
+        return queues
+
+    def delete_all(self) -> None:
+        """Delete every queue: the log they pointed into is gone (spec §5)."""
+        for queue in self:
+            del self._queues[queue.topic, queue.queue_id]
+            queue.delete()
+
+    def close(self) -> None:
+        """Close the files that are open for writing. Idempotent."""
+        self._handles.close()

@@ -1,0 +1,38 @@
+"""For tests that start Ray: one embedded raymq per test module, two broker groups, in a sandbox checked at the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import raymq
+from tests.support.cluster import Sandbox, embedded, sandbox
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
+    with sandbox() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mq(box: Sandbox) -> Iterator[raymq.Client]:
+    with embedded(box) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(mq: raymq.Client, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own with four queues, two in each broker group."""
+    name = re.sub(r"[^a-zA-Z0-9_-]", "-", request.node.name)[:120]
+    mq.admin.create_topic(name, queues=4)
+    return name
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> str:
+    """A consumer group of the test's own."""
+    return "g-" + re.sub(r"[^a-zA-Z0-9_-]", "-", request.node.name)[:110]

@@ -1,0 +1,176 @@
+"""A consumer group under random schedules: members join, leave, die, freeze; heartbeats and answers get lost or late;
+the Rebalance actor is restarted.
+
+Members behave as raymq.membership asks of them. A member may deliver what it holds only while its lease lasts: FENCE_S
+from the moment it *sent* the last heartbeat that was answered. The laws:
+
+1. At no time may two members deliver from one queue.
+2. When the trouble is over, every queue is held by a subscriber, and shares differ by one at most.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from actors.core.rebalance_group import RebalanceGroup
+from raymq.membership import SESSION_TIMEOUT_S, GroupHeartbeat
+from raymq.message import MessageQueue
+
+FENCE_S = SESSION_TIMEOUT_S * 0.6
+TOPICS = {"orders": 5, "audit": 2}
+QUEUES = {
+    topic: [MessageQueue(topic, f"broker-{'ab'[number % 2]}", number) for number in range(count)]
+    for topic, count in TOPICS.items()
+}
+
+
+@dataclass
+class Member:
+    """`releasing`: revoked queues, and when the member will have finished and committed them."""
+
+    name: str
+    topics: frozenset[str]
+    sequence: int
+    lease_s: float = -1.0
+    frozen_until_s: float = 0.0
+    held: set[MessageQueue] = field(default_factory=set)
+    releasing: dict[MessageQueue, float] = field(default_factory=dict)
+
+    def may_deliver(self, now_s: float) -> set[MessageQueue]:
+        return self.held if now_s < self.lease_s else set()
+
+
+class Group:
+    """Members, their network and the core, on a clock of our own."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now_s = 0.0
+        self.sequence = 0
+        self.members: dict[str, Member] = {}
+        self.late: list[tuple[float, GroupHeartbeat]] = []
+        self.start_core(grace_s=0.0)
+
+    def start_core(self, grace_s: float) -> None:
+        self.core = RebalanceGroup(self.now_s, session_timeout_s=SESSION_TIMEOUT_S, grace_s=grace_s)
+        for topic, queues in QUEUES.items():
+            self.core.set_queues(topic, queues)
+        self.late = []  # calls to the old process fail
+
+    def join(self) -> None:
+        name = f"m{self.chance.randrange(5)}"  # a name of before may come back: Pull actors keep theirs
+        if name not in self.members:
+            topics = self.chance.choice([{"orders"}, {"orders", "audit"}, {"orders", "audit"}])
+            self.members[name] = Member(name, frozenset(topics), self.next_sequence())
+
+    def next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def beat(self, member: Member, fate: str = "answered") -> None:
+        """One turn of a member's thread: fence, let go of what is finished, heartbeat, take the answer."""
+        if self.now_s < member.frozen_until_s:
+            return
+        if self.now_s >= member.lease_s:
+            member.held.clear()
+            member.releasing.clear()
+        for queue in [queue for queue, done_s in member.releasing.items() if done_s <= self.now_s]:
+            member.held.discard(queue)
+            del member.releasing[queue]
+        heartbeat = GroupHeartbeat(member.name, member.topics, frozenset(member.held), sequence=self.next_sequence())
+        if fate == "request lost":
+            return
+        if fate == "request late":
+            self.late.append((self.now_s + self.chance.uniform(0.5, 20.0), heartbeat))
+            return
+        sent_s = self.now_s
+        granted = self.core.heartbeat(heartbeat, self.now_s).queues
+        if fate == "answer lost":
+            return
+        if fate == "answer late":
+            self.pass_time(self.chance.uniform(0.1, 5.0), busy=member)
+        member.lease_s = sent_s + FENCE_S
+        member.held |= granted
+        for queue in member.held - granted - set(member.releasing):
+            member.releasing[queue] = self.now_s + self.chance.choice([0.0, 0.0, 1.0, 6.0])
+
+    def leave(self, member: Member) -> None:
+        del self.members[member.name]
+        farewell = GroupHeartbeat(member.name, frozenset(), frozenset(), leaving=True, sequence=self.next_sequence())
+        if self.chance.random() < 0.8:
+            self.core.heartbeat(farewell, self.now_s)
+
+    def pass_time(self, seconds: float, busy: Member | None = None) -> None:
+        """Let time go by in steps in which the others send heartbeats and late ones arrive."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s = min(end_s, self.now_s + 1.0)
+            for late in [late for late in self.late if late[0] <= self.now_s]:
+                self.late.remove(late)
+                self.core.heartbeat(late[1], self.now_s)
+            for member in list(self.members.values()):
+                if member is not busy and self.chance.random() < 0.8:
+                    self.beat(member)
+                self.check()
+
+    def trouble(self) -> None:
+        """One random event."""
+        member = self.chance.choice(list(self.members.values())) if self.members else None
+        event = self.chance.random()
+        if member is None or event < 0.15:
+            self.join()
+        elif event < 0.2:
+            self.leave(member)
+        elif event < 0.25:
+            del self.members[member.name]  # killed
+        elif event < 0.35:
+            member.frozen_until_s = self.now_s + self.chance.uniform(1.0, 30.0)
+        elif event < 0.4:
+            self.start_core(grace_s=SESSION_TIMEOUT_S)
+        else:
+            fates = ["answered", "request lost", "answer lost", "request late", "answer late"]
+            self.beat(member, self.chance.choice(fates))
+        self.check()
+        self.pass_time(self.chance.choice([0.0, 0.1, 0.5, 1.0, 4.0]))
+
+    def check(self) -> None:
+        owners: dict[MessageQueue, str] = {}
+        for member in self.members.values():
+            for queue in member.may_deliver(self.now_s):
+                other = owners.setdefault(queue, member.name)
+                assert other == member.name, f"{queue} at {self.now_s:.1f}: {other} and {member.name}"
+
+    def check_settled(self) -> None:
+        for topic, queues in QUEUES.items():
+            subscribers = [member for member in self.members.values() if topic in member.topics]
+            if not subscribers:
+                continue
+            shares = [len(member.may_deliver(self.now_s) & set(queues)) for member in subscribers]
+            assert sum(shares) == len(queues), f"{topic} is held {shares}"
+            assert max(shares) - min(shares) <= 1, f"{topic} is shared {shares}"
+
+
+def run(seed: int, events: int = 25) -> None:
+    group = Group(seed)
+    group.join()
+    for _ in range(events):
+        group.trouble()
+    for member in group.members.values():
+        member.frozen_until_s = 0.0
+    # Sessions of the dead, a grace, a late heartbeat of one who left and its session, and the slowest release.
+    group.late.clear()
+    group.pass_time(2 * SESSION_TIMEOUT_S + 12.0)
+    group.check_settled()
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_no_queue_has_two_owners_and_in_the_end_all_are_shared_evenly(block):
+    for seed in range(block * 120, (block + 1) * 120):
+        try:
+            run(seed)
+        except AssertionError:
+            print("seed", seed)
+            raise

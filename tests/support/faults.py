@@ -1,0 +1,72 @@
+"""What a chaos test does to the servers, decided by a seeded random generator."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import raymq
+from raymq.errors import RaymqError
+
+POLL_S = 0.002
+
+
+class StorageKiller:
+    """Kills one of the storage processes with SIGKILL each time the workload's progress reaches the next mark.
+
+    The marks are drawn from the seed: `kills` of them, between a tenth and nine tenths of `total`.
+    """
+
+    def __init__(
+        self,
+        mq: raymq.Client,
+        names: Sequence[str],
+        rng: random.Random,
+        *,
+        kills: int,
+        total: int,
+        progress: Callable[[], int],
+    ) -> None:
+        self._mq, self._names, self._rng, self._progress = mq, list(names), rng, progress
+        self._marks = sorted(rng.randrange(total // 10, total * 9 // 10) for _ in range(kills))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.killed: list[str] = []
+        """What was done, in words, for the report."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        for mark in self._marks:
+            while self._progress() < mark:
+                if self._stop.wait(POLL_S):
+                    return
+            self._kill(self._rng.choice(self._names))
+
+    def _kill(self, name: str) -> None:
+        pid = self._pid_of(name)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            self.killed.append(f"{name} (pid {pid}) after {self._progress()} messages")
+
+    def _pid_of(self, name: str) -> int | None:
+        """The process of a storage actor, once it answers (it may have been killed just now)."""
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s and not self._stop.is_set():
+            try:
+                status = self._mq.storages.get(name).control("status", timeout_s=2.0)
+            except RaymqError:
+                self._stop.wait(POLL_S)
+                continue
+            return int(status["pid"])
+        return None

@@ -1,0 +1,19 @@
+"""Waiting for something to become true: by asking again until a deadline, never by sleeping for a guessed time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
+    """The first true value of `condition()`. AssertionError that names `what` when none came in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{what} did not happen within {timeout_s:g} s; the last value was {value!r}")
+        time.sleep(0.02)
+    return value

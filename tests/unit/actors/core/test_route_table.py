@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from actors.core.route_table import RouteTable
+from raymq.errors import TopicNotExistError
+from raymq.message import MessageQueue
+from raymq.route import BrokerRegistration, DataVersion, TopicConfig
+
+FIRST = DataVersion(0, 1, 5)
+
+
+def registration(name: str = "a", *, version: DataVersion = FIRST, topics: tuple[str, ...] = ("orders",)):
+    configs = tuple(TopicConfig(topic, 2, 2) for topic in topics)
+    return BrokerRegistration("raymq", name, {0: f"storage-{name}-0"}, configs, version)
+
+
+@pytest.fixture
+def table():
+    return RouteTable(expiry_s=120.0)
+
+
+def test_a_route_lists_every_broker_that_holds_the_topic(table):
+    table.register(registration("b"), 0.0)
+    table.register(registration("a"), 0.0)
+    route = table.route("orders")
+    assert route.publish_queues == tuple(MessageQueue("orders", name, number) for name in "ab" for number in (0, 1))
+    assert route.master_storage("b") == "storage-b-0"
+    assert list(table.brokers()) == ["a", "b"]
+
+
+def test_an_unknown_topic_has_no_route(table):
+    with pytest.raises(TopicNotExistError):
+        table.route("orders")
+    table.register(registration(topics=("other",)), 0.0)
+    with pytest.raises(TopicNotExistError):
+        table.route("orders")
+
+
+def test_a_registration_is_complete_and_what_it_leaves_out_is_gone(table):
+    table.register(registration(topics=("orders", "old")), 0.0)
+    table.register(registration(version=DataVersion(0, 2, 6), topics=("orders", "new")), 1.0)
+    assert table.topics() == ["new", "orders"]
+
+
+def test_a_registration_that_was_overtaken_by_a_newer_one_is_ignored(table):
+    table.register(registration(version=DataVersion(0, 2, 6), topics=("orders", "new")), 0.0)
+    table.register(registration(version=DataVersion(0, 1, 7)), 1.0)
+    assert table.topics() == ["new", "orders"]
+    assert not table.heartbeat("a", DataVersion(0, 1, 7), 1.0)
+    assert table.heartbeat("a", DataVersion(0, 2, 6), 1.0)
+
+
+def test_a_restarted_broker_whose_last_change_has_an_earlier_time_in_its_log_is_taken(table):
+    """A change is stored, then applied: the time in memory may be later than the one a replay finds."""
+    table.register(registration(version=DataVersion(0, 3, 1001)), 0.0)
+    replayed = DataVersion(0, 3, 1000)
+    assert not table.heartbeat("a", replayed, 1.0)
+    table.register(registration(version=replayed), 1.0)
+    assert table.heartbeat("a", replayed, 100.0)
+    assert table.expire(130.0) == []
+
+
+def test_a_broker_that_is_not_known_in_this_version_is_told_to_register(table):
+    assert not table.heartbeat("a", DataVersion(), 0.0)
+    table.register(registration(), 0.0)
+    assert table.heartbeat("a", DataVersion(0, 1, 5), 1.0)
+    assert not table.heartbeat("a", DataVersion(0, 2, 5), 1.0)
+
+
+def test_a_silent_broker_is_forgotten_after_the_expiry_and_not_before(table):
+    table.register(registration("a"), 0.0)
+    table.register(registration("b"), 0.0)
+    table.heartbeat("b", DataVersion(0, 1, 5), 60.0)
+    assert table.expire(120.0) == []
+    assert table.expire(120.1) == ["a"]
+    assert table.expire(180.1) == ["b"]
+    assert table.topics() == []
+
+
+def test_a_heartbeat_of_another_version_does_not_prolong_a_life(table):
+    table.register(registration(), 0.0)
+    table.heartbeat("a", DataVersion(0, 9, 9), 100.0)
+    assert table.expire(121.0) == ["a"]
+
+
+def test_a_broker_that_unregisters_is_gone_at_once_and_may_come_back_with_any_version(table):
+    table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
+    table.unregister("a")
+    table.unregister("a")
+    assert table.brokers() == {}
+    table.register(registration(version=DataVersion(0, 1, 0)), 1.0)
+    assert table.topics() == ["orders"]
+
+
+def test_a_route_is_a_copy(table):
+    given = registration()
+    table.register(given, 0.0)
+    route = table.route("orders")
+    given.storages[0] = "storage-elsewhere-0"
+    assert route.master_storage("a") == "storage-a-0"

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from placement.plan import Node, make_plan, store_directory
+from raymq.config import ClusterSettings, FlushDiskType, StoreOptions
+from raymq.errors import ConfigError
+from raymq.names import NameServerName, StorageName
+
+
+def places(settings: ClusterSettings, *nodes: Node) -> dict[str, str]:
+    return {str(storage.name): storage.node_id for storage in make_plan(settings, nodes).storages}
+
+
+def test_on_one_machine_everything_is_there():
+    plan = make_plan(ClusterSettings(data_dir=Path("/data")), [Node("n1", "10.0.0.1")])
+    assert plan.nameservers == (NameServerName(0),)
+    [storage] = plan.storages
+    assert (str(storage.name), storage.node_id) == ("storage-broker-a-0", "n1")
+    assert storage.settings.store_path_root_dir == Path("/data/broker-a-0")
+    assert storage.store_host == ("10.0.0.1", 10911)
+    assert [broker.broker_name for broker in plan.brokers] == ["broker-a"]
+    assert plan.brokers[0].nameservers == plan.nameservers
+
+
+def test_stores_are_spread_over_the_nodes():
+    nodes = [Node(f"n{number}", f"10.0.0.{number}") for number in range(3)]
+    placed = places(ClusterSettings(broker_groups=6), *nodes)
+    assert sorted(placed.values()) == ["n0", "n0", "n1", "n1", "n2", "n2"]
+
+
+def test_the_order_of_the_inventory_does_not_matter():
+    nodes = [Node(f"n{number}", f"10.0.0.{number}") for number in range(3)]
+    settings = ClusterSettings(broker_groups=5)
+    assert places(settings, *nodes) == places(settings, *reversed(nodes))
+
+
+def test_a_store_stays_where_its_data_is():
+    nodes = [Node("n1", "10.0.0.1"), Node("n2", "10.0.0.2", frozenset({"broker-a-0", "broker-b-0"}))]
+    placed = places(ClusterSettings(broker_groups=3), *nodes)
+    assert placed == {"storage-broker-a-0": "n2", "storage-broker-b-0": "n2", "storage-broker-c-0": "n1"}
+
+
+def test_a_new_store_does_not_take_the_place_that_data_further_down_the_list_claims():
+    nodes = [Node("n1", "10.0.0.1", frozenset({"broker-b-0"})), Node("n2", "10.0.0.2")]
+    placed = places(ClusterSettings(broker_groups=2), *nodes)
+    assert placed == {"storage-broker-a-0": "n2", "storage-broker-b-0": "n1"}
+
+
+def test_every_store_has_an_address_and_a_directory_of_its_own():
+    plan = make_plan(ClusterSettings(broker_groups=26), [Node("n1", "10.0.0.1")])
+    assert len({storage.store_host for storage in plan.storages}) == 26
+    assert len({storage.settings.store_path_root_dir for storage in plan.storages}) == 26
+
+
+def test_the_options_of_the_stores_are_handed_on():
+    options = StoreOptions(flush_disk_type=FlushDiskType.ASYNC_FLUSH, max_message_size_bytes=77)
+    [storage] = make_plan(ClusterSettings(store=options), [Node("n1", "10.0.0.1")]).storages
+    assert storage.settings.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+    assert storage.settings.max_message_size_bytes == 77
+
+
+def test_without_a_node_there_is_no_plan():
+    with pytest.raises(ConfigError, match="no node"):
+        make_plan(ClusterSettings(), [])
+
+
+def test_a_directory_is_named_after_the_replica():
+    assert store_directory(StorageName("broker-a", 2)) == "broker-a-2"

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raymq.config import ClusterSettings, FlushDiskType, StoreOptions, StoreSettings, load_settings
+from raymq.errors import ConfigError
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str | bytes) -> Path:
+        path = tmp_path / "raymq.yaml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write_file
+
+
+def test_without_a_file_the_defaults_hold(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(None)
+    assert settings == ClusterSettings()
+    assert settings.store.flush_disk_type is FlushDiskType.SYNC_FLUSH
+    assert settings.broker_names == ["broker-a"]
+    assert settings.data_dir == Path.home() / ".raymq/store"
+
+
+def test_the_file_of_the_current_directory_is_read(write, tmp_path, monkeypatch):
+    write("cluster_name: shop\nbroker_groups: 3\nstore:\n  flush_disk_type: ASYNC_FLUSH\n")
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(None)
+    assert settings.cluster_name == "shop"
+    assert settings.broker_names == ["broker-a", "broker-b", "broker-c"]
+    assert settings.store.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file_means_the_defaults(write, text):
+    assert load_settings(write(text)) == ClusterSettings()
+
+
+def test_what_the_caller_gives_wins_over_the_file_and_none_does_not(write, tmp_path):
+    path = write("broker_groups: 3\ndata_dir: /elsewhere\n")
+    settings = load_settings(path, broker_groups=None, data_dir=tmp_path)
+    assert (settings.broker_groups, settings.data_dir) == (3, tmp_path)
+
+
+def test_a_relative_data_directory_is_made_absolute_where_it_was_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(None, data_dir="store").data_dir == tmp_path / "store"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("broker_grops: 2", "unknown key 'broker_grops'; did you mean 'broker_groups'?"),
+        ("store: {flush_disk_typ: ASYNC_FLUSH}", "unknown key 'store.flush_disk_typ'; did you mean 'flush_disk_type'?"),
+        ("zzz: 1", "unknown key 'zzz'; known are cluster_name, data_dir"),
+        ("store: {zzz: 1}", "unknown key 'store.zzz'; known are mapped_file_size_commit_log_bytes"),
+        ("store: {store_path_root_dir: /x}", "unknown key 'store.store_path_root_dir'"),
+        ("1: 2", "1: Keys should be strings"),
+        ("broker_groups: 0", "broker_groups: Input should be greater than or equal to 1, got 0"),
+        ("broker_groups: 27", "broker_groups: Input should be less than or equal to 26"),
+        ("broker_groups: many", "broker_groups: .* got 'many'"),
+        ("broker_groups: 1.5", "broker_groups"),
+        ("broker_groups:", "broker_groups"),
+        ("name_servers: 4", "name_servers"),
+        ("cluster_name: a b", "cluster_name"),
+        ("data_dir: ~nobody-has-this-name/x", "data_dir"),
+        ("store: 5", "store"),
+        ("store: {flush_disk_type: SOMETIMES}", "store.flush_disk_type: Input should be 'SYNC_FLUSH' or 'ASYNC_FLUSH'"),
+        ("store: {mapped_file_size_commit_log_bytes: 63}", "mapped_file_size_commit_log_bytes"),
+        ("store: {max_message_size_bytes: 0}", "max_message_size_bytes"),
+        ("- a\n- b", "must be a mapping of settings, not a list"),
+        ("just text", "must be a mapping of settings, not a str"),
+        ("a: [", "is not YAML"),
+        ("a: 1\n b: 2", "is not YAML"),
+        (b"\xff\xfe\xfa", "is not YAML"),
+        ("x: !!python/object/apply:os.system ['true']", "is not YAML"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_the_file_and_the_key(write, text, said):
+    path = write(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_settings(path)
+    assert str(path) in str(caught.value)
+
+
+def test_all_that_is_wrong_is_said_at_once(write):
+    with pytest.raises(ConfigError, match=r"broker_groups: .*; name_servers: |name_servers: .*; broker_groups: "):
+        load_settings(write("broker_groups: 0\nname_servers: 9\n"))
+
+
+def test_a_bad_override_is_refused_without_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="the settings: broker_groups"):
+        load_settings(None, broker_groups=99)
+
+
+@pytest.mark.parametrize("name", ["no-such-file.yaml", "."])
+def test_a_file_that_cannot_be_read_is_said_so(tmp_path, name):
+    with pytest.raises(ConfigError, match="cannot read settings from"):
+        load_settings(tmp_path / name)
+
+
+def test_settings_go_to_the_launcher_and_back():
+    settings = ClusterSettings(broker_groups=2, store=StoreOptions(flush_disk_type=FlushDiskType.ASYNC_FLUSH))
+    assert ClusterSettings(**settings.model_dump(mode="json")) == settings
+    assert ClusterSettings(**yaml.safe_load(yaml.safe_dump(settings.model_dump(mode="json")))) == settings
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        ClusterSettings().broker_groups = 2
+
+
+def test_a_consume_queue_file_holds_whole_units(tmp_path):
+    settings = StoreSettings(store_path_root_dir=tmp_path, mapped_file_size_consume_queue_bytes=21)
+    assert settings.mapped_file_size_consume_queue_bytes == 40
+
+
+def test_every_setting_is_described():
+    for model in (ClusterSettings, StoreSettings):
+        assert [name for name, field in model.model_fields.items() if not field.description] == []

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from raymq import fetcher as fetcher_module
+from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.fetcher import LONG_POLL_S, PAUSED_POLL_S, Fetcher
+from raymq.message import MessageQueue, PullStatus
+from raymq.store_api import FetchRequest, FetchResult
+from tests.support.fakes import WAIT_S
+
+Q0, Q1, OTHER = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), MessageQueue("other", "b", 0)
+
+
+class Owner:
+    """The consumer's side: what it wants, and what was delivered. Its store answers as `answer` says."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.offsets: dict[MessageQueue, int] = {}
+        self.full: set[MessageQueue] = set()
+        self.delivered: list[tuple[MessageQueue, int]] = []
+        self.waits: list[tuple[str, float, int]] = []
+        self.routes: dict[str, Callable[[], str]] = {}
+        self.answer = lambda request: FetchResult(PullStatus.FOUND, request.queue_offset + 1, 0, 99, b"x", 1)
+        self.failures: list[Exception] = []
+        self.end = 3
+        self.fetcher = Fetcher(
+            wanted=self.wanted,
+            held=lambda: frozenset(self.offsets),
+            deliver=self.deliver,
+            request=lambda queue, offset: FetchRequest(queue.topic, queue.queue_id, offset, 10),
+            storage_name=lambda queue: self.routes.get(queue.topic, lambda: f"storage-{queue.broker_name}-0")(),
+            storage=lambda name: _Storage(self, name),
+        )
+
+    def wanted(self):
+        with self.changed:
+            return {q: at for q, at in self.offsets.items() if at < self.end and q not in self.full}
+
+    def deliver(self, queue, offset, result) -> None:
+        with self.changed:
+            if self.failures:
+                raise self.failures.pop()
+            self.delivered.append((queue, offset))
+            self.offsets[queue] = result.next_offset
+            self.changed.notify_all()
+
+    def wait_for(self, condition) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, WAIT_S), self.delivered
+
+
+class _Storage:
+    def __init__(self, owner: Owner, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def fetch(self, requests, max_bytes, wait_s, timeout_s):
+        with self.owner.changed:
+            self.owner.waits.append((self.name, wait_s, len(requests)))
+        return [self.owner.answer(request) for request in requests]
+
+
+@pytest.fixture
+def owner():
+    owner = Owner()
+    yield owner
+    owner.fetcher.stop()
+
+
+def test_all_queues_of_a_storage_actor_are_read_with_one_call_and_to_their_ends(owner):
+    owner.offsets = {Q0: 0, Q1: 1, OTHER: 2}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 6)
+    assert [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2]
+    assert [at for queue, at in owner.delivered if queue == Q1] == [1, 2]
+    assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-b-0"}
+    assert ("storage-a-0", LONG_POLL_S, 2) in owner.waits
+
+
+def test_a_queue_that_is_granted_later_is_read_after_a_wake(owner):
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 3)
+    owner.offsets[Q1] = 0
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 6)
+
+
+def test_while_a_queue_is_left_out_the_others_are_polled_shortly(owner):
+    owner.offsets, owner.full = {Q0: 0, Q1: 0}, {Q1}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 3)
+    assert {wait_s for _, wait_s, _ in owner.waits} == {PAUSED_POLL_S}
+
+
+@pytest.mark.parametrize("failure", [ServiceNotAvailableError("restarting"), ValueError("a bug")])
+def test_a_failure_to_read_is_tried_again(owner, failure):
+    failures = [failure, failure]
+    usual = owner.answer
+
+    def answer(request):
+        if failures:
+            raise failures.pop()
+        return usual(request)
+
+    owner.answer = answer
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 3)
+
+
+def test_records_that_the_owner_cannot_decode_do_not_end_the_reading(owner):
+    owner.failures = [ValueError("damaged record")]
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for _, at in owner.delivered] == [0, 1, 2])
+
+
+def test_a_topic_without_a_route_does_not_keep_the_others_from_being_read(owner):
+    def gone():
+        raise TopicNotExistError("other")
+
+    owner.routes["other"] = gone
+    owner.offsets = {Q0: 0, OTHER: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2])
+    del owner.routes["other"]
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == OTHER] == [0, 1, 2])
+
+
+def test_an_offset_that_is_gone_is_not_asked_for_without_a_pause(owner, monkeypatch):
+    """The owner may be unable to jump yet, and the store answers such a question at once."""
+    monkeypatch.setattr(fetcher_module, "PAUSED_POLL_S", 3600.0)
+    owner.answer = lambda request: FetchResult(PullStatus.OFFSET_ILLEGAL, request.queue_offset, 5, 9, b"", 0)
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: owner.delivered == [(Q0, 0)])
+    owner.fetcher.stop()
+    assert len(owner.waits) == 1
+
+
+def test_after_stop_nothing_is_read_any_more(owner):
+    owner.fetcher.stop()
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    assert owner.waits == []

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from raymq.errors import IllegalNameError, MessageIllegalError
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, RESERVED_PROPERTIES, Message, MessageQueue, message_list
+
+
+def test_a_message_keeps_what_it_was_given():
+    message = Message("orders", b"x", tags="paid", keys=["o-17", "c-1"], properties={"a": "1"}, flag=-5)
+    assert (message.topic, message.body, message.tags) == ("orders", b"x", "paid")
+    assert message.keys == ("o-17", "c-1")
+    assert message.properties == {"a": "1"}
+    assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_one_key_may_be_given_as_a_text():
+    assert Message("orders", b"x", keys="o-17").keys == ("o-17",)
+
+
+@pytest.mark.parametrize("body", [bytearray(b"abc"), memoryview(b"abc")])
+def test_other_bytes_are_copied_so_that_a_later_change_is_not_sent(body):
+    message = Message("orders", body)
+    assert message.body == b"abc"
+    assert type(message.body) is bytes
+
+
+def test_a_body_may_be_as_long_as_the_limit():
+    assert len(Message("orders", b"x" * MAX_MESSAGE_SIZE_BYTES).body) == MAX_MESSAGE_SIZE_BYTES
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"body": ""},
+        {"body": "text"},
+        {"body": None},
+        {"body": b""},
+        {"body": b"x" * (MAX_MESSAGE_SIZE_BYTES + 1)},
+        {"tags": ""},
+        {"tags": " "},
+        {"tags": "a || b"},
+        {"tags": " a"},
+        {"tags": 5},
+        {"tags": "a\x01b"},
+        {"tags": "\ud800"},
+        {"keys": None},
+        {"keys": 5},
+        {"keys": [""]},
+        {"keys": ["a b"]},
+        {"keys": [5]},
+        {"keys": "a\x02"},
+        {"properties": None},
+        {"properties": [("a", "b")]},
+        {"properties": {"": "x"}},
+        {"properties": {"x": ""}},
+        {"properties": {"x": 1}},
+        {"properties": {1: "x"}},
+        {"properties": {"x": "a\x01"}},
+        {"properties": {"UNIQ_KEY": "x"}},
+        {"properties": {"RMQ_SEQ": "1"}},
+        {"flag": 2**31},
+        {"flag": -(2**31) - 1},
+        {"flag": "1"},
+        {"flag": 1.5},
+    ],
+    ids=lambda arguments: repr(arguments)[:40],
+)
+def test_a_message_that_cannot_be_stored_cannot_be_made(arguments):
+    with pytest.raises(MessageIllegalError):
+        Message(**{"topic": "orders", "body": b"x", **arguments})
+
+
+def test_every_reserved_property_is_refused():
+    for name in RESERVED_PROPERTIES:
+        with pytest.raises(MessageIllegalError, match="reserved"):
+            Message("orders", b"x", properties={name: "x"})
+
+
+@pytest.mark.parametrize("topic", ["", "a.b", None, "x" * 128])
+def test_a_message_has_a_legal_topic(topic):
+    with pytest.raises(IllegalNameError):
+        Message(topic, b"x")
+
+
+def test_a_message_cannot_be_changed_after_it_was_checked():
+    properties = {"a": "1"}
+    message = Message("orders", b"x", properties=properties)
+    with pytest.raises(AttributeError):
+        message.topic = "other"
+    properties["UNIQ_KEY"] = "mine"
+    assert message.properties == {"a": "1"}
+
+
+def test_a_list_of_messages_holds_only_messages():
+    messages = [Message("orders", b"x"), Message("orders", b"y")]
+    assert message_list(iter(messages)) == messages
+    with pytest.raises(MessageIllegalError, match="got str"):
+        message_list([messages[0], "text"])
+
+
+def test_queues_sort_by_topic_then_broker_then_number():
+    queues = [
+        MessageQueue("b", "x", 0),
+        MessageQueue("a", "y", 2),
+        MessageQueue("a", "x", 10),
+        MessageQueue("a", "x", 9),
+    ]
+    assert [str(queue) for queue in sorted(queues)] == ["a@x:9", "a@x:10", "a@y:2", "b@x:0"]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from raymq.errors import IllegalNameError
+from raymq.names import (
+    NameServerName,
+    PullName,
+    RebalanceName,
+    StorageName,
+    check_group,
+    check_topic,
+    check_user_topic,
+    is_system_topic,
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "\t", None, 5, b"orders", "a b", "a.b", "a/b", "a+b", "é", "orders\n", "a\x00"]
+)
+def test_a_name_that_breaks_the_rules_is_refused(name):
+    with pytest.raises(IllegalNameError):
+        check_topic(name)
+    with pytest.raises(IllegalNameError):
+        check_group(name)
+
+
+def test_a_refusal_says_what_is_wrong_and_what_is_allowed():
+    with pytest.raises(IllegalNameError, match=r"topic name 'a\.b' is not legal: use letters, digits"):
+        check_topic("a.b")
+    with pytest.raises(IllegalNameError, match="it has 121 characters, at most 120"):
+        check_group("g" * 121)
+
+
+@pytest.mark.parametrize("topic", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_", "rmq_sys_broker_state"])
+def test_a_system_topic_has_a_legal_name_but_is_not_the_users(topic):
+    assert check_topic(topic) == topic
+    with pytest.raises(IllegalNameError, match="system topic"):
+        check_user_topic(topic)
+
+
+def test_a_name_that_only_contains_a_system_name_is_the_users():
+    assert not is_system_topic("my_rmq_sys_topic")
+    assert check_user_topic("TBW1022") == "TBW1022"
+
+
+def test_actor_names_print_themselves():
+    assert str(NameServerName(0)) == "nameserver-0"
+    assert str(StorageName("broker-a", 0)) == "storage-broker-a-0"
+    assert str(RebalanceName("billing")) == "rebalance-billing"
+    assert str(PullName("billing", 3)) == "pull-billing-3"
+
+
+@pytest.mark.parametrize("name", [StorageName("broker-a", 0), StorageName("a-1-2", 13), StorageName("x", 0)])
+def test_a_storage_name_parses_what_it_prints(name):
+    assert StorageName.parse(str(name)) == name
+    assert pickle.loads(pickle.dumps(name)) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["", "storage-", "storage-a", "storage-a-", "broker-a-0", "storage-a-0x", "storage--1"]
+)
+def test_a_text_that_is_no_storage_name_is_refused(text):
+    with pytest.raises(IllegalNameError):
+        StorageName.parse(text)

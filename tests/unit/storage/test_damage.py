@@ -1,0 +1,316 @@
+"""Damage to a store directory, as a table: write, damage, open, count survivors, append more, read all, open again."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.errors import StoreCorruptError
+from storage.snapshot import Snapshot, write_snapshot
+from tests.support.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+COUNT = 400
+BODIES = [b"%04d" % index + b"x" * 300 for index in range(COUNT)]
+LAST_SIZE = len(make_batch(BODIES[-1:]).records)
+MORE = [b"more %d" % index for index in range(250)]
+
+
+def last_log_file(root: Path) -> Path:
+    """The log file that the last record is in."""
+    return [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())][-1]
+
+
+def used_bytes(path: Path) -> int:
+    return len(path.read_bytes().rstrip(b"\0"))
+
+
+def overwrite(path: Path, position: int, data: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[position : position + len(data)] = data
+    path.write_bytes(content)
+
+
+def zero_tail(length: int) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        path = last_log_file(root)
+        overwrite(path, used_bytes(path) - length, bytes(length))
+
+    return damage
+
+
+def flip(back: int) -> Callable[[Path], None]:
+    """Flip a bit `back` bytes before the end of the log."""
+
+    def damage(root: Path) -> None:
+        path = last_log_file(root)
+        position = used_bytes(path) - back
+        overwrite(path, position, bytes([path.read_bytes()[position] ^ 0x10]))
+
+    return damage
+
+
+def delete(name: str) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        path = root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    return damage
+
+
+def truncate(name: str, size: int) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        with (root / name).open("ab") as file:
+            file.truncate(size)
+
+    return damage
+
+
+def write_text(name: str, text: str) -> Callable[[Path], None]:
+    return lambda root: (root / name).write_text(text) and None
+
+
+def zero_units(name: str, first: int, count: int) -> Callable[[Path], None]:
+    return lambda root: overwrite(root / "consumequeue" / name, first * 20, bytes(count * 20))
+
+
+def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        for one in damages:
+            one(root)
+
+    return damage
+
+
+QUEUE = "consumequeue/orders/0"
+NO_SNAPSHOT = delete("dedup")
+
+DAMAGES = {
+    "nothing": (lambda root: None, COUNT),
+    "the last record is zero": (zero_tail(LAST_SIZE), COUNT - 1),
+    "the last record and half of the one before are zero": (zero_tail(LAST_SIZE * 3 // 2), COUNT - 2),
+    "a bit of the last body is flipped": (flip(120), COUNT - 1),
+    "a bit of a body five records back is flipped": (flip(5 * LAST_SIZE + 120), COUNT - 6),
+    "a bit of the last record's magic is flipped": (flip(LAST_SIZE - 4), COUNT - 1),
+    "a bit of the last record's size is flipped": (flip(LAST_SIZE), COUNT - 1),
+    "the queue's directory is deleted": (delete(QUEUE), COUNT),
+    "the queue's directory is deleted, and there is no snapshot": (both(delete(QUEUE), NO_SNAPSHOT), COUNT),
+    "one of two queues is deleted": (delete("consumequeue/orders/1"), COUNT),
+    "all queues are deleted": (delete("consumequeue"), COUNT),
+    "the queue's last file is deleted": (delete(QUEUE + "/00000000000000006000"), COUNT),
+    "the other queue's only file is deleted": (delete("consumequeue/orders/1/00000000000000000000"), COUNT),
+    "the other queue's last unit is zero": (zero_units("orders/1/00000000000000000000", 2, 1), COUNT),
+    "the queue's last file is empty": (truncate(QUEUE + "/00000000000000006000", 0), COUNT),
+    "some of the queue's last units are zero": (zero_units("orders/0/00000000000000006000", 60, 30), COUNT),
+    "the checkpoint is cut short": (truncate("checkpoint", 17), COUNT),
+    "there is no checkpoint and no snapshot": (both(delete("checkpoint"), NO_SNAPSHOT), COUNT),
+    "there is no snapshot": (NO_SNAPSHOT, COUNT),
+    "the snapshot is empty": (write_text("dedup", ""), COUNT),
+    "the snapshot's CRC is wrong": (write_text("dedup", '00000000\n{"end": 12, "producers": []}'), COUNT),
+    "the snapshot is another log's": (
+        lambda root: write_snapshot(root / "dedup", Snapshot(9000, 8000, 5000, 1, [], [])),
+        COUNT,
+    ),
+    "the snapshot is of a log that was longer": (
+        lambda root: write_snapshot(root / "dedup", Snapshot(10**9, 10**9 - 500, 10**9 - 500, 1, [], [])),
+        COUNT,
+    ),
+    "a record's queue offset is absurd": (
+        lambda root: overwrite(last_log_file(root), used_bytes(last_log_file(root)) - LAST_SIZE + 20, b"\x10"),
+        COUNT - 1,
+    ),
+    "a record's queue id is negative": (
+        lambda root: overwrite(last_log_file(root), used_bytes(last_log_file(root)) - LAST_SIZE + 12, b"\x80"),
+        COUNT - 1,
+    ),
+    "a record's topic leads out of the directory": (
+        lambda root: (
+            last_log_file(root).write_bytes(b"../../".join(last_log_file(root).read_bytes().rpartition(b"orders")[::2]))
+            and None
+        ),
+        COUNT - 1,
+    ),
+    "an abort file was left": (write_text("abort", "1"), COUNT),
+    "an allocation was left half done": (write_text("commitlog.new", "x"), COUNT),
+    "a preallocated log file was left": (
+        lambda root: (
+            (root / "commitlog" / f"{len(list((root / 'commitlog').iterdir())) * LOG_FILE_BYTES:020d}").write_bytes(
+                bytes(LOG_FILE_BYTES)
+            )
+            and None
+        ),
+        COUNT,
+    ),
+    "the log goes on behind a hole": (
+        lambda root: (
+            (root / "commitlog" / f"{len(list((root / 'commitlog').iterdir())) * LOG_FILE_BYTES:020d}").write_bytes(
+                (root / "commitlog" / "00000000000000000000").read_bytes()
+            )
+            and None
+        ),
+        COUNT,
+    ),
+}
+
+
+def written_store(tmp_path: Path, *, stopped: bool) -> Path:
+    """A store of 400 messages in queue 0 over three log files and four queue files, and a few in queue 1."""
+    store = open_store(tmp_path / "original")
+    store.append([make_batch([b"other"] * 3, queue_id=1)])
+    for first in range(0, COUNT, 20):
+        store.append([make_batch(BODIES[first : first + 20])])
+    root = tmp_path / "store"
+    if stopped:
+        store.close()
+        return (tmp_path / "original").rename(root)
+    killed_copy(tmp_path / "original", root)
+    store.close()
+    return root
+
+
+def check_survivors(root: Path, survivors: int) -> None:
+    """Open the damaged store: `survivors` messages are there; more can be appended; all of it is there again."""
+    store = open_store(root)
+    assert bodies_of(store) == BODIES[:survivors]
+    assert bodies_of(store, queue_id=1) == [b"other"] * 3
+    [result] = store.append([make_batch(MORE)])
+    assert result.queue_offset == survivors
+    assert bodies_of(store) == BODIES[:survivors] + MORE
+    killed_copy(root, root.with_name("killed"))
+    store.close()
+    for again in (root, root.with_name("killed")):
+        store = open_store(again)
+        assert bodies_of(store) == BODIES[:survivors] + MORE
+        assert bodies_of(store, queue_id=1) == [b"other"] * 3
+        assert store.status().cut_bytes == 0
+        store.close()
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_good_survives(tmp_path, name, stopped):
+    damage, survivors = DAMAGES[name]
+    root = written_store(tmp_path, stopped=stopped)
+    damage(root)
+    check_survivors(root, survivors)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+def test_a_tail_torn_at_any_byte_of_the_last_record_costs_that_record_and_no_other(tmp_path, stopped):
+    original = open_store(tmp_path / "original")
+    original.append([make_batch([b"kept"] * 3)])
+    record = make_batch([b"torn away"], tags="T")
+    original.append([record])
+    killed_copy(tmp_path / "original", tmp_path / "killed")
+    original.close()
+    source = tmp_path / ("original" if stopped else "killed")
+    for missing in range(1, len(record.records) + 1):
+        root = Path(shutil.copytree(source, tmp_path / "store"))
+        zero_tail(missing)(root)
+        store = open_store(root)
+        assert bodies_of(store) == [b"kept"] * 3, f"{missing} bytes missing"
+        assert store.status().cut_bytes <= len(record.records) - missing
+        store.append([make_batch([b"next"])])
+        assert bodies_of(store) == [b"kept"] * 3 + [b"next"], f"{missing} bytes missing"
+        store.close()
+        shutil.rmtree(root)
+
+
+REFUSED = {
+    "a log file has the wrong size": (truncate("commitlog/00000000000000065536", 1000), "has 1000 bytes"),
+    "the last log file was cut": (truncate("commitlog/00000000000000131072", 50_000), "has 50000 bytes"),
+    "a middle log file is missing": (delete("commitlog/00000000000000065536"), "00000000000000065536 is missing"),
+    "a stranger is in the log": (write_text("commitlog/notes.txt", "x"), "does not belong"),
+    "a queue file has the wrong size": (
+        truncate(QUEUE + "/00000000000000002000", 40),
+        "made again from the commit log",
+    ),
+    "a middle queue file is missing": (delete(QUEUE + "/00000000000000002000"), "made again from the commit log"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_damage_that_cannot_be_repaired_without_guessing_is_refused_and_nothing_is_changed(tmp_path, name):
+    damage, text = REFUSED[name]
+    root = written_store(tmp_path, stopped=True)
+    damage(root)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"}
+    with pytest.raises(StoreCorruptError, match=text):
+        open_store(root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"} == before
+
+
+def test_an_empty_last_log_file_is_dropped(tmp_path):
+    root = written_store(tmp_path, stopped=True)
+    (root / "commitlog" / f"{len(list((root / 'commitlog').iterdir())) * LOG_FILE_BYTES:020d}").write_bytes(b"")
+    check_survivors(root, COUNT)
+
+
+def test_queues_without_a_log_are_deleted(tmp_path):
+    """spec §5: no commit-log files at all, so there is nothing the units could point to."""
+    root = written_store(tmp_path, stopped=True)
+    shutil.rmtree(root / "commitlog")
+    store = open_store(root)
+    assert store.topics() == {}
+    [result] = store.append([make_batch([b"first"])])
+    assert (result.queue_offset, result.physical_offset) == (0, 0)
+    store.close()
+
+
+def test_what_was_cut_is_logged(tmp_path, caplog):
+    root = written_store(tmp_path, stopped=False)
+    flip(120)(root)
+    with caplog.at_level(logging.INFO):
+        store = open_store(root)
+    [record] = [record for record in caplog.records if "bytes cut" in record.message]
+    assert record.levelno == logging.WARNING
+    assert f"{store.status().cut_bytes} bytes cut behind physical offset" in record.message
+    assert "1 queue units behind the log's end removed" in record.message
+    store.close()
+
+
+def test_records_behind_a_cut_do_not_come_back(tmp_path):
+    """RocketMQ leaves them in the file. A new record of the same length as the cut one would then join up with them."""
+    root = written_store(tmp_path, stopped=True)
+    flip(5 * LAST_SIZE + 120)(root)
+    store = open_store(root)
+    store.append([make_batch([b"9999" + b"y" * 300])])
+    killed_copy(root, tmp_path / "killed")
+    store.close()
+    for path in (root, tmp_path / "killed"):
+        store = open_store(path)
+        assert bodies_of(store) == [*BODIES[: COUNT - 6], b"9999" + b"y" * 300]
+        store.close()
+
+
+def test_units_behind_a_cut_do_not_come_back(tmp_path):
+    """Records of another queue fill the place in the log that the cut units pointed to."""
+    root = written_store(tmp_path, stopped=True)
+    flip(5 * LAST_SIZE + 120)(root)
+    store = open_store(root)
+    store.append([make_batch([b"other"] * 50, queue_id=1)])
+    killed_copy(root, tmp_path / "killed")
+    store.close()
+    for path in (root, tmp_path / "killed"):
+        store = open_store(path)
+        assert bodies_of(store) == BODIES[: COUNT - 6]
+        assert bodies_of(store, queue_id=1) == [b"other"] * 53
+        store.close()
+
+
+def test_lost_records_in_the_middle_keep_the_offsets_of_those_behind(tmp_path, caplog):
+    """A queue directory is gone and so is the log's first file: what is left keeps its offsets."""
+    root = written_store(tmp_path, stopped=True)
+    shutil.rmtree(root / "consumequeue")
+    (root / "commitlog" / "00000000000000000000").unlink()
+    store = open_store(root)
+    bounds = store.queue_bounds("orders", 0)
+    assert bounds.max_offset == COUNT
+    assert 100 < bounds.min_offset < 200
+    assert bodies_of(store) == BODIES[bounds.min_offset :]
+    store.close()
