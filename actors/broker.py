@@ -174,20 +174,23 @@ class Broker:
         young = bounds.min_offset == 0 and bounds.first_in_memory == 0
         return 0 if young else bounds.max_offset
 
-    def group_progress(self, group: str) -> list[GroupQueueProgress]:
-        """Committed offset and end of every queue here in which the group has committed; GroupNotExistError."""
+    def group_topics(self, group: str) -> list[str]:
+        """Topics in whose queues here the group has committed; GroupNotExistError."""
         state = self._ready_state()
         state.require_group(group)
+        return state.group_topics(group)
+
+    def group_progress(self, group: str, topic: str) -> list[GroupQueueProgress]:
+        """The group's committed offset and the end of every queue of a topic here; TopicNotExistError."""
+        state = self._ready_state()
+        committed = state.committed(group, topic)
         progress = []
-        for topic in state.group_topics(group):
-            config = state.topics.get(topic)
-            committed = state.committed(group, topic)
-            for queue_id in range(config.read_queue_nums if config else 0):
-                bounds = self._read(partial(self._storage.queue_bounds, topic, queue_id))
-                queue = MessageQueue(topic, self._settings.broker_name, queue_id)
-                progress.append(
-                    GroupQueueProgress(group, queue, committed.get(queue_id), bounds.min_offset, bounds.max_offset)
-                )
+        for queue_id in range(state.require_topic(topic).read_queue_nums):
+            bounds = self._read(partial(self._storage.queue_bounds, topic, queue_id))
+            queue = MessageQueue(topic, self._settings.broker_name, queue_id)
+            progress.append(
+                GroupQueueProgress(group, queue, committed.get(queue_id), bounds.min_offset, bounds.max_offset)
+            )
         return progress
 
     def open_group(self, group: str) -> str:

@@ -104,18 +104,22 @@ class Admin:
         return sorted(groups)
 
     def describe_group(self, group: str) -> list[GroupQueueProgress]:
-        """How far a group is in every queue it has committed in, sorted by queue. GroupNotExistError."""
+        """How far a group is in every queue of the topics it has committed in, sorted by queue. GroupNotExistError."""
         check_group(group)
-        progress: list[GroupQueueProgress] = []
+        topics: set[str] = set()
         known = False
         for broker_name in self._routes.brokers():
             try:
-                progress += self._persist(broker_name, "group_progress", group)
+                topics.update(self._persist(broker_name, "group_topics", group))
                 known = True
             except GroupNotExistError:
                 continue  # it has nothing on this broker group
         if not known:
             raise GroupNotExistError(group)
+        progress: list[GroupQueueProgress] = []
+        for topic in topics:
+            for broker_name in self.topic_route(topic).brokers:
+                progress += self._persist(broker_name, "group_progress", group, topic)
         return sorted(progress, key=lambda entry: entry.queue)
 
     def delete_group(self, group: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import ray
+from ray._common.utils import get_ray_address_file
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import AuthenticationError
 
@@ -22,6 +23,9 @@ from raymq.names import NAMESPACE
 from raymq.ray_head import read_head
 
 CONNECT_TIMEOUT_S: Final = 5.0
+
+# It warns, each time, that the cluster is protected.
+logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
 
 _ADVICE: Final = "start one with `raymq up` or `ray up cluster.yaml`, or use raymq.connect(embedded=True)"
 
@@ -78,7 +82,7 @@ def latest_started() -> str | None:
 
 def latest_started_file() -> Path:
     """Where Ray keeps the address of the cluster that was started last."""
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    return Path(get_ray_address_file(None))
 
 
 def _why_silent(address: str) -> str:

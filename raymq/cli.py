@@ -25,7 +25,8 @@ JOIN_S: Final = 15.0
 
 # Ray prints its raylets' messages on `sys.stdout`; what a command answers must not be mixed with them (see `main`).
 _stdout = sys.stdout
-_out = Console(file=_stdout, soft_wrap=True)
+# Without a terminal there is no width to keep to, and a folded cell is hard to search for.
+_out = Console(file=_stdout, width=None if _stdout.isatty() else 200)
 _err = Console(stderr=True, soft_wrap=True)
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

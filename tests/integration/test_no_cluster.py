@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.cluster import sandbox
@@ -26,8 +25,6 @@ RAYMQ = str(Path(sys.executable).with_name("raymq"))
 
 @pytest.mark.parametrize("command", [[sys.executable, "-c", CONNECT], [RAYMQ, "topic", "list"]])
 def test_connecting_where_no_ray_runs_says_how_to_start_one(command: list[str]) -> None:
-    if any(process.info["name"] == "gcs_server" for process in psutil.process_iter(["name"])):
-        pytest.skip("a Ray cluster runs on this machine, and would be found")
     with sandbox() as box:
         done = subprocess.run(command, cwd=box.work, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1
