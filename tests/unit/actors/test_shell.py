@@ -1,3 +1,5 @@
+"""Actor classes as Ray and other programs get them."""
+
 from __future__ import annotations
 
 import inspect

@@ -1,3 +1,5 @@
+"""Where the planner puts broker groups, and that data stays where it is."""
+
 from __future__ import annotations
 
 from pathlib import Path

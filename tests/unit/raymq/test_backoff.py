@@ -1,3 +1,5 @@
+"""Pauses grow to a limit."""
+
 from __future__ import annotations
 
 import random

@@ -1,3 +1,5 @@
+"""`raymq.yaml`: what is refused, and with which words."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Every error has a code, says something, and survives pickling."""
+
 from __future__ import annotations
 
 import inspect

@@ -1,3 +1,5 @@
+"""Long polls over failing stores and disappearing routes."""
+
 from __future__ import annotations
 
 import threading

@@ -1,3 +1,5 @@
+"""A real lane server and its clients: answers, refusals, silence."""
+
 from __future__ import annotations
 
 import socket

@@ -1,3 +1,5 @@
+"""The conversation with the launch process, spoken by a stand-in."""
+
 from __future__ import annotations
 
 import base64

@@ -1,3 +1,5 @@
+"""Shipping listeners by value, and running them."""
+
 from __future__ import annotations
 
 import functools

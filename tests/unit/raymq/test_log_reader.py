@@ -1,3 +1,5 @@
+"""Reading a store's files in place."""
+
 from __future__ import annotations
 
 import os

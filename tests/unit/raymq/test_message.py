@@ -1,3 +1,5 @@
+"""What a message refuses when it is made."""
+
 from __future__ import annotations
 
 import pickle

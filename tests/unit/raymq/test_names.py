@@ -1,3 +1,5 @@
+"""Name rules, and actor names that parse themselves."""
+
 from __future__ import annotations
 
 import pickle

@@ -1,3 +1,5 @@
+"""The producer over a store that fails, loses answers or is late."""
+
 from __future__ import annotations
 
 import pickle

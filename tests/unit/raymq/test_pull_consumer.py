@@ -1,3 +1,5 @@
+"""The pull consumer against a group and a store of its own."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Reading a fixed range, from the mapped files and from a store elsewhere."""
+
 from __future__ import annotations
 
 import os

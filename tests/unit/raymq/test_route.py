@@ -1,3 +1,5 @@
+"""A topic's queues as a route tells them."""
+
 from __future__ import annotations
 
 import pickle

@@ -1,3 +1,5 @@
+"""Cached routes, with NameServers that answer, forget and are gone."""
+
 from __future__ import annotations
 
 import random

@@ -1,3 +1,5 @@
+"""Lanes where they are, actor calls elsewhere, and what a lost answer says."""
+
 from __future__ import annotations
 
 import threading

@@ -1,3 +1,5 @@
+"""Tag expressions and what they match."""
+
 from __future__ import annotations
 
 import pickle

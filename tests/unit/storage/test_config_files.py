@@ -1,3 +1,5 @@
+"""Config files: replaced whole, read in RocketMQ's dialect."""
+
 from __future__ import annotations
 
 import pytest

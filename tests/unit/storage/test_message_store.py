@@ -1,3 +1,5 @@
+"""The store as its callers see it: appends, fetches, flushes, limits, life."""
+
 from __future__ import annotations
 
 import errno

@@ -1,3 +1,5 @@
+"""Sharing queues by averagely: the golden facts, and what it refuses."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The broker's records and snapshot: decisions change nothing, replay may begin anywhere before the end."""
+
 from __future__ import annotations
 
 import random

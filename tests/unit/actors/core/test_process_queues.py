@@ -1,3 +1,5 @@
+"""A push consumer's queues: one batch at a time, nothing skipped, nothing let go too early."""
+
 from __future__ import annotations
 
 import pytest

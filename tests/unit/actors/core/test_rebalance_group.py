@@ -1,3 +1,5 @@
+"""Grants, hand-over, expiry and restart of one consumer group."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Registrations, heartbeats and routes of one NameServer."""
+
 from __future__ import annotations
 
 import pytest
