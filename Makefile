@@ -24,6 +24,7 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/bench_store.py
+	$(BIN)/python tests/bench/bench_schedule.py
 	$(BIN)/python tests/bench/bench_cluster.py
 
 soak: $(INSTALLED)

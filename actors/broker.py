@@ -13,6 +13,7 @@ May wait for: its own Storage, NameServers. Never for another Broker, Rebalance 
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -42,6 +43,7 @@ from raymq.route import MASTER_ID, BrokerData, BrokerRegistration, QueueData, To
 from raymq.storage_client import StorageClient, persist_until
 from raymq.store_api import FetchRequest
 from raymq.subscription import Subscription
+from storage.cleaner import HOLDS_FILE
 from storage.config_files import parse_fastjson
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
@@ -222,9 +224,19 @@ class Broker:
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
+        delay_level: int = 0,
+        deliver_at_ms: int | None = None,
     ) -> SendResult:
         """Store one message in a queue of this group. Not safe to repeat: each call is a new message."""
-        message = Message(topic, body, tags, tuple([keys] if isinstance(keys, str) else keys), dict(properties or {}))
+        message = Message(
+            topic,
+            body,
+            tags,
+            tuple([keys] if isinstance(keys, str) else keys),
+            dict(properties or {}),
+            delay_level=delay_level,
+            deliver_at_ms=deliver_at_ms,
+        )
         return self._producer.send(message, sharding_key=sharding_key)
 
     def pull(
@@ -298,6 +310,9 @@ class Broker:
         state, position = broker_state.load_snapshot(
             lambda name: self._storage.control("read_config", name, timeout_s=STORE_TIMEOUT_S), parse_fastjson
         )
+        # Before anything is changed: retention keeps the state's records from here on until a snapshot has them.
+        if self._storage.control("read_config", HOLDS_FILE, timeout_s=STORE_TIMEOUT_S) is None:
+            self._hold(position)
         # A snapshot may be behind a log whose start was deleted by retention: what is missing then is in the snapshot.
         position = max(position, self._storage.queue_bounds(STATE_TOPIC, 0, STORE_TIMEOUT_S).min_offset)
         snapshot_position = position
@@ -370,7 +385,13 @@ class Broker:
             return
         for name, text in files.items():
             self._store_control("write_config", name, text)
+        # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
+        self._hold(self._snapshot_position)
         self._snapshot_position = position
+
+    def _hold(self, position: int) -> None:
+        """Let retention delete the state's records before `position`, which snapshots have, and no others."""
+        self._store_control("write_config", HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": position}}))
 
     def _store_control(self, method: str, *args: Any) -> Any:
         return self._read(lambda left_s: self._storage.control(method, *args, timeout_s=left_s))

@@ -26,7 +26,7 @@ from raymq.lane import LaneServer
 from raymq.names import StorageName
 from raymq.record import EncodedBatch
 from raymq.storage_client import StorageDescription
-from raymq.store_api import AppendResult, FetchRequest, FetchResult, QueueBounds
+from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, StoreStatistics
 from storage.message_store import MessageStore
 
 APPEND_THREADS: Final = 8
@@ -59,6 +59,8 @@ class Storage:
                 self._store = MessageStore.open(
                     self._settings, broker_name=self._name.broker_name, store_host=self._store_host
                 )
+                # The only replica is the master.
+                self._store.start_delivery()
                 methods = {"append": self.append, "fetch": self.fetch, "queue_bounds": self.queue_bounds}
                 self._lane = LaneServer({**methods, "offset_by_time": self.offset_by_time}, str(self._name))
             return self._store
@@ -79,9 +81,24 @@ class Storage:
         return self._open().queue_bounds(topic, queue_id)
 
     @ray.method(concurrency_group="control")
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """First offset stored at or after a time."""
-        return self._open().offset_by_time(topic, queue_id, timestamp_ms)
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """First offset stored at or after a time, or with UPPER the last one at or before."""
+        return self._open().offset_by_time(topic, queue_id, timestamp_ms, boundary)
+
+    @ray.method(concurrency_group="control")
+    def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """The newest messages with a key (MessageStore.query_by_key)."""
+        return self._open().query_by_key(topic, key, max_num, begin_ms, end_ms)
+
+    @ray.method(concurrency_group="control")
+    def query_by_unique_id(self, topic: str, message_id: str) -> QueryResult:
+        """The messages with a unique id (MessageStore.query_by_unique_id)."""
+        return self._open().query_by_unique_id(topic, message_id)
+
+    @ray.method(concurrency_group="control")
+    def record_at(self, physical_offset: int) -> bytes:
+        """The record that an offset message id names (MessageStore.record_at)."""
+        return self._open().record_at(physical_offset)
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
@@ -119,6 +136,16 @@ class Storage:
     def status(self) -> dict[str, Any]:
         """The store's counters and state, for `raymq status`."""
         return asdict(self._open().status())
+
+    @ray.method(concurrency_group="control")
+    def statistics(self) -> StoreStatistics:
+        """RocketMQ's runtime keys and the puts by topic (MessageStore.statistics)."""
+        return self._open().statistics()
+
+    @ray.method(concurrency_group="control")
+    def clean(self) -> None:
+        """Delete expired log files now, whatever the hour (MessageStore.clean)."""
+        self._open().clean()
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:

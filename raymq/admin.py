@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from raymq.errors import (
+    DataLossError,
     GroupNotExistError,
     InvalidArgumentError,
     RaymqError,
@@ -15,18 +18,23 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.group_info import GroupQueueProgress
-from raymq.message import MessageQueue, PullResult
+from raymq.ids import parse_offset_message_id
+from raymq.message import MessageExt, MessageQueue, PullResult
 from raymq.names import check_group, check_topic, check_user_topic
 from raymq.pulling import pull_messages
 from raymq.ray_calls import ActorRef
+from raymq.record import decode_record, decode_records
 from raymq.route import TopicRoute, spread_queues
 from raymq.routes import Routes
 from raymq.storage_client import persist_until
 from raymq.storages import Storages
-from raymq.store_api import QueueBounds
+from raymq.store_api import Boundary, QueryResult, QueueBounds
 from raymq.subscription import Subscription
 
 TIMEOUT_S: Final = 20.0
+QUERY_TIMEOUT_S: Final = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,66 @@ class Admin:
         subscription = Subscription.parse(queue.topic, tags)
         return pull_messages(storage, queue, data.read_queue_nums, subscription, offset, max_messages, wait_s)
 
+    def query_by_key(
+        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> list[MessageExt]:
+        """The newest messages of `topic` that have `key`, oldest first, stored between two times (ms since 1970).
+
+        Times count by whole seconds, and at most 64 messages come from one broker group (max_msgs_num_batch).
+        TopicNotExistError, InvalidArgumentError.
+        """
+        found = self._query(topic, "query_by_key", key, max_messages, begin_ms, end_ms)
+        return sorted(found, key=lambda message: message.store_timestamp_ms)[-max_messages:]
+
+    def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
+        """The messages of `topic` that `message_id` names: a unique id, or an offset message id.
+
+        Empty if there is none; more than one if the producer sent the message more than once. TopicNotExistError,
+        InvalidArgumentError.
+        """
+        found = self._query(topic, "query_by_unique_id", message_id)
+        return found or self._query_by_offset_id(topic, message_id.upper())
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """The first offset of `queue` stored at or after a time; with UPPER the last one stored at or before it."""
+        storage = self._storages.get(self._routes.get(check_topic(queue.topic)).master_storage(queue.broker_name))
+        return persist_until(
+            time.monotonic() + TIMEOUT_S,
+            lambda left_s: storage.offset_by_time(queue.topic, queue.queue_id, timestamp_ms, left_s, boundary),
+        )
+
+    def _query(self, topic: str, method: str, *args: Any) -> list[MessageExt]:
+        """Ask the store of every broker group that has the topic."""
+        route = self._routes.get(check_topic(topic))
+        messages: list[MessageExt] = []
+        for broker_name in route.brokers:
+            storage = self._storages.get(route.master_storage(broker_name))
+            result: QueryResult = persist_until(
+                time.monotonic() + TIMEOUT_S,
+                partial(_call_with_time_left, getattr(storage, method), (topic, *args)),
+            )
+            messages += decode_records(result.records, broker_name=broker_name)
+        return messages
+
+    def _query_by_offset_id(self, topic: str, offset_id: str) -> list[MessageExt]:
+        try:
+            place = parse_offset_message_id(offset_id).physical_offset
+        except InvalidArgumentError:
+            return []  # a unique id of another kind
+        route = self._routes.get(topic)
+        for broker_name in route.brokers:
+            storage = self._storages.get(route.master_storage(broker_name))
+            try:
+                record = persist_until(
+                    time.monotonic() + TIMEOUT_S, partial(_call_with_time_left, storage.record_at, (place,))
+                )
+            except (InvalidArgumentError, DataLossError):
+                continue  # this store has another record, or none, at that place
+            message = decode_record(record, broker_name=broker_name)
+            if message.offset_message_id == offset_id and message.topic == topic:
+                return [message]
+        return []
+
     def _bounds(self, route: TopicRoute, queue: MessageQueue) -> QueueBounds:
         storage = self._storages.get(route.master_storage(queue.broker_name))
         return persist_until(
@@ -175,3 +243,7 @@ class Admin:
                 raise RequestTimeoutError(f"registration of topic {topic!r}", TIMEOUT_S)
             self._routes.forget(topic)
             time.sleep(0.02)
+
+
+def _call_with_time_left(method: Callable[..., T], args: tuple[Any, ...], left_s: float) -> T:
+    return method(*args, min(left_s, QUERY_TIMEOUT_S))

@@ -23,10 +23,7 @@ from raymq.errors import InvalidArgumentError, RaymqError
 
 JOIN_S: Final = 15.0
 
-# Ray prints its raylets' messages on `sys.stdout`; what a command answers must not be mixed with them (see `main`).
-_stdout = sys.stdout
-# Without a terminal there is no width to keep to, and a folded cell is hard to search for.
-_out = Console(file=_stdout, width=None if _stdout.isatty() else 200)
+_out = Console()
 _err = Console(stderr=True, soft_wrap=True)
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -35,7 +32,11 @@ _address_option = click.option("--address", help="Ray cluster to use, host:port.
 
 def main() -> NoReturn:
     """The console script."""
+    # Ray prints its raylets' messages on `sys.stdout`; what a command answers must not be mixed with them.
+    _out.file = sys.stdout
     sys.stdout = sys.stderr
+    if not _out.is_terminal:
+        _out.width = 200  # there is no width to keep to, and a folded cell is hard to search for
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -199,6 +200,8 @@ def topic_delete(name: str, address: str | None) -> None:
 @click.option("--key", "keys", multiple=True, help="A business key; may be given several times.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A user property.")
 @click.option("--sharding-key", help="Messages of one key go to one queue, in order.")
+@click.option("--delay-level", type=click.IntRange(0), default=0, help="Deliver it later: 1 is 1 s, 18 is 2 h.")
+@click.option("--deliver-at", metavar="TIME", help="Deliver it then: ISO 8601, or +30s, +5m, +2h, +1d from now on.")
 @_address_option
 @_json_option
 def send(
@@ -208,6 +211,8 @@ def send(
     keys: Sequence[str],
     properties: Sequence[str],
     sharding_key: str | None,
+    delay_level: int,
+    deliver_at: str | None,
     address: str | None,
     as_json: bool,
 ) -> None:
@@ -215,13 +220,18 @@ def send(
 
     Example: raymq send orders '{"id": 17}' --tags paid --key o-17
     """
+    from raymq.delay import parse_deliver_at
     from raymq.message import Message
 
+    due_ms = None if deliver_at is None else parse_deliver_at(deliver_at, time.time_ns() // 1_000_000)
     user = dict(_pair(text) for text in properties)
     bodies = [body.encode()] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
     with _client(address) as client, client.producer("raymq-cli") as producer:
         futures = [
-            producer.send_async(Message(topic_name, text, tags, tuple(keys), user), sharding_key=sharding_key)
+            producer.send_async(
+                Message(topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms),
+                sharding_key=sharding_key,
+            )
             for text in bodies
         ]
         results = [future.result() for future in futures]
@@ -279,7 +289,7 @@ def consume(
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
             if messages:
                 for message in messages:
-                    click.echo(_message_line(message, as_json), file=_stdout)
+                    click.echo(_message_line(message, as_json), file=_out.file)
                 consumer.commit()
                 left = None if left is None else left - len(messages)
             elif timeout is not None and (consumer.assignment() or time.monotonic() > quiet_until_s):
@@ -288,22 +298,61 @@ def consume(
 
 @cli.command()
 @click.argument("topic_name", metavar="TOPIC")
-@click.option("--offset", "place", required=True, metavar="QUEUE:OFFSET", help="For example broker-a:3:1700.")
+@click.option("--key", help="Messages with this key, the newest ones.")
+@click.option("--id", "message_id", help="The message with this id: a unique id or an offset message id.")
+@click.option("--offset", "place", metavar="QUEUE:OFFSET", help="The message at a place, for example broker-a:3:1700.")
+@click.option("--max", "limit", type=click.IntRange(1), default=32, show_default=True, help="With --key: how many.")
 @_address_option
 @_json_option
-def query(topic_name: str, place: str, address: str | None, as_json: bool) -> None:
-    """Show the message at a place. Example: raymq query orders --offset broker-a:3:1700"""
+def query(
+    topic_name: str,
+    key: str | None,
+    message_id: str | None,
+    place: str | None,
+    limit: int,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Show messages by key, by id, or at a place. Exit code 1 when there is none.
+
+    Example: raymq query orders --key o-17, or raymq query orders --offset broker-a:3:1700
+    """
+    if sum(choice is not None for choice in (key, message_id, place)) != 1:
+        raise click.UsageError("give one of --key, --id and --offset")
+    with _client(address) as client:
+        if key is not None:
+            messages = client.admin.query_by_key(topic_name, key, max_messages=limit)
+        elif message_id is not None:
+            messages = client.admin.query_by_id(topic_name, message_id)
+        else:
+            messages = [_message_at(client, topic_name, place or "")]
+    found = [_message_dict(message) for message in messages]
+    if key is not None:
+        _print(as_json, {"messages": found}, lambda: _print_messages(found))
+    elif found:
+        _print(as_json, found[0], lambda: _table(["field", "value"], [[k, v] for k, v in found[0].items()]))
+    if not found:
+        raise InvalidArgumentError(
+            f"topic {topic_name} has no message with {'key' if key else 'id'} {key or message_id}"
+        )
+
+
+def _message_at(client: Any, topic_name: str, place: str) -> Any:
     from raymq.message import MessageQueue
 
     parts = place.split(":")
     if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
         raise InvalidArgumentError(f"{place!r} is not a place; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700")
-    with _client(address) as client:
-        result = client.admin.pull(MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2]), max_messages=1)
+    result = client.admin.pull(MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2]), max_messages=1)
     if not result.messages:
         raise InvalidArgumentError(f"no message is at {place} yet: the queue's next offset is {result.max_offset}")
-    message = _message_dict(result.messages[0])
-    _print(as_json, message, lambda: _table(["field", "value"], [[k, v] for k, v in message.items()]))
+    return result.messages[0]
+
+
+def _print_messages(found: list[dict[str, Any]]) -> None:
+    names = ["queue", "queue_offset", "tags", "keys", "stored", "message_id", "body"]
+    if found:
+        _table(names, [[" ".join(m[name]) if name == "keys" else m[name] for name in names] for m in found])
 
 
 # Groups
@@ -377,7 +426,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _print(as_json: bool, value: Any, otherwise: Callable[[], None]) -> None:
     if as_json:
-        click.echo(json.dumps(value, ensure_ascii=False), file=_stdout)
+        click.echo(json.dumps(value, ensure_ascii=False), file=_out.file)
     else:
         otherwise()
 

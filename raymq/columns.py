@@ -25,9 +25,8 @@ from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESER
 from raymq.record import Buffer, decode_record
 from raymq.record_batch import windows
 from raymq.record_layout import RecordError
+from raymq.record_places import Bytes, Ints, Places, locate
 
-Ints = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 BodyType = Literal["binary", "binary_view"]
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
@@ -48,19 +47,6 @@ SCHEMA: Final = pa.schema(
 )
 """The columns of a topic. `properties` are the user's alone, as in `MessageExt`; `tags` may be null."""
 
-_HEAD: Final = np.dtype(
-    [
-        ("total_size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-    ]
-)
 _INLINE: Final = 12
 """An Arrow view holds values up to this length itself."""
 
@@ -82,7 +68,7 @@ def decode_columns(
     if len(buffer) > np.iinfo(np.int32).max:
         raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode parts of it")
     data = np.frombuffer(buffer, dtype=np.uint8)
-    places = _locate(data, np.asarray(starts, dtype=np.int64))
+    places = locate(data, np.asarray(starts, dtype=np.int64))
     if check_crc:
         _check_crcs(data, places)
     properties = _split_properties(_slices(data, places.properties_at, places.properties_size).cast(pa.binary()))
@@ -115,67 +101,7 @@ def _schema(body_type: BodyType) -> pa.Schema:
     return SCHEMA.set(SCHEMA.get_field_index("body"), pa.field("body", pa.binary_view()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the parts of each record are: positions and sizes in bytes, one element per record."""
-
-    starts: Ints
-    head: NDArray[np.void]
-    sys_flag: Ints
-    store_timestamp: NDArray[np.int64]
-    store_host_at: Ints
-    body_at: Ints
-    body_size: Ints
-    topic_at: Ints
-    topic_size: Ints
-    properties_at: Ints
-    properties_size: Ints
-
-
-def _locate(data: Bytes, starts: Ints) -> _Places:
-    """Find and check the parts of the records at `starts`. RecordError unless every part fits exactly."""
-    _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
-    head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
-    ends = starts + head["total_size"]
-    sys_flag = head["sys_flag"].astype(np.int64)
-    born_extra = np.where(sys_flag & layout.SYS_FLAG_BORN_HOST_IPV6, layout.IPV6_EXTRA, 0)
-    extra = born_extra + np.where(sys_flag & layout.SYS_FLAG_STORE_HOST_IPV6, layout.IPV6_EXTRA, 0)
-    v1 = head["magic"] == layout.MAGIC_V1
-    _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "has no record's magic")
-    body_at = starts + extra + layout.BODY_OFFSET
-    _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is cut or claims a wrong size")
-    body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
-    length_at = body_at + body_size
-    _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that does not fit in it")
-    long_size = windows(data, 2)[length_at].view(">i2").astype(np.int64)
-    topic_size = np.where(v1, data[length_at], long_size)
-    topic_at = length_at + np.where(v1, 1, 2)
-    properties_at = topic_at + topic_size + 2
-    legal = (topic_size >= 0) & (properties_at <= ends) & (~v1 | (topic_size <= layout.V1_TOPIC_SIZE_MAX))
-    _require(legal, starts, "has a topic that does not fit in it")
-    properties_size = windows(data, 2)[properties_at - 2].view(">i2").astype(np.int64)
-    _require(properties_at + properties_size == ends, starts, "has length fields that do not add up to its size")
-    return _Places(
-        starts,
-        head,
-        sys_flag,
-        windows(data, 8)[starts + born_extra + layout.STORE_TIMESTAMP_OFFSET].view(">i8"),
-        starts + born_extra + layout.STORE_HOST_OFFSET,
-        body_at,
-        body_size,
-        topic_at,
-        topic_size,
-        properties_at,
-        properties_size,
-    )
-
-
-def _require(holds: NDArray[np.bool_], starts: Ints, otherwise: str) -> None:
-    if not holds.all():
-        raise RecordError(f"the record at byte {starts[int(np.argmin(holds))]} {otherwise}")
-
-
-def _check_crcs(data: Bytes, places: _Places) -> None:
+def _check_crcs(data: Bytes, places: Places) -> None:
     view = data.data
     sizes, crcs = places.body_size.tolist(), places.head["body_crc"].tolist()
     for at, size, crc in zip(places.body_at.tolist(), sizes, crcs, strict=True):
@@ -221,7 +147,7 @@ def _slices(data: Bytes, at: Ints, size: Ints) -> pa.Array:
     return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
 
 
-def _topics(data: Bytes, places: _Places) -> pa.Array | None:
+def _topics(data: Bytes, places: Places) -> pa.Array | None:
     """The topic column, None when one is not UTF-8. Mostly all rows have the same topic."""
     at, size = places.topic_at, places.topic_size
     try:
@@ -234,7 +160,7 @@ def _topics(data: Bytes, places: _Places) -> pa.Array | None:
         return None
 
 
-def _bodies(data: Bytes, places: _Places, body_type: BodyType) -> pa.Array:
+def _bodies(data: Bytes, places: Places, body_type: BodyType) -> pa.Array:
     views = _views(data, places.body_at, places.body_size)
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
     for row in np.flatnonzero(places.sys_flag & layout.SYS_FLAG_COMPRESSED).tolist():
@@ -249,7 +175,7 @@ def _bodies(data: Bytes, places: _Places, body_type: BodyType) -> pa.Array:
     return bodies.cast(pa.binary()) if body_type == "binary" else bodies
 
 
-def _offset_ids(data: Bytes, places: _Places, missing: pa.BooleanArray) -> pa.Array:
+def _offset_ids(data: Bytes, places: Places, missing: pa.BooleanArray) -> pa.Array:
     """Offset message ids for the rows that `missing` marks, null elsewhere."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist():

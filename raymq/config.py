@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from raymq.errors import ConfigError
+from raymq.delay import DELAY_LEVELS, parse_delay_levels
+from raymq.errors import ConfigError, InvalidArgumentError
 from raymq.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.names import NameServerName
 
@@ -78,6 +79,53 @@ class StoreOptions(BaseModel):
     enabled_append_prop_crc: Annotated[
         bool, Field(description="Whether producers add a CRC over the whole record as its last property.")
     ] = False
+    force_verify_prop_crc: Annotated[
+        bool, Field(description="Whether recovery checks that CRC instead of the body's; a record without one is cut.")
+    ] = False
+    message_index_enable: Annotated[
+        bool, Field(description="Whether messages are found by key and unique id: an index is built beside the log.")
+    ] = True
+    max_hash_slot_num: Annotated[
+        int, Field(ge=1, le=1 << 26, description="Hash slots of an index file. Another number has it all made again.")
+    ] = 5_000_000
+    max_index_num: Annotated[
+        int, Field(ge=2, le=1 << 28, description="Entries of an index file, one more than are used. Like the former.")
+    ] = 20_000_000
+    max_msgs_num_batch: Annotated[int, Field(ge=1, le=10_000, description="Most messages that a query returns.")] = 64
+    query_wait_index_ms: Annotated[
+        int, Field(ge=0, le=60_000, description="How long a query waits for the index to reach the end of the log.")
+    ] = 3000
+    file_reserved_time_hours: Annotated[
+        int, Field(ge=0, le=24 * 365 * 100, description="How long messages are kept at least, unless the disk fills.")
+    ] = 72
+    delete_when: Annotated[
+        str,
+        Field(
+            pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$",
+            description='The hours of the day, local time, at which older messages are deleted: "04", or "04;16".',
+        ),
+    ] = "04"
+    clean_resource_interval_ms: Annotated[
+        int, Field(ge=10, le=3_600_000, description="How often the age of the files and the disk are looked at.")
+    ] = 10_000
+    delete_file_batch_max: Annotated[
+        int, Field(ge=1, le=10_000, description="Most commit-log files deleted at a time.")
+    ] = 10
+    disk_max_used_space_ratio: Annotated[
+        int, Field(ge=0, le=100, description="Percent of the disk from which on old messages go at any hour. 10 to 95.")
+    ] = 75
+    disk_space_clean_forcibly_ratio: Annotated[
+        int, Field(ge=0, le=100, description="Percent from which on messages go whatever their age. 30 to 85.")
+    ] = 85
+    disk_space_warning_level_ratio: Annotated[
+        int, Field(ge=0, le=100, description="Percent from which on the store refuses appends. 35 to 90.")
+    ] = 90
+    clean_file_forcibly_enable: Annotated[
+        bool, Field(description="Whether a full disk deletes messages that are younger than file_reserved_time_hours.")
+    ] = True
+    os_page_cache_busy_timeout_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="An append that takes longer has the others refused, as busy.")
+    ] = 1000
     max_mapped_bytes: Annotated[
         int, Field(ge=1 << 20, description="Address space for read-only maps of files; the least used are dropped.")
     ] = 64 << 30
@@ -91,9 +139,26 @@ class StoreOptions(BaseModel):
         int,
         Field(ge=1, le=10_000_000, description="Producer and queue pairs remembered, to recognise repeats."),
     ] = 20_000
+    message_delay_level: Annotated[
+        str,
+        Field(description="How long messages of delay level 1, 2, … wait: numbers with s, m, h or d; at most 18."),
+    ] = DELAY_LEVELS
     access_message_in_memory_max_ratio: Annotated[
         int, Field(ge=1, le=100, description="Percent of the memory that is taken to hold the newest messages.")
     ] = 40
+
+    @field_validator("message_delay_level")
+    @classmethod
+    def _delay_levels(cls, text: str) -> str:
+        try:
+            parse_delay_levels(text)
+        except InvalidArgumentError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        return parse_delay_levels(self.message_delay_level)
 
     @field_validator("mapped_file_size_consume_queue_bytes")
     @classmethod

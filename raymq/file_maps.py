@@ -46,6 +46,13 @@ class FileMaps:
                 return found.data
         return self._insert(path)
 
+    def forget(self, path: str) -> None:
+        """Drop the map of a file, which is being deleted: its blocks stay in use for as long as it is mapped."""
+        with self._lock:
+            found = self._maps.pop(path, None)
+            if found is not None:
+                self._bytes -= found.size
+
     def forget_below(self, directory: str) -> None:
         """Drop the maps of all files in or below `directory`."""
         prefix = directory.rstrip("/") + "/"
@@ -72,6 +79,9 @@ class FileMaps:
             replaced = self._maps.pop(path, None)
             self._bytes += stat.st_size - (replaced.size if replaced is not None else 0)
             self._maps[path] = _Map(stat.st_dev, stat.st_ino, stat.st_size, data)
+            # Nobody asks for a deleted file again, and its map would keep its blocks from being free.
+            for other in [other for other in self._maps if not os.path.exists(other)]:
+                self._bytes -= self._maps.pop(other).size
             while len(self._maps) > 1 and (self._bytes > self._max_bytes or len(self._maps) > self._max_files):
                 self._bytes -= self._maps.popitem(last=False)[1].size
         return data

@@ -9,11 +9,13 @@ Properties: RocketMQ keeps tags, keys, the unique id and its own flags in one ma
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final
 
+from raymq.delay import TIMER_DELAY_MAX_MS
 from raymq.errors import MessageIllegalError
 from raymq.names import check_topic
 
@@ -26,6 +28,7 @@ PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
 PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
+PROPERTY_TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
@@ -66,6 +69,10 @@ class Message:
     `keys`: business keys for lookups, without spaces; a single str is one key. `properties`: the user's own, text to
     text. `flag`: a 32-bit number that is carried along. Raises MessageIllegalError (and IllegalNameError for the topic)
     when it is made, so that a message that exists can be sent (spec/messaging.md §3.2).
+
+    Consumers get the message later with one of: `delay_level`, RocketMQ's (1 to 18 mean 1 s to 2 h unless the store's
+    message_delay_level says otherwise; 0 is no delay, more than 18 means 18), or `deliver_at_ms`, a time in ms since
+    1970 up to 40 days ahead; a time that is past is now.
     """
 
     topic: str
@@ -74,6 +81,8 @@ class Message:
     keys: Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     flag: int = 0
+    delay_level: int = 0
+    deliver_at_ms: int | None = None
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -115,6 +124,26 @@ class Message:
                 raise MessageIllegalError(f"property {name!r} is reserved; use another name")
         if not isinstance(self.flag, int) or not -(2**31) <= self.flag < 2**31:
             raise MessageIllegalError(f"flag {self.flag!r} is not a number of 32 bits")
+        if self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
+            self._check_delay()
+
+    def _check_delay(self) -> None:
+        level, deliver_at_ms = self.delay_level, self.deliver_at_ms
+        if not isinstance(level, int) or isinstance(level, bool) or level < 0:
+            raise MessageIllegalError(f"delay_level {level!r} is not a level: 0 is no delay, 1 to 18 are the levels")
+        if deliver_at_ms is None:
+            return
+        if level:
+            raise MessageIllegalError("a message has a delay_level or a deliver_at_ms, not both")
+        if not isinstance(deliver_at_ms, int) or isinstance(deliver_at_ms, bool) or deliver_at_ms < 0:
+            raise MessageIllegalError(f"deliver_at_ms {deliver_at_ms!r} is not a time in ms since 1970")
+        ahead_ms = deliver_at_ms - time.time_ns() // 1_000_000
+        if ahead_ms > TIMER_DELAY_MAX_MS:
+            days = ahead_ms / 86_400_000
+            raise MessageIllegalError(
+                f"deliver_at_ms {deliver_at_ms} is {days:.1f} days ahead; at most {TIMER_DELAY_MAX_MS // 86_400_000} "
+                "are allowed (is it in milliseconds?)"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,10 @@ A batch is encoded once, with this producer's id, epoch and a sequence that grow
 is sent again, the very same bytes, until its time is up; the store drops what it has already (design §5, promise 1).
 A batch is never sent to another queue, since it may already be stored in its own.
 
+A delayed message is encoded as a record of the queue where it waits (raymq.delay), and is sent there like any other:
+the sequence that recognises its repeats is that queue's, and SendResult names the place there. Its own topic and queue
+go along as properties. When it is delivered, it comes after what was sent to its queue meanwhile.
+
 Memory is bounded: at most `max_buffered_bytes` of bodies and properties wait here; `send` then blocks, until its own
 timeout. Nothing survives the process: what was not acknowledged may or may not be stored.
 """
@@ -21,7 +25,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -32,6 +36,7 @@ import numpy as np
 
 from raymq.backoff import Backoff
 from raymq.compression import Compression, CompressionType
+from raymq.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, timer_queue
 from raymq.errors import (
     ClientStateError,
     InvalidArgumentError,
@@ -45,8 +50,8 @@ from raymq.errors import (
 from raymq.hashing import java_hash
 from raymq.ids import UniqueIdGenerator, offset_message_id
 from raymq.message import MAX_PROPERTIES_BYTES, Message, MessageQueue, SendResult, message_list
-from raymq.names import check_group, check_user_topic
-from raymq.record import EncodedBatch, ProducerSequence, encode_batch
+from raymq.names import SCHEDULE_TOPIC, check_group, check_user_topic
+from raymq.record import EncodedBatch, ProducerSequence, Waiting, encode_batch
 from raymq.route import TopicRoute
 from raymq.storage_client import StorageClient
 from raymq.store_api import AppendResult
@@ -79,6 +84,7 @@ class RouteSource(Protocol):
 @dataclass(slots=True)
 class _Pending:
     message: Message
+    real_queue_id: int
     future: Future[SendResult]
     deadline_s: float
     timeout_s: float
@@ -87,7 +93,10 @@ class _Pending:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A batch on its way, encoded once. `deadline_s` is the next one of its entries; `expired`: some are over."""
+    """A batch on its way, encoded once. `queue` is where it is stored: for delayed messages, where they wait.
+
+    `deadline_s` is the next one of its entries; `expired`: some are over.
+    """
 
     queue: MessageQueue
     entries: list[_Pending]
@@ -224,10 +233,10 @@ class Producer:
             queue = self._selector.select(route, sharding_key, len(messages), self._is_healthy)
             sender = self._sender(route.master_storage(queue.broker_name))
             entries = [
-                _Pending(message, _running_future(), deadline_s, timeout_s, cost)
+                _Pending(message, queue.queue_id, _running_future(), deadline_s, timeout_s, cost)
                 for message, cost in zip(messages, costs, strict=True)
             ]
-            sender.put(queue, entries)
+            sender.put(_by_stored_queue(entries, queue))
         except BaseException:
             self._budget.give(sum(costs))
             raise
@@ -362,6 +371,7 @@ class _Encoder:
     def encode(self, queue: MessageQueue, entries: Sequence[_Pending]) -> EncodedBatch:
         """Only called by the one sender thread of the queue's storage actor."""
         first = self._sequences.get(queue, 0)
+        waits = queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
         batch = encode_batch(
             [entry.message for entry in entries],
             queue.queue_id,
@@ -370,6 +380,7 @@ class _Encoder:
             message_ids=self._ids.next_batch(len(entries)),
             producer=ProducerSequence(self._producer_id, 0, first),
             compression=self._compression,
+            waiting=Waiting(queue.topic, [entry.real_queue_id for entry in entries]) if waits else None,
         )
         self._sequences[queue] = first + len(entries)
         return batch
@@ -401,15 +412,16 @@ class _Sender:
         """Whether the storage actor did not answer lately. After FAILING_S it is tried again."""
         return time.monotonic() < self._failing_until_s
 
-    def put(self, queue: MessageQueue, entries: list[_Pending]) -> None:
+    def put(self, entries_by_queue: Mapping[MessageQueue, list[_Pending]]) -> None:
         """Take messages to be sent. ClientStateError when the sender was closed meanwhile; nothing is taken then."""
         with self._wake:
             if self._closed:
                 raise ClientStateError("this producer is closed; make a new one with client.producer(...)")
-            buffer = self._buffers.get(queue)
-            if buffer is None:
-                buffer = self._buffers[queue] = _QueueBuffer(queue)
-            buffer.entries.extend(entries)
+            for queue, entries in entries_by_queue.items():
+                buffer = self._buffers.get(queue)
+                if buffer is None:
+                    buffer = self._buffers[queue] = _QueueBuffer(queue)
+                buffer.entries.extend(entries)
             self._wake.notify()
 
     def close(self) -> None:
@@ -556,6 +568,30 @@ class _Sender:
         self._budget.give(sum(entry.cost_bytes for entry in entries))
 
 
+def _by_stored_queue(entries: list[_Pending], queue: MessageQueue) -> dict[MessageQueue, list[_Pending]]:
+    """The entries for `queue` by where they are stored: delayed ones wait elsewhere."""
+    if not any(_is_delayed(entry.message) for entry in entries):
+        return {queue: entries}
+    by_queue: dict[MessageQueue, list[_Pending]] = {}
+    for entry in entries:
+        by_queue.setdefault(_stored_queue(entry.message, queue), []).append(entry)
+    return by_queue
+
+
+def _is_delayed(message: Message) -> bool:
+    return message.delay_level > 0 or message.deliver_at_ms is not None
+
+
+def _stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
+    """Where a message that is sent now to `queue` is stored: there, or where it waits."""
+    if message.delay_level:
+        return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
+    now_ms = time.time_ns() // 1_000_000
+    if message.deliver_at_ms is None or message.deliver_at_ms <= now_ms:
+        return queue
+    return MessageQueue(TIMER_TOPIC, queue.broker_name, timer_queue(message.deliver_at_ms, now_ms))
+
+
 def _running_future() -> Future[SendResult]:
     """A future that cannot be cancelled: its message is on its way as soon as it was handed over."""
     future: Future[SendResult] = Future()
@@ -579,6 +615,7 @@ def _check_record(message: Message) -> None:
         born_timestamp_ms=0,
         message_ids=["0" * 32],
         producer=ProducerSequence("0" * 16, 0, 2**62),
+        waiting=Waiting(SCHEDULE_TOPIC, [2**31 - 1]) if _is_delayed(message) else None,
     )
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from raymq.compression import decompress
 from raymq.crc import PROPERTY_CRC_LENGTH, property_crc
+from raymq.delay import DELAY_LEVELS_MS, is_waiting_topic, waiting_code
 from raymq.hashing import tags_code
 from raymq.message import (
-    PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
@@ -31,8 +31,7 @@ from raymq.message import (
     RESERVED_PROPERTIES,
     MessageExt,
 )
-from raymq.names import SCHEDULE_TOPIC
-from raymq.record_batch import EncodedBatch, ProducerSequence, encode_batch, stamp, validate_batch
+from raymq.record_batch import EncodedBatch, ProducerSequence, Waiting, encode_batch, stamp, validate_batch
 from raymq.record_layout import (
     BLANK_LENGTH,
     BLANK_MAGIC,
@@ -64,6 +63,7 @@ __all__ = [
     "ProducerSequence",
     "RecordCheck",
     "RecordError",
+    "Waiting",
     "check_record",
     "decode_host",
     "decode_properties",
@@ -80,12 +80,6 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | memoryview
-
-DELAY_LEVELS_MS: Final = tuple(
-    1000 * seconds
-    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-)
-"""How long a message of delay level 1, 2, … waits, in ms (spec/storage.md §13, fact 19)."""
 
 _HEADER: Final = HEADERS[0]
 _INT: Final = struct.Struct(">i")
@@ -353,8 +347,13 @@ class DispatchView(NamedTuple):
         return ProducerSequence(producer_id, epoch, sequence)
 
 
-def dispatch_view(buffer: Buffer, position: int = 0) -> DispatchView:
-    """What dispatch needs of the record at `position`. RecordError when its fields do not fit; no CRC is checked."""
+def dispatch_view(
+    buffer: Buffer, position: int = 0, *, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+) -> DispatchView:
+    """What dispatch needs of the record at `position`. RecordError when its fields do not fit; no CRC is checked.
+
+    `delay_levels_ms` are the store's, for the unit of a delayed message.
+    """
     if position < 0:
         raise RecordError(f"no record at byte {position}")
     try:
@@ -368,17 +367,9 @@ def dispatch_view(buffer: Buffer, position: int = 0) -> DispatchView:
     topic_at, properties_at, end = _sections(buffer, position, position + HEADERS[hosts].size, values)
     topic = _topic_text(bytes(buffer[topic_at + (1 if magic == MAGIC_V1 else 2) : properties_at - 2]))
     properties = decode_properties(bytes(buffer[properties_at:end]))
-    code = tags_code(properties.get(PROPERTY_TAGS))
-    if topic == SCHEDULE_TOPIC and PROPERTY_DELAY in properties:
-        code = _delivery_time_ms(properties[PROPERTY_DELAY], values[10], code)
+    code = waiting_code(topic, values[3], properties, values[10], delay_levels_ms) if is_waiting_topic(topic) else None
+    if code is None:
+        code = tags_code(properties.get(PROPERTY_TAGS))
     return DispatchView(
         total, topic, values[3], values[5], values[6], values[7], values[10], values[13], code, properties
     )
-
-
-def _delivery_time_ms(delay: str, store_timestamp_ms: int, otherwise: int) -> int:
-    """When a delayed message is due, by its DELAY level; `otherwise` when that is not a level (spec/storage.md §2)."""
-    level = int(delay) if delay.isdecimal() and len(delay) < 10 else 0
-    if level <= 0:
-        return otherwise
-    return store_timestamp_ms + DELAY_LEVELS_MS[min(level, len(DELAY_LEVELS_MS)) - 1]

@@ -7,6 +7,7 @@ lock, for all records at a time. Nothing here survives a crash by itself; the la
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,21 +21,30 @@ from numpy.typing import NDArray
 from raymq import record_layout as layout
 from raymq.compression import Compression, CompressionType
 from raymq.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX, property_crc
+from raymq.delay import DELAY_LEVELS_MAX
 from raymq.errors import IllegalNameError, MessageIllegalError
 from raymq.hashing import tags_code
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
+    PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_SEQUENCE,
     PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_UNIQ_KEY,
     Message,
 )
 from raymq.names import check_topic
 
 _NO_COMPRESSION: Final = Compression()
+
+_OFFSETS: Final = struct.Struct(">qq")
+_ONE_HEAD: Final = struct.Struct(">ii4xi20xi")
+"""total_size, magic, queue_id and sys_flag of one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +60,9 @@ class ProducerSequence:
 class EncodedBatch:
     """One queue's messages as final record bytes, back to back.
 
-    `sizes` are the records' lengths in bytes, `tag_codes` what their consume-queue units hold, `message_ids` their
-    unique ids. A batch without `producer` is not deduplicated by the store.
+    `sizes` are the records' lengths in bytes, `tag_codes` what their consume-queue units hold (in a topic where
+    messages wait: their `deliver_at_ms`, of which the store makes what the unit holds), `message_ids` their unique
+    ids. A batch without `producer` is not deduplicated by the store.
     """
 
     topic: str
@@ -70,6 +81,15 @@ class EncodedBatch:
         return replace(self, message_ids=())
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A batch of messages that wait in internal topic `topic` (raymq.delay); message i is for queue `real_queue_ids[i]`
+    of its own topic."""
+
+    topic: str
+    real_queue_ids: Sequence[int]
+
+
 def encode_batch(
     messages: Sequence[Message],
     queue_id: int,
@@ -83,24 +103,27 @@ def encode_batch(
     append_prop_crc: bool = False,
     reconsume_times: int = 0,
     store_host_ipv6: bool = False,
+    waiting: Waiting | None = None,
 ) -> EncodedBatch:
     """Encode `messages`, all of one topic, as records of its queue `queue_id`.
 
     Each record gets the user's properties, TAGS, KEYS, `extra_properties` (reserved names, the same for all), UNIQ_KEY
     from `message_ids` (none for an empty id), RMQ_PID/RMQ_EPOCH/RMQ_SEQ if there is a `producer`, and room for the
-    property CRC with `append_prop_crc`, which `stamp` fills in. `born_host` is an IP address and a port;
+    property CRC with `append_prop_crc`, which `stamp` fills in. With `waiting` they are records of its topic's queue
+    `queue_id`, delayed as each message says, and the messages' own topics may differ; without, a message's delay means
+    nothing here. `born_host` is an IP address and a port;
     `store_host_ipv6` leaves room for an IPv6 store host. MessageIllegalError when the batch is empty, mixes topics or
     has a message whose properties exceed 32767 bytes; nothing is kept then.
     """
     if not messages or len(messages) != len(message_ids):
         raise MessageIllegalError(f"a batch of {len(messages)} messages with {len(message_ids)} ids cannot be encoded")
-    topic = messages[0].topic
-    magic, topic_part = _topic_part(topic)
+    topic = messages[0].topic if waiting is None else waiting.topic
+    magic, topic_text = topic_part(topic)
     born = layout.encode_host(*born_host)
     host_bits = (len(born) == 20) * layout.SYS_FLAG_BORN_HOST_IPV6 | store_host_ipv6 * layout.SYS_FLAG_STORE_HOST_IPV6
     header = layout.HEADERS[host_bits >> 4]
     store = bytes(20 if store_host_ipv6 else 8)
-    fixed_size = header.size + len(topic_part) + 2
+    fixed_size = header.size + len(topic_text) + 2
     shared = layout.encode_properties(extra_properties).decode() if extra_properties else ""
     sequence_text, sequences = _sequence_text(producer)
     seal = PROPERTY_CRC_PLACEHOLDER if append_prop_crc else b""
@@ -109,15 +132,18 @@ def encode_batch(
     parts: list[bytes] = []
     sizes: list[int] = []
     codes: list[int] = []
-    for message, message_id, sequence in zip(messages, message_ids, sequences, strict=False):
-        if message.topic != topic:
+    for index, (message, message_id, sequence) in enumerate(zip(messages, message_ids, sequences, strict=False)):
+        target = ""
+        if waiting is not None:
+            target = _target_text(message, waiting.real_queue_ids[index])
+        elif message.topic != topic:
             raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
         body, sys_flag = message.body, host_bits
         if compresses:
             body, bits = compression.compress_body(body)
             sys_flag |= bits
         unique = f"{PROPERTY_UNIQ_KEY}\x01{message_id}\x02" if message_id else ""
-        properties = f"{_user_text(message)}{shared}{unique}{sequence_text}{sequence}".encode() + seal
+        properties = f"{_user_text(message)}{target}{shared}{unique}{sequence_text}{sequence}".encode() + seal
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise MessageIllegalError(
                 f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
@@ -127,12 +153,12 @@ def encode_batch(
         parts += (
             header.pack(*fields, born, 0, store, reconsume_times, 0, len(body)),
             body,
-            topic_part,
+            topic_text,
             len(properties).to_bytes(2),
             properties,
         )
         sizes.append(size)
-        codes.append(tags_code(message.tags))
+        codes.append(tags_code(message.tags) if waiting is None else message.deliver_at_ms or 0)
     return EncodedBatch(
         topic,
         queue_id,
@@ -145,7 +171,7 @@ def encode_batch(
 
 
 @lru_cache(maxsize=1024)
-def _topic_part(topic: str) -> tuple[int, bytes]:
+def topic_part(topic: str) -> tuple[int, bytes]:
     """The magic of records of `topic`, and its length and text as they are in the record."""
     data = check_topic(topic).encode()
     if len(data) > layout.V1_TOPIC_SIZE_MAX:
@@ -162,6 +188,15 @@ def _user_text(message: Message) -> str:
     if message.keys:
         text += f"{PROPERTY_KEYS}\x01{' '.join(message.keys)}\x02"
     return text
+
+
+def _target_text(message: Message, queue_id: int) -> str:
+    """When a delayed message is due, and where it goes then (spec/storage.md §1, delayed messages)."""
+    if message.deliver_at_ms is None:
+        when = f"{PROPERTY_DELAY}\x01{min(message.delay_level, DELAY_LEVELS_MAX)}"
+    else:
+        when = f"{PROPERTY_TIMER_DELIVER_MS}\x01{message.deliver_at_ms}"
+    return f"{when}\x02{PROPERTY_REAL_TOPIC}\x01{message.topic}\x02{PROPERTY_REAL_QUEUE_ID}\x01{queue_id}\x02"
 
 
 def _sequence_text(producer: ProducerSequence | None) -> tuple[str, Iterator[str]]:
@@ -189,17 +224,25 @@ def stamp(
     of the family the records have room for, else MessageIllegalError, raised before anything is changed.
     """
     data = np.frombuffer(buffer, dtype=np.uint8)
-    ends = np.cumsum(sizes, dtype=np.int64)
-    starts = ends - sizes
     host_bits = int(data[layout.SYS_FLAG_OFFSET + 3]) & layout.SYS_FLAG_HOSTS_MASK
     if (len(store_host) == 20) != bool(host_bits & layout.SYS_FLAG_STORE_HOST_IPV6):
         raise MessageIllegalError(f"the records have no room for a store host of {len(store_host)} bytes")
+    place = layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if host_bits & layout.SYS_FLAG_BORN_HOST_IPV6 else 0)
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    if len(sizes) == 1:
+        # What numpy costs for many records is too much for one.
+        record = data.data
+        _OFFSETS.pack_into(record, layout.QUEUE_OFFSET_OFFSET, first_queue_offset, first_physical_offset)
+        record[place : place + len(stored)] = stored
+        if bytes(record[-PROPERTY_CRC_LENGTH:]).startswith(PROPERTY_CRC_PREFIX):
+            record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
+        return
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = ends - sizes
     offsets = np.empty((len(starts), 2), dtype=">i8")
     offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + len(starts))
     offsets[:, 1] = starts + first_physical_offset
     windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view("V16")[:, 0]
-    place = layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if host_bits & layout.SYS_FLAG_BORN_HOST_IPV6 else 0)
-    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     windows(data, len(stored))[starts + place] = np.void(stored)
     if data[: int(ends[0])][-PROPERTY_CRC_LENGTH:].tobytes().startswith(PROPERTY_CRC_PREFIX):
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -212,23 +255,41 @@ def windows(data: NDArray[np.uint8], width: int) -> NDArray[np.void]:
     return np.ndarray((max(len(data) - width + 1, 0),), dtype=f"V{width}", buffer=data, strides=(1,))
 
 
-def validate_batch(batch: EncodedBatch) -> None:
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What is in a batch, as far as it decides whether a store takes it: lengths in bytes, the sys flags of all records
+    or'ed together, and the first record's properties, whose reserved names all records of a batch share."""
+
+    count: int
+    longest_record: int
+    longest_body: int
+    longest_properties: int
+    sys_flags: int
+    first_properties: bytes
+
+
+def validate_batch(batch: EncodedBatch) -> BatchFacts:
     """Check that `batch` is what `encode_batch` makes, so that its records can be stamped and stored.
 
     Sizes add up, each record's length fields agree with its size, magic and topic are those of `batch.topic`, queue ids
     are `batch.queue_id`, host families are the same. MessageIllegalError otherwise. Bodies and properties are not read.
+    Returns what further checks need.
     """
     sizes = batch.sizes
     data = np.frombuffer(batch.records, dtype=np.uint8)
     if not len(sizes) or len(batch.tag_codes) != len(sizes):
         raise MessageIllegalError(f"a batch of {len(sizes)} sizes and {len(batch.tag_codes)} tag codes is not legal")
+    try:
+        magic, topic_text = topic_part(batch.topic)
+    except IllegalNameError as error:
+        raise MessageIllegalError(str(error)) from None
+    if len(sizes) == 1 and sizes[0] == len(data):
+        facts = _facts_of_one(data.data, batch.queue_id, magic, topic_text)
+        if facts is not None:
+            return facts
     ends = np.cumsum(sizes, dtype=np.int64)
     if ends[-1] != len(data) or sizes.min() < layout.MIN_RECORD_SIZE:
         raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
-    try:
-        magic, topic_part = _topic_part(batch.topic)
-    except IllegalNameError as error:
-        raise MessageIllegalError(str(error)) from None
     starts = ends - sizes
     head = windows(data, layout.BORN_TIMESTAMP_OFFSET)[starts].view(_HEAD_DTYPE)
     host_bits = int(head["sys_flag"][0]) & layout.SYS_FLAG_HOSTS_MASK
@@ -239,15 +300,74 @@ def validate_batch(batch: EncodedBatch) -> None:
     _require(
         ((head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK) == host_bits).all(), "records have hosts of different families"
     )
-    room = sizes - (fixed_size + len(topic_part) + 2)
+    room = sizes - (fixed_size + len(topic_text) + 2)
     _require(room.min() >= 0, "a record is too short for its fields")
     body_sizes = windows(data, 4)[starts + fixed_size - 4].view(">i4")
     _require(((body_sizes >= 0) & (body_sizes <= room)).all(), "a record's body size does not fit in its size")
     topic_starts = starts + fixed_size + body_sizes
-    topics = windows(data, len(topic_part))[topic_starts].view(f"S{len(topic_part)}")
-    _require((topics == topic_part).all(), f"a record's topic is not {batch.topic!r}")
-    properties_sizes = windows(data, 2)[topic_starts + len(topic_part)].view(">i2")
+    topics = windows(data, len(topic_text))[topic_starts].view(f"S{len(topic_text)}")
+    _require((topics == topic_text).all(), f"a record's topic is not {batch.topic!r}")
+    properties_sizes = windows(data, 2)[topic_starts + len(topic_text)].view(">i2")
     _require((properties_sizes == room - body_sizes).all(), "a record's length fields do not add up to its size")
+    first_end = int(ends[0])
+    return BatchFacts(
+        len(sizes),
+        int(sizes.max()),
+        int(body_sizes.max()),
+        int(properties_sizes.max()),
+        int(np.bitwise_or.reduce(head["sys_flag"])),
+        data[first_end - int(properties_sizes[0]) : first_end].tobytes(),
+    )
+
+
+def _facts_of_one(record: memoryview, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
+    """`validate_batch` for a single record, without what numpy costs. None: it is not legal; the checks for many say
+    why."""
+    size = len(record)
+    if size < layout.MIN_RECORD_SIZE:
+        return None
+    total, found_magic, found_queue_id, sys_flag = _ONE_HEAD.unpack_from(record)
+    fixed_size = layout.HEADERS[(sys_flag & layout.SYS_FLAG_HOSTS_MASK) >> 4].size
+    room = size - (fixed_size + len(topic_text) + 2)
+    if (total, found_magic, found_queue_id) != (size, magic, queue_id) or room < 0:
+        return None
+    body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
+    if not 0 <= body_size <= room:
+        return None
+    properties_at = fixed_size + body_size + len(topic_text) + 2
+    properties_size = int.from_bytes(record[properties_at - 2 : properties_at], signed=True)
+    if properties_size != room - body_size or record[fixed_size + body_size : properties_at - 2] != topic_text:
+        return None
+    return BatchFacts(1, size, body_size, properties_size, sys_flag, bytes(record[properties_at:]))
+
+
+def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
+    """`batch` with room for a property CRC in every record, which `stamp` fills in; itself if it has that already.
+
+    A CRC that a record carries under that name elsewhere is taken out. `batch` must be valid; MessageIllegalError when
+    the properties then exceed 32767 bytes.
+    """
+    if batch.records[-PROPERTY_CRC_LENGTH:][: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX:
+        return batch
+    _, topic_text = topic_part(batch.topic)
+    parts: list[bytes] = []
+    sizes: list[int] = []
+    end = 0
+    for size in batch.sizes.tolist():
+        record = bytes(batch.records[end : end + size])
+        end += size
+        header = layout.HEADERS[(record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK) >> 4].size
+        at = header + int.from_bytes(record[header - 4 : header]) + len(topic_text)
+        kept = [piece for piece in record[at + 2 :].split(b"\x02") if piece]
+        name = PROPERTY_CRC_PREFIX
+        properties = (
+            b"".join(piece + b"\x02" for piece in kept if not piece.startswith(name)) + PROPERTY_CRC_PLACEHOLDER
+        )
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            raise MessageIllegalError(f"properties of {len(properties)} bytes, with their CRC, exceed the limit")
+        sizes.append(at + 2 + len(properties))
+        parts += (sizes[-1].to_bytes(4), record[4:at], len(properties).to_bytes(2), properties)
+    return replace(batch, records=b"".join(parts), sizes=np.array(sizes, np.int32))
 
 
 _HEAD_DTYPE: Final = np.dtype(

@@ -25,7 +25,7 @@ from raymq.lane import Lane, LaneAddress
 from raymq.log_reader import LogReader
 from raymq.ray_calls import ActorRef
 from raymq.record import EncodedBatch
-from raymq.store_api import AppendResult, FetchRequest, FetchResult, QueueBounds
+from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
 
 LANES_MAX: Final = 16
 DESCRIBE_TIMEOUT_S: Final = 5.0
@@ -92,10 +92,29 @@ class StorageClient:
         bounds: QueueBounds = self._call("queue_bounds", (topic, queue_id), timeout_s)
         return bounds
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float) -> int:
-        """The first offset stored at or after a time, clamped to what the queue holds."""
-        offset: int = self._call("offset_by_time", (topic, queue_id, timestamp_ms), timeout_s)
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """The first offset stored at or after a time (UPPER: the last at or before), within what the queue holds."""
+        offset: int = self._call("offset_by_time", (topic, queue_id, timestamp_ms, boundary), timeout_s)
         return offset
+
+    def query_by_key(
+        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, timeout_s: float
+    ) -> QueryResult:
+        """The newest messages with a key, stored in a range of times."""
+        result: QueryResult = self.control("query_by_key", topic, key, max_num, begin_ms, end_ms, timeout_s=timeout_s)
+        return result
+
+    def query_by_unique_id(self, topic: str, message_id: str, timeout_s: float) -> QueryResult:
+        """The messages with a unique id."""
+        result: QueryResult = self.control("query_by_unique_id", topic, message_id, timeout_s=timeout_s)
+        return result
+
+    def record_at(self, physical_offset: int, timeout_s: float) -> bytes:
+        """The record at a place in this store's log; InvalidArgumentError if none starts there."""
+        record: bytes = self.control("record_at", physical_offset, timeout_s=timeout_s)
+        return record
 
     def control(self, method: str, *args: Any, timeout_s: float) -> Any:
         """A call that is not on the data plane: always an actor method."""

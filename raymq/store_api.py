@@ -7,6 +7,7 @@ is the one that the next message will get.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from raymq.message import PullStatus, SendStatus
 
@@ -67,6 +68,71 @@ class QueueBounds:
     first_in_memory: int
 
 
+class Boundary(Enum):
+    """Which message a time stands for: LOWER the first one stored then or later, UPPER the last one then or earlier."""
+
+    LOWER = "LOWER"
+    UPPER = "UPPER"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """Messages found by a key: `count` whole records back to back, in the order they were stored.
+
+    `complete` is False if the index had not come to the end of the log in time: the newest messages may be missing.
+    """
+
+    records: bytes
+    count: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionStatus:
+    """How the deletion of old messages goes, since the store was opened.
+
+    `disk_ratio` is how full the disk is, from 0 to 1, -1 before the first look. `last_reason`: why files were deleted
+    the last time. `runs_by_hand` is how many runs that were asked for are still to come.
+    """
+
+    disk_ratio: float
+    files_deleted: int
+    bytes_deleted: int
+    last_reason: str
+    runs_by_hand: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPuts:
+    """Messages and bytes of records put into a topic since the store was opened."""
+
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """A snapshot of a store's counters. `runtime` has RocketMQ's names and texts (spec/storage.md §12);
+    `put_latency_buckets` are the appends that took up to 0, 10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s, and more."""
+
+    runtime: dict[str, str]
+    topics: dict[str, TopicPuts]
+    put_latency_buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleStatus:
+    """How the delivery of delayed messages goes. `pending` counts those that wait, by level, and those with a time of
+    their own under "deliver_at". `late_ms` is how late the latest of those is that are being delivered now, 0 if none.
+    `delivered` and `given_up` count since the store was opened; what is filed again, nearer to its time, counts too.
+    """
+
+    pending: dict[str, int]
+    late_ms: int
+    delivered: int
+    given_up: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A snapshot of one store, for people and for health checks.
@@ -74,6 +140,9 @@ class StoreStatus:
     Offsets are physical. `max_physical_offset` is the end of what is written, `flushed_physical_offset` of what is on
     disk, `visible_physical_offset` of what consumers may see. `recovered` says in words how the store was opened;
     `cut_bytes` is how much of the log's tail recovery removed. `not_writable_reason` is empty while appends are taken.
+    `running_flags` are RocketMQ's bits (spec/storage.md §9). `index_behind_bytes` is how much of what consumers may see
+    is not in the index yet.
+    `schedule` is None where delayed messages are not delivered: on a store that is no master.
     """
 
     pid: int
@@ -93,3 +162,8 @@ class StoreStatus:
     cut_bytes: int
     writable: bool
     not_writable_reason: str
+    schedule: ScheduleStatus | None = None
+    running_flags: int = 0
+    index_files: int = 0
+    index_behind_bytes: int = 0
+    retention: RetentionStatus | None = None

@@ -5,14 +5,16 @@ A store directory
     commitlog/00000000000000000000        every message of the store, in one log of equal-sized files
     commitlog/00000000001073741824            named after the physical offset of their first byte
     consumequeue/TOPIC/QUEUE/000…000      where the queue's messages are in the log: 20 bytes each
+    index/20261120180926228               which messages have a key, or a unique id: hash tables
     checkpoint                            up to which times log and queues are known to be on disk
     dedup                                 a snapshot of who sent what, so that recovery need not walk far
     abort                                 there while the store is open: found at open, it tells of a crash
     lock                                  locked for as long as the store is open
     config/*.json                         what the broker wants kept (topics, offsets …), with a .bak of each
+    config/delayOffset.json               how far delayed messages are delivered (also timerOffset.json)
 
 The commit log is the truth. Consume queues, and the table that recognises messages sent twice, are made from it and
-can be made again.
+can be made again. So can the index.
 
 An append, under one lock: recognise what was sent before (dedup.py), choose places, fill in the offsets, write the
 records (commit_log.py) and the queues' units (consume_queue.py). Then, outside the lock, wait for the flush thread
@@ -23,4 +25,8 @@ Files are written with pwrite and read through read-only maps (raymq.log_reader)
 
 After a crash, recovery.py walks the newest part of the log, cuts it at the last good record and brings the queues in
 line with it.
+
+The index (index_service.py) follows the log in a thread of its own. Retention (retention.py decides, cleaner.py does)
+deletes the oldest log files, and what only leads to them. raw_log.py and epoch_file.py are for replication: the log as
+bytes, and which master wrote which part of it.
 """

@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 from raymq.log_reader import file_name
-from storage.mapped_file import MappedFile, sync_directory
+from storage import disk
+from storage.mapped_file import MappedFile
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,11 @@ class Allocator:
             ready, self._ready = self._ready, None
         if ready is not None:
             ready.close()
-            ready.path.unlink()
+            try:
+                disk.unlink(ready.path)
+            except OSError as error:
+                # All zero, as a crash may leave it too: the next open takes or deletes it.
+                logger.warning("cannot delete %s: %s", ready.path, error)
 
     def _run(self) -> None:
         while True:
@@ -79,9 +84,9 @@ class Allocator:
     def _create(self, start: int) -> MappedFile:
         file = MappedFile.create(self._directory / file_name(start), start, self._size, scratch=self._scratch)
         try:
-            sync_directory(self._directory)
+            disk.sync_directory(self._directory)
         except BaseException:
             file.close()
-            file.path.unlink()
+            disk.unlink(file.path)
             raise
         return file

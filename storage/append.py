@@ -12,18 +12,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError
 from raymq.log_reader import LogReader
 from raymq.message import SendStatus
-from raymq.record import EncodedBatch, dispatch_view, stamp, validate_batch
+from raymq.record import EncodedBatch, decode_host, dispatch_view, stamp, validate_batch
+from raymq.record_layout import BLANK_LENGTH, SYS_FLAG_STORE_HOST_IPV6
+from raymq.record_move import stamp_one
 from raymq.store_api import AppendResult
 from storage.commit_log import CommitLog, Place
 from storage.consume_queue import ConsumeQueue
 from storage.dedup import DedupTable
+from storage.deliveries import Deliveries, Delivery, Source, waiting_codes
+from storage.put_check import RECORD_OVERHEAD_MAX_BYTES, refuse_batch
 from storage.queue_table import QueueTable
 from storage.visibility import Visibility
 
-RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
@@ -53,33 +57,44 @@ class Appender:
         commit_log: CommitLog,
         queues: QueueTable,
         dedup: DedupTable,
+        deliveries: Deliveries,
         visibility: Visibility,
         reader: LogReader,
         *,
         max_message_size_bytes: int,
+        delay_levels_ms: tuple[int, ...],
         store_host: bytes,
         clock_ms: Callable[[], int],
         last_store_timestamp_ms: int,
         last_record_offset: int,
     ) -> None:
         self._log, self._queues, self._dedup = commit_log, queues, dedup
+        self._deliveries, self._delay_levels_ms = deliveries, delay_levels_ms
         self._visibility, self._reader = visibility, reader
-        self._record_max_bytes = min(max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, commit_log.file_size - 8)
-        self._store_host = store_host
+        self._max_message_size_bytes = max_message_size_bytes
+        room = commit_log.file_size - BLANK_LENGTH
+        self._record_max_bytes = min(max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, room)
+        self.store_host = store_host
         self._clock_ms = clock_ms
-        self.last_store_timestamp_ms = last_store_timestamp_ms
+        self.last_store_timestamp_ms = self._earliest_ms = last_store_timestamp_ms
         self.last_record_offset = last_record_offset
         self.messages_appended = self.duplicates_dropped = 0
 
     def check(self, batch: EncodedBatch) -> NDArray[np.uint8]:
         """Raise MessageIllegalError unless `batch` can be stored; returns its records in memory of their own."""
-        validate_batch(batch)
+        facts = validate_batch(batch)
         if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
             raise MessageIllegalError(f"queue id {batch.queue_id} is negative")
-        longest = int(batch.sizes.max())
-        if longest > self._record_max_bytes:
+        refused = refuse_batch(
+            facts,
+            max_message_size_bytes=self._max_message_size_bytes,
+            record_max_bytes=self._record_max_bytes,
+        )
+        if refused is not None:
+            raise refused.error
+        if bool(facts.sys_flags & SYS_FLAG_STORE_HOST_IPV6) != (len(self.store_host) > 8):
             raise MessageIllegalError(
-                f"a record of {longest} bytes exceeds this store's limit of {self._record_max_bytes}"
+                f"the records have room for another kind of store host than this store's {decode_host(self.store_host)}"
             )
         return np.frombuffer(bytearray(batch.records), np.uint8)
 
@@ -96,9 +111,59 @@ class Appender:
             for batch, data, prefix in zip(batches, records, stored, strict=True)
         ]
         places = self._log.place([job.sizes for job in jobs])
-        self._reserve(jobs, places)
-        self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, self._clock_ms())
+        self._reserve([(job.queue, len(job.sizes)) for job in jobs], places)
+        self.look_at_the_clock()
+        self.last_store_timestamp_ms = self._earliest_ms
         return [self._write(job, where) for job, where in zip(jobs, places, strict=True)]
+
+    def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
+        """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.
+
+        MessageIllegalError and StoreNotWritableError are raised before anything is written. OSError: the disk failed in
+        the middle.
+        """
+        for item in deliveries:
+            if not 0 <= item.queue_id <= QUEUE_ID_MAX:
+                raise MessageIllegalError(f"queue id {item.queue_id} is negative")
+        queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
+        [places] = self._log.place([np.array([len(item.record) for item in deliveries], np.int32)])
+        self._reserve([(queue, 1) for queue in queues], [places])
+        self.look_at_the_clock()
+        self.last_store_timestamp_ms = self._earliest_ms
+        for place in places:
+            part = slice(place.first, place.last)
+            self._write_deliveries(deliveries[part], queues[part], place.physical_offset)
+            self._deliveries.advance(source, deliveries[part][-1].epoch, deliveries[part][-1].queue_offset + 1)
+
+    def _write_deliveries(
+        self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
+    ) -> None:
+        store_ms = self.last_store_timestamp_ms
+        units: dict[ConsumeQueue, list[tuple[int, int, int]]] = {}
+        position = physical_offset
+        for item, queue in zip(deliveries, queues, strict=True):
+            rows = units.setdefault(queue, [])
+            stamp_one(item.record, queue.next_offset + len(rows), position, store_ms, self.store_host)
+            code = item.tags_code
+            if is_waiting_topic(item.topic):
+                waits_in = (item.topic, item.queue_id)
+                [code] = waiting_codes(waits_in, np.array([code], np.int64), store_ms, self._delay_levels_ms).tolist()
+            rows.append((position, len(item.record), code))
+            position += len(item.record)
+        data = np.frombuffer(b"".join([item.record for item in deliveries]), np.uint8)
+        self._log.write(physical_offset, data, store_ms)
+        self.last_record_offset = self._log.end_offset - len(deliveries[-1].record)
+        for queue, rows in units.items():
+            columns = np.array(rows, np.int64)
+            queue.append_scattered(columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
+            self._visibility.add(self._log.end_offset, queue, queue.next_offset)
+        self.messages_appended += len(deliveries)
+
+    def look_at_the_clock(self) -> int:
+        """The time now. Nothing is stored with an earlier one from here on."""
+        now_ms = self._clock_ms()
+        self._earliest_ms = max(self._earliest_ms, now_ms)
+        return now_ms
 
     def _refuse_repeats_within(self, batches: Sequence[EncodedBatch]) -> None:
         if len(batches) > 1:
@@ -111,17 +176,17 @@ class Appender:
             return []
         return self._dedup.stored_prefix(batch.producer, batch.topic, batch.queue_id, len(batch))
 
-    def _reserve(self, jobs: list[_Job], places: list[list[Place]]) -> None:
-        """Make every file that the jobs need, or raise StoreNotWritableError and leave log and queues as they were."""
-        needed: dict[int, int] = {}
-        for job in jobs:
-            needed[id(job.queue)] = needed.get(id(job.queue), 0) + len(job.sizes)
+    def _reserve(self, counts: Sequence[tuple[ConsumeQueue, int]], places: list[list[Place]]) -> None:
+        """Make every file that so many messages need, or raise StoreNotWritableError and leave all as it was."""
+        needed: dict[ConsumeQueue, int] = {}
+        for queue, count in counts:
+            needed[queue] = needed.get(queue, 0) + count
         written = [place for batch_places in places for place in batch_places]
         try:
             if written:
                 self._log.reserve(written[-1].physical_offset)
-            for job in jobs:
-                job.queue.reserve(needed[id(job.queue)])
+            for queue, count in needed.items():
+                queue.reserve(count)
         except OSError as error:
             raise StoreNotWritableError(
                 f"no room for another file in {self._log.directory.parent}: {error}; nothing was stored, "
@@ -135,6 +200,10 @@ class Appender:
         ends = np.cumsum(batch.sizes, dtype=np.int64)
         starts = ends - batch.sizes
         first_queue_offset = queue.next_offset
+        codes = batch.tag_codes
+        if is_waiting_topic(batch.topic):
+            waits_in = (batch.topic, batch.queue_id)
+            codes = waiting_codes(waits_in, codes, self.last_store_timestamp_ms, self._delay_levels_ms)
         for place in places:
             first, last = place.first + skipped, place.last + skipped
             records = job.records[starts[first] : ends[last - 1]]
@@ -144,11 +213,11 @@ class Appender:
                 first_queue_offset=queue.next_offset,
                 first_physical_offset=place.physical_offset,
                 store_timestamp_ms=self.last_store_timestamp_ms,
-                store_host=self._store_host,
+                store_host=self.store_host,
             )
             self._log.write(place.physical_offset, records, self.last_store_timestamp_ms)
             self.last_record_offset = self._log.end_offset - int(batch.sizes[last - 1])
-            queue.append(place.physical_offset, batch.sizes[first:last], batch.tag_codes[first:last])
+            queue.append(place.physical_offset, batch.sizes[first:last], codes[first:last])
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
         if batch.producer is not None:
             rest = replace(batch.producer, first_sequence=batch.producer.first_sequence + skipped)

@@ -13,13 +13,12 @@ missing or cut short counts as zeros: recovery then starts at the first file.
 from __future__ import annotations
 
 import logging
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from storage.mapped_file import pwrite_all, sync_directory
+from storage import disk
 
 logger = logging.getLogger(__name__)
 
@@ -59,19 +58,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Replace the values at `path` and wait until they are on disk. The 40 bytes are one sector: all or nothing."""
     new = not path.exists()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.ftruncate(descriptor, FILE_BYTES)
-        values = (
-            checkpoint.physic_msg_timestamp,
-            checkpoint.logics_msg_timestamp,
-            checkpoint.index_msg_timestamp,
-            checkpoint.master_flushed_offset,
-            checkpoint.confirm_physical_offset,
-        )
-        pwrite_all(descriptor, 0, _LONGS.pack(*values))
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
+    values = (
+        checkpoint.physic_msg_timestamp,
+        checkpoint.logics_msg_timestamp,
+        checkpoint.index_msg_timestamp,
+        checkpoint.master_flushed_offset,
+        checkpoint.confirm_physical_offset,
+    )
+    disk.write_file(path, _LONGS.pack(*values).ljust(FILE_BYTES, b"\0"))
     if new:
-        sync_directory(path.parent)
+        disk.sync_directory(path.parent)

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from raymq.errors import MessageIllegalError
 from raymq.log_reader import COMMIT_LOG_DIR, file_name
 from raymq.record_layout import BLANK_LENGTH, encode_blank
+from storage import disk
 from storage.allocator import Allocator
-from storage.mapped_file import MappedFile, sync_directory
+from storage.mapped_file import MappedFile
 from storage.mapped_file_queue import list_starts
 
 _REMEDY = "restore it from a copy, or empty the store directory and let a replica fill it"
@@ -51,9 +52,9 @@ class CommitLog:
         """Find the files. StoreCorruptError when they do not form a log (spec §5, load)."""
         self.directory = root / COMMIT_LOG_DIR
         self.file_size = file_size
-        self.directory.mkdir(exist_ok=True)
+        disk.make_directory(self.directory)
         self._scratch = root / "commitlog.new"
-        self._scratch.unlink(missing_ok=True)
+        disk.unlink(self._scratch)
         self.starts = list_starts(self.directory, file_size, remedy=_REMEDY)
         self._open_files: dict[int, MappedFile] = {}
         self._allocator: Allocator | None = None
@@ -88,9 +89,10 @@ class CommitLog:
                 self._open_files[start] = file
                 break
             file.close()
-            file.path.unlink()
+            disk.unlink(file.path)
+            # One by one: a power cut must not lose a file in the middle and keep the one behind it.
+            disk.sync_directory(self.directory)
             self.starts.pop()
-        sync_directory(self.directory)
         self.end_offset = self.flushed_offset = end_offset
         self._allocator = Allocator(self.directory, self.file_size, self._scratch)
         return used_end - end_offset
@@ -105,6 +107,10 @@ class CommitLog:
         placed = []
         for sizes in batches:
             places = []
+            if len(sizes) == 1 and int(sizes[0]) + BLANK_LENGTH <= self.file_size - cursor % self.file_size:
+                placed.append([Place(0, 1, cursor)])
+                cursor += int(sizes[0])
+                continue
             ends = np.cumsum(sizes, dtype=np.int64)
             first, count, total = 0, len(sizes), int(sizes.sum(dtype=np.int64))
             whole = total + BLANK_LENGTH <= self.file_size
@@ -173,6 +179,15 @@ class CommitLog:
         self.flushed_store_timestamp_ms = store_timestamp_ms
         self.flushed_offset = target
         return target
+
+    def forget_before(self, physical_offset: int) -> list[Path]:
+        """Let the log start at the first file that ends behind `physical_offset`; returns the files before it, which
+        are now the caller's to delete. Only what is on disk, and never the last. Called under the append lock."""
+        limit = min(physical_offset, self.flushed_offset)
+        kept = [start for start in self.starts[:-1] if start + self.file_size > limit] + self.starts[-1:]
+        forgotten = self.starts[: len(self.starts) - len(kept)]
+        self.starts = kept
+        return [self.path(start) for start in forgotten]
 
     def close(self) -> None:
         """Stop preparing files and close those that are open. Nothing is flushed. Idempotent."""

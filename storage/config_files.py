@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from pathlib import Path
 from typing import Any, Final
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
-from storage.mapped_file import pwrite_all, sync_directory
+from storage import disk
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class ConfigFiles:
 
     def __init__(self, root: Path) -> None:
         self.directory = root / "config"
-        self.directory.mkdir(exist_ok=True)
+        disk.make_directory(self.directory)
 
     def read(self, name: str) -> str | None:
         """The text of `name`, or of its `.bak` if the file is missing, empty or (for .json) does not parse.
@@ -52,7 +51,7 @@ class ConfigFiles:
             return text
         if path.exists():
             logger.warning("%s is empty or damaged; trying its .bak", path)
-            path.unlink()
+            disk.unlink(path)
         backup = Path(f"{path}.bak")
         if not backup.exists():
             return None
@@ -67,16 +66,11 @@ class ConfigFiles:
         """Replace the text of `name`; the text before is kept as `.bak`. On return both are on disk."""
         path = self._path(name)
         new = Path(f"{path}.new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            pwrite_all(descriptor, 0, text.encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        disk.write_file(new, text.encode())
         if path.exists():
-            os.replace(path, f"{path}.bak")
-        os.replace(new, path)
-        sync_directory(self.directory)
+            disk.rename(path, Path(f"{path}.bak"))
+        disk.rename(new, path)
+        disk.sync_directory(self.directory)
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

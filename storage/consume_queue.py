@@ -14,9 +14,9 @@ the log.
 
 from __future__ import annotations
 
-import os
-import shutil
+import struct
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,12 @@ from raymq.config import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
 from raymq.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader, file_name
 from raymq.record_layout import UNIT_DTYPE
+from storage import disk
 from storage.mapped_file import MappedFile, allocate
 from storage.mapped_file_queue import list_starts
 from storage.write_handles import WriteHandles
+
+_UNIT: Final = struct.Struct(">qiq")
 
 
 class ConsumeQueue:
@@ -39,9 +42,21 @@ class ConsumeQueue:
     """
 
     def __init__(
-        self, root: Path, topic: str, queue_id: int, file_size: int, *, reader: LogReader, handles: WriteHandles
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        *,
+        reader: LogReader,
+        handles: WriteHandles,
+        repair: bool = False,
     ) -> None:
-        """Find the files of the queue. StoreCorruptError when they do not form a queue; `recover` reads them."""
+        """Find the files of the queue, which `recover` reads.
+
+        StoreCorruptError when they do not form a queue. With `repair` (after a crash) those that do not fit are deleted
+        instead, and their units made again from the log.
+        """
         self.topic, self.queue_id = topic, queue_id
         self.directory = root / CONSUME_QUEUE_DIR / topic / str(queue_id)
         self._file_size = file_size
@@ -50,8 +65,9 @@ class ConsumeQueue:
         self._reader = reader
         self._handles = handles
         remedy = f"delete the directory {self.directory} and the queue is made again from the commit log"
-        self._starts = list_starts(self.directory, file_size, remedy=remedy)
+        self._starts = list_starts(self.directory, file_size, remedy=remedy, repair=repair)
         self._dirty: set[Path] = set()
+        self._writing: tuple[int, Path] | None = None  # The file written last, and dirty: where it starts.
         self.min_offset = self.next_offset = self.visible_offset = 0
         self.max_physical_offset = -1
 
@@ -60,18 +76,59 @@ class ConsumeQueue:
         """Whether the queue is on disk."""
         return bool(self._starts)
 
+    @property
+    def first_offset(self) -> int:
+        """The queue offset of the first unit on disk, whether or not its message is still held."""
+        return self._starts[0] // UNIT_BYTES if self._starts else self.next_offset
+
+    @property
+    def first_physical_offset(self) -> int:
+        """Where the record of the first unit starts; 0 for a queue that points to none."""
+        units = self.units(self._first_at_or_after(0), 1)
+        return int(units[0]["physical_offset"]) if len(units) else 0
+
     def recover(self) -> None:
         """Find the queue's end: the first unit that was never written, looking from the third-last file on (spec §5).
 
         What is behind that end is removed.
         """
+        self._keep_good_units(self._starts[-3:], 2**63 - 1)
+
+    def recover_until(self, physical_limit: int) -> None:
+        """Keep the units of records before `physical_limit`, which are on disk, and remove all others.
+
+        After a crash those others may be anything. A sector that was not written is zero, and with it all of a unit or
+        its beginning or end, between units that are good: where it points, and which tag it has, must be read from the
+        log again.
+        """
+        index = len(self._starts) - 1
+        while index > 0 and not self._starts_before(self._starts[index], physical_limit):
+            index -= 1
+        self._keep_good_units(self._starts[max(index, 0) :], physical_limit)
+        if self._starts and self.next_offset == self.first_offset:
+            # The queue may begin anywhere, once the log is walked.
+            self.truncate_to(0)
+
+    def _starts_before(self, start: int, physical_limit: int) -> bool:
+        [unit] = self._reader.units(self.topic, self.queue_id, start // UNIT_BYTES, 1)
+        return bool(unit["size"] > 0 and 0 < unit["physical_offset"] < physical_limit)
+
+    def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
+        """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
+        are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
         self.next_offset = self._starts[0] // UNIT_BYTES if self._starts else 0
-        for start in self._starts[-3:]:
+        end_offset = 0
+        for start in starts:
             self._dirty.add(self.directory / file_name(start))
             self.next_offset = start // UNIT_BYTES
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, self._units_per_file)
-            bad = np.flatnonzero((units["physical_offset"] < 0) | (units["size"] <= 0))
+            begins = units["physical_offset"].astype(np.int64)
+            ends = np.where(units["size"] == PRE_BLANK_SIZE, 0, begins + units["size"])
+            before = np.maximum.accumulate(np.concatenate(([end_offset], ends)))
+            out_of_order = (begins < before[:-1]) & (units["size"] != PRE_BLANK_SIZE)
+            bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
             self.next_offset += int(bad[0]) if len(bad) else len(units)
+            end_offset = int(before[-1])
             if len(bad):
                 break
         self.truncate_to(self.next_offset)
@@ -88,9 +145,9 @@ class ConsumeQueue:
         while not self._starts or self._starts[-1] + self._file_size <= last:
             position = self._starts[-1] + self._file_size if self._starts else self.next_offset * UNIT_BYTES
             start = position - position % self._file_size
-            self.directory.mkdir(parents=True, exist_ok=True)
+            disk.make_directory(self.directory)
             allocate(self._scratch, self._file_size)
-            os.rename(self._scratch, self.directory / file_name(start))
+            disk.rename(self._scratch, self.directory / file_name(start))
             self._starts.append(start)
             self._dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
 
@@ -99,6 +156,11 @@ class ConsumeQueue:
 
         OSError: some of the units may be written, `next_offset` has not moved.
         """
+        if len(sizes) == 1:
+            size = int(sizes[0])
+            self._write(_UNIT.pack(physical_offset, size, tags_codes[0]))
+            self.max_physical_offset = physical_offset + size
+            return
         ends = np.cumsum(sizes, dtype=np.int64)
         ends += physical_offset
         self.append_scattered(ends - sizes, sizes, tags_codes)
@@ -111,7 +173,7 @@ class ConsumeQueue:
         units["physical_offset"] = physical_offsets
         units["size"] = sizes
         units["tags_code"] = tags_codes
-        self._write(units)
+        self._write(units.view(np.uint8).data)
         self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
 
     def start_at(self, queue_offset: int) -> None:
@@ -127,7 +189,7 @@ class ConsumeQueue:
             self.reserve(count)
             blanks = np.zeros(count, UNIT_DTYPE)
             blanks["size"] = PRE_BLANK_SIZE
-            self._write(blanks)
+            self._write(blanks.view(np.uint8).data)
 
     def truncate_from(self, physical_limit: int) -> int:
         """Remove the units of records that start at or after `physical_limit`; returns how many there were."""
@@ -141,7 +203,8 @@ class ConsumeQueue:
         end = next_offset * UNIT_BYTES
         while self._starts and self._starts[-1] > end:
             self._handles.forget(self.directory / file_name(self._starts[-1]))
-            (self.directory / file_name(self._starts.pop())).unlink()
+            disk.unlink(self.directory / file_name(self._starts.pop()))
+            self._dirty.add(self.directory)
         if self._starts and self._starts[-1] + self._file_size > end:
             start = self._starts[-1]
             path = self.directory / file_name(start)
@@ -165,26 +228,45 @@ class ConsumeQueue:
         Unlike RocketMQ, units that point to nothing never count as messages.
         """
         if self._starts:
-            self.min_offset = max(self._starts[0] // UNIT_BYTES, 0)
+            # In one step: readers look at it meanwhile.
             self.min_offset = self._first_at_or_after(min_physical_offset)
+
+    def forget_before_min(self) -> list[Path]:
+        """Let the queue's files start at the one that holds `min_offset`; returns those before it, which are now the
+        caller's to delete. Never the last one. Called under the append lock."""
+        forgotten: list[Path] = []
+        while len(self._starts) > 1 and self._starts[0] + self._file_size <= self.min_offset * UNIT_BYTES:
+            path = self.directory / file_name(self._starts.pop(0))
+            self._handles.forget(path)
+            self._dirty.discard(path)
+            forgotten.append(path)
+        return forgotten
 
     def take_dirty(self) -> set[Path]:
         """The files and directories to flush, which then count as flushed."""
         dirty, self._dirty = self._dirty, set()
+        self._writing = None
         return dirty
 
     def delete(self) -> None:
         """Remove the queue from the disk."""
         for start in self._starts:
             self._handles.forget(self.directory / file_name(start))
-        shutil.rmtree(self.directory, ignore_errors=True)
+        disk.remove_tree(self.directory)
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """The first queue offset, from `min_offset` on, whose record starts at or after; `next_offset` if none does."""
-        return max(self._first_at_or_after(physical_offset), self.min_offset)
+        while True:
+            min_offset = self.min_offset
+            try:
+                return self._first_at_or_after(physical_offset, min_offset)
+            except StoreCorruptError:
+                if self.min_offset == min_offset:
+                    raise
+                # Retention deleted a file meanwhile.
 
-    def _first_at_or_after(self, physical_offset: int) -> int:
-        low, high = (self._starts[0] // UNIT_BYTES if self._starts else 0), self.next_offset
+    def _first_at_or_after(self, physical_offset: int, from_offset: int = 0) -> int:
+        low, high = max(self._starts[0] // UNIT_BYTES if self._starts else 0, from_offset), self.next_offset
         while low < high:
             middle = (low + high) // 2
             unit = self.units(middle, 1)
@@ -196,16 +278,17 @@ class ConsumeQueue:
                 high = middle
         return low
 
-    def _write(self, units: NDArray[np.void]) -> None:
-        data = units.view(np.uint8)
+    def _write(self, data: bytes | memoryview) -> None:
         position = self.next_offset * UNIT_BYTES
         written = 0
         while written < len(data):
             at = position + written
             start = at - at % self._file_size
-            path = self.directory / file_name(start)
+            if self._writing is None or self._writing[0] != start:
+                self._writing = start, self.directory / file_name(start)
+                self._dirty.add(self._writing[1])
+            path = self._writing[1]
             piece = data[written : written + start + self._file_size - at]
             self._handles.write(path, at - start, piece)
-            self._dirty.add(path)
             written += len(piece)
-        self.next_offset += len(units)
+        self.next_offset += len(data) // UNIT_BYTES

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from raymq.errors import StoreLockedError
+from storage import disk
 
 
 class DirectoryLock:
@@ -19,7 +20,7 @@ class DirectoryLock:
 
     def __init__(self, root: Path) -> None:
         path = root / "lock"
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = disk.open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)

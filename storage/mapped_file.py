@@ -14,11 +14,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from storage import disk
+
 CHUNK_BYTES: Final = 1 << 20
 
 _ZEROS: Final = bytes(CHUNK_BYTES)
 
-Bytes = bytes | bytearray | memoryview | NDArray[np.uint8]
+Bytes = disk.Bytes | NDArray[np.uint8]
 
 
 class MappedFile:
@@ -27,9 +29,9 @@ class MappedFile:
     def __init__(self, path: Path, start: int, size: int) -> None:
         """Open an existing file for writing. Its blocks are allocated if they are not, so that writing cannot fail."""
         self.path, self.start, self.size = path, start, size
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor = disk.open_file(path, os.O_RDWR)
         try:
-            os.posix_fallocate(self._descriptor, 0, size)
+            disk.preallocate(self._descriptor, size)
         except BaseException:
             self.close()
             raise
@@ -38,19 +40,20 @@ class MappedFile:
     def create(cls, path: Path, start: int, size: int, *, scratch: Path) -> MappedFile:
         """Make a file of `size` zero bytes at `path`. `scratch`: a name in the same file system to make it under.
 
-        OSError (a full disk, for one) leaves nothing behind. The name is on disk after `sync_directory`.
+        OSError (a full disk, for one) leaves nothing behind. The size is on disk, the name after `disk.sync_directory`:
+        a power cut leaves the whole file or none.
         """
-        allocate(scratch, size)
-        os.rename(scratch, path)
+        allocate(scratch, size, flush=True)
+        disk.rename(scratch, path)
         return cls(path, start, size)
 
     def write(self, position: int, data: Bytes) -> None:
         """Write `data` at byte `position` of the file. On return it outlives this process, not a power cut."""
-        pwrite_all(self._descriptor, position, data)
+        disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
 
     def flush(self) -> None:
         """Wait until everything written is on disk. After an OSError it is not known what is."""
-        os.fdatasync(self._descriptor)
+        disk.flush(self._descriptor)
 
     def used_end(self, position: int) -> int:
         """Where, from `position` on, the last byte that is not zero ends; `position` if all are zero.
@@ -74,7 +77,7 @@ class MappedFile:
     def zero(self, position: int, end: int) -> None:
         """Overwrite the bytes from `position` up to `end` with zeros."""
         for at in range(position, end, CHUNK_BYTES):
-            pwrite_all(self._descriptor, at, bytes(min(CHUNK_BYTES, end - at)))
+            disk.pwrite_all(self._descriptor, at, bytes(min(CHUNK_BYTES, end - at)))
 
     def close(self) -> None:
         """Close the descriptor; idempotent. Nothing is flushed."""
@@ -83,42 +86,16 @@ class MappedFile:
             self._descriptor = -1
 
 
-def allocate(path: Path, size: int) -> None:
-    """Make `path` a file of `size` zero bytes with all its blocks, or raise OSError and leave nothing."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def allocate(path: Path, size: int, *, flush: bool = False) -> None:
+    """Make `path` a file of `size` zero bytes with all its blocks, or raise OSError and leave nothing. With `flush` its
+    size is on disk on return."""
+    descriptor = disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        disk.preallocate(descriptor, size)
+        if flush:
+            disk.flush(descriptor)
     except BaseException:
-        path.unlink()
+        disk.unlink(path)
         raise
-    finally:
-        os.close(descriptor)
-
-
-def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
-    """`os.pwrite` until all of `data` is written."""
-    view = data.data if isinstance(data, np.ndarray) else memoryview(data)
-    written = os.pwrite(descriptor, view, position)
-    while written < len(view):
-        written += os.pwrite(descriptor, view[written:], position + written)
-
-
-def sync_directory(directory: Path) -> None:
-    """Wait until the names in `directory` are on disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def flush_path(path: Path) -> None:
-    """Wait until everything written to the file at `path` is on disk; nothing to do if it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fdatasync(descriptor)
     finally:
         os.close(descriptor)

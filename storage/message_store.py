@@ -12,42 +12,68 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from raymq.config import FlushDiskType, StoreSettings
 from raymq.errors import (
-    InvalidArgumentError,
+    RaymqError,
     ServiceNotAvailableError,
     StoreError,
     StoreNotWritableError,
     SystemBusyError,
 )
 from raymq.log_reader import LogReader
-from raymq.message import PullStatus, SendStatus
-from raymq.record import EncodedBatch, dispatch_view, encode_host
-from raymq.store_api import AppendResult, FetchRequest, FetchResult, QueueBounds, StoreStatus
+from raymq.message import SendStatus
+from raymq.record import EncodedBatch, encode_host
+from raymq.record_batch import with_property_crc
+from raymq.store_api import (
+    AppendResult,
+    Boundary,
+    FetchRequest,
+    FetchResult,
+    QueryResult,
+    QueueBounds,
+    StoreStatistics,
+    StoreStatus,
+)
+from storage import disk
 from storage.append import Appender
 from storage.checkpoint import read_checkpoint, write_checkpoint
+from storage.cleaner import Cleaner
 from storage.commit_log import CommitLog
 from storage.config_files import ConfigFiles
-from storage.consume_queue import ConsumeQueue
 from storage.dedup import DedupTable
+from storage.deliveries import Deliveries, Delivery, Source
+from storage.fetching import Fetcher
 from storage.flush import FlushService
+from storage.index_file import IndexShape
+from storage.index_service import IndexService
 from storage.lock import DirectoryLock
 from storage.long_polls import LongPolls
-from storage.mapped_file import flush_path, sync_directory
+from storage.put_check import StoreState, refuse_store
+from storage.queries import StoreQueries
 from storage.queue_flush import QueueFlushService
 from storage.queue_table import QueueTable
+from storage.raw_log import RawAppender, read_chunk
 from storage.recovery import Recovery
+from storage.retention import RetentionRules
+from storage.running_flags import RunningFlag, RunningFlags
+from storage.schedule_service import ScheduleService
+from storage.scheduler import Scheduler
 from storage.snapshot import QueueRow, read_snapshot, take_snapshot, write_snapshot
+from storage.stats import StoreStats
 from storage.visibility import Visibility
+from storage.waiting import WaitingQueues
 
 _SNAPSHOT: Final = "dedup"
 _SNAPSHOT_INTERVAL_BYTES: Final = 32 << 20
 _SNAPSHOT_INTERVAL_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MEMORY_BYTES: Final = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -78,6 +104,10 @@ class MessageStore:
         self._close_lock = threading.Lock()
         self._closed = False
         self._failure = ""
+        self._flags = RunningFlags()
+        self._stats = StoreStats()
+        self._append_entered_s = 0.0
+        self._index: IndexService | None = None
         resources.callback(DirectoryLock(root).release)
         self._reader = LogReader(
             root,
@@ -87,13 +117,16 @@ class MessageStore:
             max_mapped_files=settings.max_mapped_files,
         )
         resources.callback(self._reader.close)
+        self._abort = root / "abort"
         self._config = ConfigFiles(root)
         self._log = CommitLog(root, settings.mapped_file_size_commit_log_bytes)
         resources.callback(self._log.close)
-        self._queues = QueueTable(root, settings, self._reader, self._config)
+        self._queues = QueueTable(root, settings, self._reader, self._config, after_crash=self._abort.exists())
         resources.callback(self._queues.close)
         self._dedup = DedupTable(settings.dedup_producers_max)
-        self._abort = root / "abort"
+        self._deliveries = Deliveries()
+        self._deliveries.load(self._config)
+        self._schedule: ScheduleService | None = None
         self._checkpoint = read_checkpoint(root / "checkpoint")
         self._recovered = Recovery(
             self._log,
@@ -104,30 +137,85 @@ class MessageStore:
             read_snapshot(root / _SNAPSHOT),
             after_crash=self._abort.exists(),
             check_crc=settings.check_crc_on_recover,
+            check_property_crc=settings.force_verify_prop_crc,
+            deliveries=self._deliveries,
+            delay_levels_ms=settings.delay_levels_ms,
         ).run()
+        self._deliveries.fit(self._queues)
         self._visibility = Visibility(self._log.end_offset)
         self._polls = LongPolls(settings.fetch_waiters_max)
+        self._fetcher = Fetcher(self._queues, self._reader, self._polls, self._stats, self._require_readable)
         self._appender = Appender(
             self._log,
             self._queues,
             self._dedup,
+            self._deliveries,
             self._visibility,
             self._reader,
             max_message_size_bytes=settings.max_message_size_bytes,
+            delay_levels_ms=settings.delay_levels_ms,
             store_host=encode_host(*store_host),
             clock_ms=clock_ms,
             last_store_timestamp_ms=self._recovered.last_store_timestamp_ms,
             last_record_offset=self._recovered.last_record_offset,
         )
+        after_crash = self._abort.exists()
         self._snapshot_end, self._snapshot_s = -1, -_SNAPSHOT_INTERVAL_S
-        self._abort.write_text(str(os.getpid()))
-        sync_directory(root)
+        disk.write_file(self._abort, str(os.getpid()).encode())
+        disk.sync_directory(root)
         self._flush = FlushService(self._log, settings, on_flushed=self._on_flushed, on_failed=self._fail)
         resources.callback(self._flush.close)
         self._queue_flush = QueueFlushService(
             settings.flush_interval_consume_queue_ms / 1000, flush=self._flush_queues, on_failed=self._fail
         )
         resources.callback(self._queue_flush.close)
+        if settings.message_index_enable:
+            self._index = self._open_index(after_crash)
+        self._queries = StoreQueries(
+            self._log,
+            self._reader,
+            self._index,
+            visible=lambda: self._visibility.visible_offset,
+            max_num=settings.max_msgs_num_batch,
+            wait_s=settings.query_wait_index_ms / 1000,
+        )
+        self._raw_appender = RawAppender(
+            self._log,
+            self._queues,
+            self._dedup,
+            self._deliveries,
+            self._visibility,
+            self._appender,
+            delay_levels_ms=settings.delay_levels_ms,
+        )
+        self._cleaner = Cleaner(
+            self._log,
+            self._queues,
+            self._index,
+            self._reader,
+            self._config,
+            self._flags,
+            RetentionRules.from_settings(settings),
+            append_lock=self._append_lock,
+            pinned=self.pinned_physical_offset,
+            on_failed=self._fail,
+            interval_s=settings.clean_resource_interval_ms / 1000,
+        )
+        resources.callback(self._cleaner.close)
+
+    def _open_index(self, after_crash: bool) -> IndexService:
+        index = IndexService(
+            self._root,
+            IndexShape(self._settings.max_hash_slot_num, self._settings.max_index_num),
+            self._log,
+            self._reader,
+            visible=lambda: self._visibility.visible_offset,
+            after_crash=after_crash,
+            checkpoint_ms=self._checkpoint.index_msg_timestamp,
+            on_failed=lambda error: self.set_flag(RunningFlag.INDEX_ERROR, f"the index cannot be written: {error}"),
+        )
+        self._resources.callback(index.close)
+        return index
 
     @classmethod
     def open(
@@ -145,7 +233,7 @@ class MessageStore:
         """
         root = settings.store_path_root_dir
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            disk.make_directory(root)
             with ExitStack() as resources:
                 store = cls(
                     settings, broker_name=broker_name, store_host=store_host, clock_ms=clock_ms, resources=resources
@@ -170,15 +258,33 @@ class MessageStore:
         full, or an earlier failure). StoreNotWritableError is raised too when the disk fails now: then it is unknown
         what is stored, and the store takes no more appends.
         """
+        start_s = time.monotonic()
+        try:
+            if self._settings.enabled_append_prop_crc:
+                batches = [with_property_crc(batch) for batch in batches]
+            records = [self._appender.check(batch) for batch in batches]
+            results, on_disk = self._write(partial(self._appender.append, batches, records), timeout_s)
+        except RaymqError:
+            self._stats.put_failed()
+            raise
+        took_s = time.monotonic() - start_s
+        self._stats.put([(batch.topic, len(batch), len(batch.records)) for batch in batches], took_s)
+        if not on_disk:
+            results = [replace(result, status=SendStatus.FLUSH_DISK_TIMEOUT) for result in results]
+        return results
+
+    def _write(self, write: Callable[[], T], timeout_s: float | None = None) -> tuple[T, bool]:
+        """Let `write` write, and wait as the settings say: its result, and whether it is as durable as they promise."""
         timeout_s = self._settings.sync_flush_timeout_ms / 1000 if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + timeout_s
-        records = [self._appender.check(batch) for batch in batches]
+        self._require_writable()
         if not self._append_lock.acquire(timeout=max(timeout_s, 0)):
             raise SystemBusyError(f"the store did not get to this append within {timeout_s:g} s; nothing was stored")
         try:
             self._require_writable()
+            self._append_entered_s = time.monotonic()
             try:
-                results = self._appender.append(batches, records)
+                result = write()
             except OSError as error:
                 self._fail(error)
                 raise self._outcome_unknown() from error
@@ -186,12 +292,17 @@ class MessageStore:
             if not self._sync:
                 self._show(end_offset)
         finally:
+            self._append_entered_s = 0.0
             self._append_lock.release()
         if self._sync and not self._flush.wait_for(end_offset, deadline_s - time.monotonic()):
             if self._failure:
                 raise self._outcome_unknown()
-            results = [replace(result, status=SendStatus.FLUSH_DISK_TIMEOUT) for result in results]
-        return results
+            return result, False
+        return result, True
+
+    def _deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
+        """Store what waited in `source`. Raises as `append` does."""
+        self._write(partial(self._appender.deliver, source, deliveries))
 
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
         """Read from several queues; one result per request, in order.
@@ -202,33 +313,11 @@ class MessageStore:
         fetches wait already, ServiceNotAvailableError once the store closes, DataLossError when a file was deleted
         under it.
         """
-        if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
-            raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
-        results = self._fetch_now(requests, max_bytes)
-        if wait_s <= 0 or _has_news(results):
-            return results
-        deadline_s = time.monotonic() + wait_s
-        with self._polls.waiting((request.topic, request.queue_id) for request in requests) as event:
-            while True:
-                # What the tags excluded is not looked at again.
-                following = [
-                    replace(request, queue_offset=result.next_offset)
-                    for request, result in zip(requests, results, strict=True)
-                ]
-                results = self._fetch_now(following, max_bytes)
-                if _has_news(results) or not event.wait(max(deadline_s - time.monotonic(), 0)):
-                    break
-                event.clear()
-        return [
-            replace(result, status=PullStatus.NO_MATCHED_MESSAGE)
-            if result.status is PullStatus.NO_NEW_MESSAGE and result.next_offset > request.queue_offset
-            else result
-            for request, result in zip(requests, results, strict=True)
-        ]
+        return self._fetcher.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
 
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """What consumers may read of a queue; zeros for a queue that does not exist."""
-        self._require_open()
+        self._require_readable()
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return QueueBounds(0, 0, 0)
@@ -237,20 +326,34 @@ class MessageStore:
         first_in_memory = queue.first_at_or_after(max(self._log.end_offset - in_memory, 0))
         return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The first queue offset stored at or after `timestamp_ms`; the end of the queue if there is none (spec §2)."""
-        self._require_open()
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """The queue offset that a time stands for, always within the queue's bounds (StoreQueries.offset_by_time)."""
+        self._require_readable()
         queue = self._queues.get(topic, queue_id)
-        if queue is None:
-            return 0
-        low, high = queue.min_offset, queue.visible_offset
-        while low < high:
-            middle = (low + high) // 2
-            if self._store_timestamp_ms(queue, middle) < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return 0 if queue is None else self._queries.offset_by_time(queue, timestamp_ms, boundary)
+
+    def query_by_key(
+        self, topic: str, key: str, max_num: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> QueryResult:
+        """The newest messages of `topic` that have `key` (StoreQueries.by_key)."""
+        self._require_readable()
+        return self._queries.by_key(topic, key, max_num, begin_ms, end_ms)
+
+    def query_by_unique_id(self, topic: str, message_id: str) -> QueryResult:
+        """The messages of `topic` with a unique id (StoreQueries.by_unique_id)."""
+        self._require_readable()
+        return self._queries.by_unique_id(topic, message_id)
+
+    def record_at(self, physical_offset: int) -> bytes:
+        """The record that starts at a physical offset, as an offset message id names it
+        (StoreQueries.by_physical_offset)."""
+        self._require_readable()
+        return self._queries.by_physical_offset(physical_offset)
+
+    def earliest_store_time_ms(self) -> int:
+        """When the oldest record that is still there was stored, whatever its queue; -1 for an empty log."""
+        self._require_readable()
+        return self._queries.earliest_store_time_ms()
 
     def topics(self) -> dict[str, list[int]]:
         """The ids of the queues that exist, by topic."""
@@ -260,14 +363,39 @@ class MessageStore:
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of `topic`, if it has any; on return that is on disk. A topic made anew starts at offset 0.
 
-        The messages leave the disk with the log files they are in.
+        The messages leave the disk with the log files they are in. StoreNotWritableError when the disk fails: it is
+        unknown then whether the topic is deleted, and the store takes no more appends.
         """
         with self._append_lock:
             self._require_writable()
-            queues = self._queues.delete_topic(topic, end_offset=self._log.end_offset, min_offset=self._log.min_offset)
+            end_offset, min_offset = self._log.end_offset, self._log.min_offset
+            try:
+                queues = self._queues.delete_topic(topic, end_offset=end_offset, min_offset=min_offset)
+            except OSError as error:
+                self._fail(error)
+                raise StoreNotWritableError(
+                    f"{self._failure}; it is unknown whether topic {topic!r} is deleted"
+                ) from error
             self._dedup.forget_topic(topic)
         for queue in queues:
             self._polls.wake((topic, queue.queue_id))
+
+    def start_delivery(self) -> None:
+        """Deliver delayed messages from here on, until the store is closed. Only a master may. Idempotent."""
+        with self._close_lock:
+            self._require_open()
+            if self._schedule is None:
+                self._schedule = ScheduleService(self._make_scheduler())
+
+    def _make_scheduler(self) -> Scheduler:
+        waiting = WaitingQueues(self._append_lock, self._appender, self._queues, self._deliveries, self._reader)
+        return Scheduler(waiting, self._deliver, self._settings.delay_levels_ms)
+
+    def pinned_physical_offset(self) -> int:
+        """Where the first delayed message starts that still waits, which retention must keep; the log's end if none."""
+        with self._append_lock:
+            first = self._deliveries.pinned_physical_offset(self._queues)
+            return self._log.end_offset if first is None else first
 
     def read_config(self, name: str) -> str | None:
         """The text of config file `name`, None if there is none (ConfigFiles.read)."""
@@ -275,13 +403,66 @@ class MessageStore:
         return self._config.read(name)
 
     def write_config(self, name: str, text: str) -> None:
-        """Replace the text of config file `name`; on return it is on disk (ConfigFiles.write)."""
+        """Replace the text of config file `name`; on return it is on disk (ConfigFiles.write).
+
+        StoreNotWritableError when the disk fails: the file then holds the text before, or the new one.
+        """
         self._require_open()
-        self._config.write(name, text)
+        try:
+            self._config.write(name, text)
+        except OSError as error:
+            raise StoreNotWritableError(
+                f"cannot write {self._root}/config/{name}: {error}; it is unknown which text the file holds"
+            ) from error
+
+    def read_log(self, physical_offset: int, max_bytes: int) -> bytes:
+        """Raw bytes of the log from a record's start on, as far as consumers may see: whole records of one file, about
+        `max_bytes`, and empty at the end (raw_log.read_chunk)."""
+        self._require_readable()
+        limit = self._visibility.visible_offset
+        return read_chunk(self._reader, self._log.min_offset, physical_offset, limit, max_bytes)
+
+    def append_log(self, physical_offset: int, data: bytes) -> bool:
+        """Append what `read_log` of another replica gave, at the log's end (RawAppender.append); then as `append`.
+
+        True if it is as durable as the settings promise, False if the disk was too slow for that.
+        """
+        _, on_disk = self._write(partial(self._raw_appender.append, physical_offset, data))
+        return on_disk
+
+    def set_flag(self, flag: RunningFlag, reason: str) -> None:
+        """Forbid reading or writing, for a reason that callers are told, until `clear_flag` (spec §9)."""
+        if self._flags.set(flag, reason):
+            logger.warning("%s: %s", self._root, reason)
+
+    def clear_flag(self, flag: RunningFlag) -> None:
+        """Take a reason of `set_flag` away."""
+        self._flags.clear(flag)
+
+    def clean(self) -> None:
+        """Delete expired log files now, whatever the hour, and what only leads to them (Cleaner.request)."""
+        self._require_open()
+        self._cleaner.request()
+
+    def statistics(self) -> StoreStatistics:
+        """A snapshot of what the store counts: RocketMQ's runtime keys, puts by topic, latencies."""
+        disk_ratio = self._cleaner.status().disk_ratio
+        runtime = self._stats.runtime(time.monotonic(), system_clock_ms())
+        runtime |= {
+            "dispatchMaxBuffer": str(self._index_behind()),
+            "commitLogDiskRatio": f"{disk_ratio:.2f}",
+            "consumeQueueDiskRatio": f"{disk_ratio:.2f}",
+            "commitLogMinOffset": str(self._log.min_offset),
+            "commitLogMaxOffset": str(self._log.end_offset),
+        }
+        return StoreStatistics(runtime, self._stats.topics(), self._stats.latency_buckets())
+
+    def _index_behind(self) -> int:
+        return 0 if self._index is None else max(self._visibility.visible_offset - self._index.position, 0)
 
     def status(self) -> StoreStatus:
         """A snapshot of counts, offsets and health; of a closed store too."""
-        reason = "the store is closed" if self._closed else self._failure
+        reason = "the store is closed" if self._closed else self._failure or self._flags.not_writable_reason
         return StoreStatus(
             pid=os.getpid(),
             root=str(self._root),
@@ -300,6 +481,11 @@ class MessageStore:
             cut_bytes=self._recovered.cut_bytes,
             writable=not reason,
             not_writable_reason=reason,
+            schedule=self._schedule.status() if self._schedule is not None else None,
+            running_flags=self._flags.bits | (RunningFlag.NOT_WRITABLE if self._failure else 0),
+            index_files=0 if self._index is None else len(self._index),
+            index_behind_bytes=self._index_behind(),
+            retention=self._cleaner.status(),
         )
 
     def close(self) -> None:
@@ -311,17 +497,24 @@ class MessageStore:
         with self._close_lock:
             if self._closed:
                 return
+            if self._schedule is not None:
+                self._schedule.close()
             with self._append_lock:
                 self._closed = True
             self._polls.wake_all()
             with self._resources:
+                self._cleaner.close()
                 self._queue_flush.close()
                 self._flush.close()
                 if not self._failure:
                     try:
+                        indexed = self._index is None or self._index.close()
                         self._flush_queues()
-                        self._abort.unlink(missing_ok=True)
-                        sync_directory(self._root)
+                        if not indexed:
+                            logger.warning("%s: the index has not caught up; recovery will see to it", self._root)
+                            return
+                        disk.unlink(self._abort)
+                        disk.sync_directory(self._root)
                     except OSError as error:
                         self._fail(error)
 
@@ -329,10 +522,22 @@ class MessageStore:
         if self._closed:
             raise ServiceNotAvailableError(f"the store {self._root} is closed")
 
-    def _require_writable(self) -> None:
+    def _require_readable(self) -> None:
         self._require_open()
+        if not self._flags.readable:
+            raise ServiceNotAvailableError(f"the store {self._root} must not be read now")
+
+    def _require_writable(self) -> None:
+        """Raise what the put checks say of the store (put_check.py)."""
+        reason = self._flags.not_writable_reason
         if self._failure:
-            raise StoreNotWritableError(f"{self._failure}; the store takes no more appends until it is opened again")
+            reason = f"{self._failure}; the store takes no more appends until it is opened again"
+        entered_s = self._append_entered_s
+        append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
+        busy_ms = self._settings.os_page_cache_busy_timeout_ms
+        refused = refuse_store(StoreState(str(self._root), self._closed, reason, append_ms, busy_ms))
+        if refused is not None:
+            raise refused.error
 
     def _outcome_unknown(self) -> StoreNotWritableError:
         return StoreNotWritableError(f"{self._failure}; it is unknown whether this append is stored")
@@ -351,43 +556,25 @@ class MessageStore:
         for queue in self._visibility.advance(end_offset):
             self._polls.wake((queue.topic, queue.queue_id))
 
-    def _fetch_now(self, requests: Sequence[FetchRequest], max_bytes: int) -> list[FetchResult]:
-        self._require_open()
-        bounds = [self._readable(request) for request in requests]
-        ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
-        results, room = [], max_bytes
-        for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
-            if max_offset > request.queue_offset >= min_offset and max_bytes and room <= 0:
-                nothing = FetchResult(PullStatus.NO_NEW_MESSAGE, request.queue_offset, min_offset, max_offset, b"", 0)
-                results.append(nothing)
-                continue
-            share = max(room // max(ready, 1), 1) if max_bytes else 0
-            result = self._reader.fetch(request, min_offset, max_offset, share)
-            ready -= max_offset > request.queue_offset
-            room -= len(result.records)
-            results.append(result)
-        return results
-
-    def _readable(self, request: FetchRequest) -> tuple[int, int]:
-        queue = self._queues.get(request.topic, request.queue_id)
-        return (0, 0) if queue is None else (queue.min_offset, queue.visible_offset)
-
-    def _store_timestamp_ms(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        [record] = self._reader.views(queue.units(queue_offset, 1))
-        return dispatch_view(record).store_timestamp_ms
-
     def _flush_queues(self) -> None:
         """Flush the queues' files and write down how far log and queues are on disk; now and then take a snapshot."""
+        self._stats.sample(time.monotonic())
         with self._append_lock:
             dirty: set[Path] = set().union(*(queue.take_dirty() for queue in self._queues))
             dispatched_ms = self._appender.last_store_timestamp_ms
             end, last = self._log.end_offset, self._appender.last_record_offset
+            deliveries = self._deliveries.unsaved()
             producers = self._dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
             queues = [
                 QueueRow(queue.topic, queue.queue_id, queue.next_offset) for queue in self._queues if queue.exists
             ]
         for path in dirty:
-            flush_path(path)
+            disk.flush_path(path)
+        if deliveries is not None:
+            # Before the checkpoint and the snapshot: recovery learns only from the log behind them what was delivered.
+            if not self._flush.wait_for(end, self._settings.sync_flush_timeout_ms / 1000):
+                return
+            self._deliveries.save(deliveries, self._config)
         # Before the checkpoint: where that lets recovery start later, the snapshot knows who sent what before.
         if producers is not None and self._flush.wait_for(end, self._settings.sync_flush_timeout_ms / 1000):
             snapshot = take_snapshot(self._reader, end=end, last=last, queues=queues, producers=producers)
@@ -397,6 +584,8 @@ class MessageStore:
             self._checkpoint,
             physic_msg_timestamp=self._log.flushed_store_timestamp_ms or self._checkpoint.physic_msg_timestamp,
             logics_msg_timestamp=dispatched_ms or self._checkpoint.logics_msg_timestamp,
+            index_msg_timestamp=(self._index and self._index.flushed_timestamp_ms)
+            or self._checkpoint.index_msg_timestamp,
         )
         if checkpoint != self._checkpoint:
             write_checkpoint(self._root / "checkpoint", checkpoint)
@@ -406,7 +595,3 @@ class MessageStore:
         behind = end_offset - self._snapshot_end
         late = time.monotonic() - self._snapshot_s >= _SNAPSHOT_INTERVAL_S
         return behind >= _SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._closed))
-
-
-def _has_news(results: Sequence[FetchResult]) -> bool:
-    return any(result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL) for result in results)

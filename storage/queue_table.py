@@ -11,16 +11,15 @@ them again; messages sent to a topic of that name later are behind the offset an
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from raymq.config import StoreSettings
 from raymq.log_reader import CONSUME_QUEUE_DIR, LogReader
+from storage import disk
 from storage.config_files import ConfigFiles, parse_fastjson
 from storage.consume_queue import ConsumeQueue
-from storage.mapped_file import sync_directory
 from storage.write_handles import WriteHandles
 
 _DELETED_TOPICS: Final = "deletedTopics.json"
@@ -29,8 +28,11 @@ _DELETED_TOPICS: Final = "deletedTopics.json"
 class QueueTable:
     """All queues of one store. Changed under the store's append lock; `get` and `topics` may be called at any time."""
 
-    def __init__(self, root: Path, settings: StoreSettings, reader: LogReader, config: ConfigFiles) -> None:
+    def __init__(
+        self, root: Path, settings: StoreSettings, reader: LogReader, config: ConfigFiles, *, after_crash: bool
+    ) -> None:
         """Find the queues on disk, without reading their units. Directories that are not queue ids are skipped."""
+        self._after_crash = after_crash
         self._root = root
         self._file_size = settings.mapped_file_size_consume_queue_bytes
         self._reader = reader
@@ -38,8 +40,8 @@ class QueueTable:
         self._handles = WriteHandles(settings.max_mapped_files)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self.directory = root / CONSUME_QUEUE_DIR
-        self.directory.mkdir(exist_ok=True)
-        (root / "consumequeue.new").unlink(missing_ok=True)
+        disk.make_directory(self.directory)
+        disk.unlink(root / "consumequeue.new")
         for path in sorted(self.directory.glob("*/*")):
             if path.is_dir() and path.name.isdecimal():
                 self.get_or_create(path.parent.name, int(path.name))
@@ -60,7 +62,13 @@ class QueueTable:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = ConsumeQueue(
-                self._root, topic, queue_id, self._file_size, reader=self._reader, handles=self._handles
+                self._root,
+                topic,
+                queue_id,
+                self._file_size,
+                reader=self._reader,
+                handles=self._handles,
+                repair=self._after_crash,
             )
             self._queues[topic, queue_id] = queue
         return queue
@@ -81,19 +89,41 @@ class QueueTable:
         """Whether a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""
         return physical_offset < self._deleted.get(topic, 0)
 
+    def end_deletions_at(self, end_offset: int) -> None:
+        """The log ends at `end_offset`: a topic was deleted no later, or what comes there now would count as deleted.
+
+        (With ASYNC_FLUSH a power cut may take the log's end, but never the note of the deletion.)
+        """
+        late = {topic: end_offset for topic, offset in self._deleted.items() if offset > end_offset}
+        if late:
+            self._deleted.update(late)
+            self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
+
     def delete_topic(self, topic: str, *, end_offset: int, min_offset: int) -> list[ConsumeQueue]:
         """Delete the queues of `topic`; returns them. The deletion is on disk before the first file goes."""
-        queues = [queue for queue in self if queue.topic == topic]
-        if not queues:
+        if not any(queue.topic == topic for queue in self):
             return []
         self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
         self._deleted[topic] = end_offset
         self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
+        return self._remove(topic)
+
+    def finish_deletions(self) -> None:
+        """Delete what a crash in the middle of `delete_topic` left. Call it once the queues have found their ends.
+
+        A queue without units of a topic that was deleted once goes too: what came since, the walk finds in the log.
+        """
+        left = {queue.topic for queue in self if self.was_deleted_after(queue.topic, queue.first_physical_offset)}
+        for topic in left:
+            self._remove(topic)
+
+    def _remove(self, topic: str) -> list[ConsumeQueue]:
+        queues = [queue for queue in self if queue.topic == topic]
         for queue in queues:
-            del self._queues[topic, queue.queue_id]
+            self._queues.pop((topic, queue.queue_id))
             queue.delete()
-        shutil.rmtree(self.directory / topic, ignore_errors=True)
-        sync_directory(self.directory)
+        disk.remove_tree(self.directory / topic)
+        disk.sync_directory(self.directory)
         self._reader.maps.forget_below(str(self.directory / topic))
         return queues
 

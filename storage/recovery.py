@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from raymq.delay import delivery_source
 from raymq.log_reader import LogReader
 from raymq.record import DispatchView, RecordError, check_record, dispatch_view
 from raymq.record_layout import (
@@ -33,11 +34,12 @@ from raymq.record_layout import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
+from storage import disk
 from storage.checkpoint import Checkpoint
 from storage.commit_log import CommitLog
 from storage.consume_queue import ConsumeQueue
 from storage.dedup import DedupTable
-from storage.mapped_file import flush_path
+from storage.deliveries import Deliveries
 from storage.queue_table import QueueTable
 from storage.snapshot import Snapshot
 
@@ -100,11 +102,16 @@ class Recovery:
         *,
         after_crash: bool,
         check_crc: bool,
+        check_property_crc: bool,
+        deliveries: Deliveries,
+        delay_levels_ms: tuple[int, ...],
     ) -> None:
         self._log, self._queues, self._dedup, self._reader = commit_log, queues, dedup, reader
         self._checkpoint, self._snapshot = checkpoint, snapshot
         self._after_crash = after_crash
-        self._check_crc = check_crc
+        # The property CRC covers the whole record: with it, the body's own says nothing more.
+        self._checks = {"check_crc": check_crc and not check_property_crc, "check_property_crc": check_property_crc}
+        self._deliveries, self._delay_levels_ms = deliveries, delay_levels_ms
         self._missing: dict[tuple[str, int], _Missing] = {}
         self._dispatched_end = -1
         self._last_store_timestamp_ms = 0
@@ -118,21 +125,21 @@ class Recovery:
         """Recover. Nothing is lost but what is behind the first bad record of the part that is walked."""
         if not self._log.starts:
             return self._without_log()
-        for queue in self._queues:
-            queue.recover()
-            self._dispatched_end = max(self._dispatched_end, queue.max_physical_offset)
         try:
             end_offset = self._walk_from(self._start_of_walk())
         except _QueueGapError as gap:
             logger.warning("%s; walking the whole log to make its queues again", gap)
             self._missing.clear()
+            if self._after_crash:
+                self._cut_queues_at(self._log.min_offset)
             end_offset = self._walk_from(self._log.min_offset)
         units_cut = sum(queue.truncate_from(end_offset) for queue in self._queues)
         cut_bytes = self._log.open_for_append(end_offset)
+        self._queues.end_deletions_at(end_offset)
         for start in self._log.starts:
             if start + self._log.file_size > self._walked_from:
                 # What the process before wrote may still be in memory only, and counts as flushed from here on.
-                flush_path(self._log.path(start))
+                disk.flush_path(self._log.path(start))
         for queue in self._queues:
             queue.correct_min_offset(self._log.min_offset)
             queue.visible_offset = queue.next_offset
@@ -162,9 +169,18 @@ class Recovery:
         return text
 
     def _start_of_walk(self) -> int:
-        """The physical offset to walk from. Also fills the dedup table with what is known before it."""
-        snapshot = self._snapshot
-        if snapshot is not None and snapshot.fits(self._reader):
+        """The physical offset to walk from. Also finds the ends of the queues, and fills the dedup table with what is
+        known before that offset."""
+        snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
+        if self._after_crash:
+            walk_from = self._log.starts[self._first_file_to_walk()] if snapshot is None else snapshot.end
+            self._cut_queues_at(walk_from)
+        else:
+            for queue in self._queues:
+                queue.recover()
+                self._dispatched_end = max(self._dispatched_end, queue.max_physical_offset)
+        self._queues.finish_deletions()
+        if snapshot is not None:
             self._use_snapshot(snapshot)
             return snapshot.end
         index = self._first_file_to_walk()
@@ -172,6 +188,11 @@ class Recovery:
             # Not checked and not dispatched: it only tells which messages producers may send again.
             self._remember_producers(self._log.starts[index - 1])
         return self._log.starts[index]
+
+    def _cut_queues_at(self, physical_offset: int) -> None:
+        """Take from the queues what the walk from `physical_offset` on will put there again."""
+        for queue in self._queues:
+            queue.recover_until(physical_offset)
 
     def _use_snapshot(self, snapshot: Snapshot) -> None:
         """Take over what the snapshot knows of the log before its end."""
@@ -198,7 +219,7 @@ class Recovery:
         """The index of the newest file whose first record matches (spec §5, file match test), else 0."""
         for index in range(len(self._log.starts) - 1, 0, -1):
             data = self._data(self._log.starts[index])
-            size, good = check_record(data, 0, check_crc=self._check_crc)
+            size, good = check_record(data, 0, **self._checks)
             if not good or size <= 0:
                 continue
             try:
@@ -244,13 +265,13 @@ class Recovery:
         """Walk one file from `position` on: where its last good record ends, and whether the log goes on there."""
         data = self._data(start)
         while True:
-            size, good = check_record(data, position, check_crc=self._check_crc)
+            size, good = check_record(data, position, **self._checks)
             if not good:
                 return start + position, False
             if size == 0:
                 goes_on = start != self._log.starts[-1]
                 return (start + len(data), True) if goes_on else (start + position, False)
-            view = dispatch_view(data, position)
+            view = dispatch_view(data, position, delay_levels_ms=self._delay_levels_ms)
             if _is_implausible(view, start + position) or _properties_are_cut(data, position, view):
                 return start + position, False
             self._dispatch(view, start + position, may_fill_gaps=may_fill_gaps)
@@ -270,6 +291,8 @@ class Recovery:
             missing = _Missing(self._queues.get_or_create(view.topic, view.queue_id))
             self._missing[view.topic, view.queue_id] = missing
         gap = view.queue_offset - missing.queue.next_offset - len(missing.sizes)
+        if view.queue_offset < missing.queue.first_offset and not may_fill_gaps:
+            raise _QueueGapError(f"queue {view.topic}:{view.queue_id} has lost its offset {view.queue_offset}")
         if gap >= 0:
             if gap > 0:
                 self._skip_lost_units(missing, view, may_fill_gaps=may_fill_gaps)
@@ -301,7 +324,10 @@ class Recovery:
 
     def _remember_producer(self, view: DispatchView, physical_offset: int) -> None:
         producer = view.producer
-        if producer is not None and not self._queues.was_deleted_after(view.topic, physical_offset):
+        source = None if producer is None else delivery_source(producer.producer_id)
+        if producer is not None and source is not None:
+            self._deliveries.advance(source, producer.epoch, producer.first_sequence + 1)
+        elif producer is not None and not self._queues.was_deleted_after(view.topic, physical_offset):
             self._dedup.record(producer, view.topic, view.queue_id, 1, view.queue_offset)
 
 

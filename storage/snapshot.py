@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,8 +22,8 @@ from zlib import crc32
 
 from raymq.errors import DataLossError
 from raymq.log_reader import LogReader
+from storage import disk
 from storage.dedup import ProducerRow
-from storage.mapped_file import pwrite_all, sync_directory
 
 TAIL_BYTES: Final = 4 << 20
 
@@ -75,6 +74,14 @@ def read_snapshot(path: Path) -> Snapshot | None:
     if crc != b"%08x" % crc32(text):
         logger.warning("%s is damaged and is ignored", path)
         return None
+    try:
+        return _parse(text)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        logger.warning("%s is of another kind and is ignored", path)
+        return None
+
+
+def _parse(text: bytes) -> Snapshot:
     values = json.loads(text)
     queues = [QueueRow(*row) for row in values.pop("queues")]
     producers = [ProducerRow(*row) for row in values.pop("producers")]
@@ -84,13 +91,5 @@ def read_snapshot(path: Path) -> Snapshot | None:
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Replace the file at `path`; on return the new one is on disk."""
     values = {name: getattr(snapshot, name) for name in ("end", "last", "tail", "tail_crc", "queues", "producers")}
-    new = Path(f"{path}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        text = json.dumps(values, separators=(",", ":")).encode()
-        pwrite_all(descriptor, 0, b"%08x\n" % crc32(text) + text)
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(new, path)
-    sync_directory(path.parent)
+    text = json.dumps(values, separators=(",", ":")).encode()
+    disk.replace_file(path, b"%08x\n" % crc32(text) + text)

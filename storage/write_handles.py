@@ -6,10 +6,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from storage.mapped_file import pwrite_all
+from storage import disk
 
 
 class WriteHandles:
@@ -19,17 +16,17 @@ class WriteHandles:
         self._max_open = max_open
         self._descriptors: OrderedDict[Path, int] = OrderedDict()
 
-    def write(self, path: Path, position: int, data: NDArray[np.uint8]) -> None:
+    def write(self, path: Path, position: int, data: disk.Bytes) -> None:
         """Write all of `data` at byte `position` of the existing file `path`."""
         descriptor = self._descriptors.get(path)
         if descriptor is None:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = disk.open_file(path, os.O_WRONLY)
             self._descriptors[path] = descriptor
             if len(self._descriptors) > self._max_open:
                 os.close(self._descriptors.popitem(last=False)[1])
         else:
             self._descriptors.move_to_end(path)
-        pwrite_all(descriptor, position, data)
+        disk.pwrite_all(descriptor, position, data)
 
     def forget(self, path: Path) -> None:
         """Close `path`, which is about to be deleted."""

@@ -1,14 +1,24 @@
-"""For tests that start Ray: one embedded raymq per test module, two broker groups, in a sandbox checked at the end."""
+"""Fixtures of several kinds of tests.
+
+For those that start Ray: one embedded raymq per test module, two broker groups, in a sandbox checked at the end.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 import raymq
 from tests.support.cluster import Sandbox, embedded, sandbox
+
+# What CI says about a change must not depend on the dice; elsewhere, each run tries other examples.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +46,10 @@ def topic(mq: raymq.Client, request: pytest.FixtureRequest) -> str:
 def group(request: pytest.FixtureRequest) -> str:
     """A consumer group of the test's own."""
     return "g-" + re.sub(r"[^a-zA-Z0-9_-]", "-", request.node.name)[:110]
+
+
+@pytest.fixture
+def no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flushes return at once: for tests that open many stores and do not look at what is on disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)

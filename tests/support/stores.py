@@ -24,6 +24,8 @@ def small_settings(root: Path, **changes: Any) -> StoreSettings:
         "store_path_root_dir": root,
         "mapped_file_size_commit_log_bytes": LOG_FILE_BYTES,
         "mapped_file_size_consume_queue_bytes": QUEUE_FILE_UNITS * 20,
+        "max_hash_slot_num": 100,
+        "max_index_num": 400,
         **changes,
     }
     return StoreSettings(**values)

@@ -10,9 +10,10 @@ from zlib import crc32
 import pytest
 
 from raymq.hashing import tags_code
+from raymq.ids import parse_offset_message_id
 from raymq.message import PullStatus
-from raymq.record import decode_records
-from raymq.store_api import FetchRequest
+from raymq.record import decode_record, decode_records
+from raymq.store_api import Boundary, FetchRequest
 from storage.config_files import parse_fastjson
 from storage.message_store import MessageStore
 from tests.support.stores import bodies_of, make_batch, open_store, read_queue
@@ -84,6 +85,53 @@ def test_queues_made_again_from_the_log_are_the_queues_that_rocketmq_wrote(root,
     assert {
         path.relative_to(root): path.read_bytes() for path in (root / "consumequeue").rglob("0*") if path.is_file()
     } == (written)
+
+
+def manifest(root: Path) -> list[list[str]]:
+    with (root / "manifest.tsv").open() as lines:
+        return list(csv.reader(lines, delimiter="\t"))
+
+
+def check_queries(store: MessageStore, root: Path) -> None:
+    """Every message of manifest.tsv is found by each of its keys, its unique id, its offset id and its time."""
+    for _, topic, _, _, keys, _, physical_offset, _, message_id, crc in manifest(root):
+        place = parse_offset_message_id(message_id).physical_offset
+        assert place == int(physical_offset)
+        message = decode_record(store.record_at(place))
+        assert crc32(message.body) & 0x7FFFFFFF == int(crc)
+        assert message.offset_message_id == message_id
+        assert message.topic in (topic, "SCHEDULE_TOPIC_XXXX")
+        if message.message_id != message.offset_message_id:
+            [found] = decode_records(store.query_by_unique_id(message.topic, message.message_id).records)
+            assert found == message
+        at = message.store_timestamp_ms
+        for key in [] if keys == "null" else keys.split(" "):
+            found = store.query_by_key(message.topic, key, 64, at - 1000, at + 1000)
+            assert found.complete
+            assert message in decode_records(found.records), (key, message.physical_offset)
+        first = store.offset_by_time(message.topic, message.queue_id, at)
+        last = store.offset_by_time(message.topic, message.queue_id, at, Boundary.UPPER)
+        assert first <= message.queue_offset <= last
+
+
+def test_every_message_of_the_manifest_is_found_by_key_id_place_and_time(root):
+    store = open_store(root)
+    check_queries(store, root)
+    assert store.earliest_store_time_ms() == decode_record(store.record_at(0)).store_timestamp_ms
+    store.append([make_batch([b"%d" % i for i in range(300)], topic="Topic0")])
+    check_queries(store, root)
+    assert store.query_by_unique_id("Topic0", f"{299:032X}").count == 1
+    store.close()
+
+
+def test_index_files_made_again_from_the_log_are_those_that_rocketmq_wrote(tmp_path):
+    """Byte for byte, but for their names, which are the times they were made at."""
+    root = Path(shutil.copytree(FIXTURES / DIRECTORIES[0], tmp_path / "store"))
+    written = [path.read_bytes() for path in sorted((root / "index").iterdir())]
+    assert len(written) == 4
+    shutil.rmtree(root / "index")
+    open_store(root).close()
+    assert [path.read_bytes() for path in sorted((root / "index").iterdir())] == written
 
 
 @pytest.mark.parametrize("tags", ["TagA", "TagB", "消息", "zzzzzzzz"])

@@ -382,13 +382,14 @@ class TestFlush:
         assert fetch_one(store, 0).status is PullStatus.FOUND
 
     def test_a_flush_that_takes_too_long_is_a_status_and_the_message_is_stored(self, store, monkeypatch):
+        store.append([make_batch([b"the files are made"])])
         flush = threading.Event()
         fdatasync = os.fdatasync
         monkeypatch.setattr(os, "fdatasync", lambda descriptor: flush.wait(WAIT_S) and fdatasync(descriptor))
         [result] = store.append([make_batch([b"a"])], timeout_s=0.01)
         assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
         flush.set()
-        assert fetch_one(store, 0, wait_s=WAIT_S).count == 1
+        assert fetch_one(store, 1, wait_s=WAIT_S).count == 1
 
     def test_asynchronous_flushing_shows_at_once(self, root):
         store = open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH, flush_interval_commit_log_ms=60_000)
@@ -438,7 +439,7 @@ class TestFlush:
         def fail(path):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr("storage.message_store.flush_path", fail)
+        monkeypatch.setattr("storage.disk.flush_path", fail)
         store = open_store(root, flush_interval_consume_queue_ms=10)
         store.append([make_batch([b"a"])])
         until(lambda: not store.status().writable)
@@ -452,7 +453,7 @@ class TestFlush:
             raise OSError(errno.EIO, "Input/output error")
 
         store.append([make_batch([b"a"])])
-        monkeypatch.setattr("storage.message_store.flush_path", fail)
+        monkeypatch.setattr("storage.disk.flush_path", fail)
         store.close()
         assert (root / "abort").exists()
 
@@ -612,11 +613,27 @@ class TestLifeCycle:
         assert store.status().not_writable_reason == "the store is closed"
 
     def test_every_thread_ends_with_the_store(self, root):
-        before = threading.active_count()
+        before = set(threading.enumerate())
         store = open_store(root)
-        assert threading.active_count() == before + 3
+        started = set(threading.enumerate()) - before
         store.close()
-        assert threading.active_count() == before
+        assert started
+        assert not any(thread.is_alive() for thread in started)
+
+    def test_maps_and_descriptors_of_a_store_of_many_files_stay_within_the_limits(self, root):
+        """80 queues, a dozen log files and as many index files, with room for 8 maps and 8 files open for writing."""
+        store = open_store(root, max_mapped_files=8, max_index_num=100, max_mapped_bytes=1 << 20)
+        before = len(os.listdir("/proc/self/fd"))
+        for queue_id in range(80):
+            store.append([make_batch([b"x" * 400] * 15, queue_id=queue_id)])
+        assert store.query_by_unique_id("orders", f"{14:032X}").count == 32
+        for queue_id in range(80):
+            assert len(bodies_of(store, queue_id=queue_id)) == 15
+        assert len(list((root / "commitlog").iterdir())) > 8
+        assert len(store._reader.maps._maps) <= 8
+        # Beside them: the log file that is written, the one that is ready, and the newest index file, twice.
+        assert len(os.listdir("/proc/self/fd")) <= before + 8 + 8 + 4
+        store.close()
 
     def test_no_descriptor_is_left_open(self, root):
         open_store(root).close()

@@ -6,10 +6,30 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from raymq.errors import StoreCorruptError
+from raymq.record import decode_record
+from raymq.record_layout import (
+    BODY_CRC_OFFSET,
+    BODY_OFFSET,
+    BODY_SIZE_OFFSET,
+    BORN_HOST_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
+    FLAG_OFFSET,
+    MAGIC_OFFSET,
+    PHYSICAL_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    STORE_HOST_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_OFFSET,
+    TOTAL_SIZE_OFFSET,
+)
+from raymq.store_api import FetchRequest
+from storage.message_store import MessageStore
 from storage.snapshot import Snapshot, write_snapshot
 from tests.support.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
 
@@ -87,6 +107,22 @@ def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
     return damage
 
 
+def checkpoint(data: bytes) -> Callable[[Path], None]:
+    """Replace the checkpoint's bytes; zeros follow."""
+    return lambda root: (root / "checkpoint").write_bytes(data.ljust(4096, b"\0")) and None
+
+
+def put_into(directory: str, name: str, data: bytes) -> Callable[[Path], None]:
+    """Make a directory anew with one file in it."""
+
+    def damage(root: Path) -> None:
+        shutil.rmtree(root / directory, ignore_errors=True)
+        (root / directory).mkdir()
+        (root / directory / name).write_bytes(data)
+
+    return damage
+
+
 QUEUE = "consumequeue/orders/0"
 NO_SNAPSHOT = delete("dedup")
 
@@ -137,6 +173,32 @@ DAMAGES = {
     ),
     "an abort file was left": (write_text("abort", "1"), COUNT),
     "an allocation was left half done": (write_text("commitlog.new", "x"), COUNT),
+    "the checkpoint is stale": (checkpoint(b""), COUNT),
+    "the checkpoint is stale, and there is no snapshot": (
+        both(checkpoint(b""), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "the checkpoint is in the future": (checkpoint(b"\x7f" * 24), COUNT),
+    "the checkpoint is garbage, and there is no snapshot": (
+        both(checkpoint(b"\xff" * 4096), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "the snapshot is garbage": (write_text("dedup", "\0garbage\n" * 9), COUNT),
+    "the snapshot's CRC is right and it holds something else": (
+        write_text("dedup", f"{crc32(b'[]'):08x}\n[]"),
+        COUNT,
+    ),
+    "temporary files were left": (
+        both(
+            write_text("consumequeue.new", "x" * 500),
+            write_text("dedup.new", "{"),
+            write_text("config/topics.json.new", "{"),
+        ),
+        COUNT,
+    ),
+    "the index is deleted": (delete("index"), COUNT),
+    "an index file is garbage": (put_into("index", "20260101000000000", b"garbage"), COUNT),
+    "an index file has a name that is no time": (put_into("index", "notes.txt", b"garbage"), COUNT),
     "a preallocated log file was left": (
         lambda root: (
             (root / "commitlog" / f"{len(list((root / 'commitlog').iterdir())) * LOG_FILE_BYTES:020d}").write_bytes(
@@ -221,6 +283,138 @@ def test_a_tail_torn_at_any_byte_of_the_last_record_costs_that_record_and_no_oth
         shutil.rmtree(root)
 
 
+LAYOUT = {
+    "total_size": (TOTAL_SIZE_OFFSET, False),
+    "magic": (MAGIC_OFFSET, False),
+    "body_crc": (BODY_CRC_OFFSET, False),
+    "flag": (FLAG_OFFSET + 3, True),
+    "physical_offset": (PHYSICAL_OFFSET_OFFSET + 7, True),
+    "born_timestamp": (BORN_TIMESTAMP_OFFSET + 7, True),
+    "born_host": (BORN_HOST_OFFSET, True),
+    "store_timestamp": (STORE_TIMESTAMP_OFFSET + 7, True),
+    "store_host": (STORE_HOST_OFFSET, True),
+    "reconsume_times": (STORE_HOST_OFFSET + 8 + 3, True),
+    "prepared_transaction_offset": (BODY_SIZE_OFFSET - 1, True),
+    "body_size": (BODY_SIZE_OFFSET + 3, False),
+    "body": (BODY_OFFSET, False),
+    "topic_size": (BODY_OFFSET + len(BODIES[-1]), False),
+    "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
+    "properties": (LAST_SIZE - 2, True),
+}
+"""Where a bit of the last record is flipped, and whether RocketMQ's checks let the record pass. Those that pass change
+what the record says of itself, not where it is nor what its body is; the property CRC would find them."""
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize("field", LAYOUT)
+def test_a_flipped_bit_costs_the_last_record_or_nothing(tmp_path, field, stopped):
+    position, passes = LAYOUT[field]
+    root = written_store(tmp_path, stopped=stopped)
+    flip(LAST_SIZE - position)(root)
+    check_survivors(root, COUNT if passes else COUNT - 1)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize("position", [QUEUE_ID_OFFSET + 3, QUEUE_OFFSET_OFFSET + 7, SYS_FLAG_OFFSET + 3])
+def test_a_bit_flipped_in_what_places_a_record_costs_no_other_record(tmp_path, position, stopped):
+    root = written_store(tmp_path, stopped=stopped)
+    flip(LAST_SIZE - position)(root)
+    for _ in range(2):
+        store = open_store(root)
+        records = [unit_record(store, index) for index in range(COUNT - 1)]
+        assert [decode_record(record).body for record in records] == BODIES[:-1]
+        store.append([make_batch(MORE[:1], queue_id=2)])
+        store.close()
+
+
+def unit_record(store: MessageStore, queue_offset: int) -> bytes:
+    [result] = store.fetch([FetchRequest("orders", 0, queue_offset, 1)], max_bytes=1, wait_s=0)
+    return result.records
+
+
+@pytest.mark.parametrize("page", range(0, 16, 3))
+def test_a_zero_page_cuts_the_log_there_and_leaves_every_byte_before_it(tmp_path, page):
+    root = written_store(tmp_path, stopped=False)
+    path = last_log_file(root)
+    before = path.read_bytes()
+    if page * 4096 >= used_bytes(path):
+        return
+    overwrite(path, page * 4096, bytes(4096))
+    store = open_store(root)
+    survivors = len(bodies_of(store))
+    assert bodies_of(store) == BODIES[:survivors]
+    assert store.status().max_physical_offset <= int(path.name) + page * 4096
+    end = store.status().max_physical_offset - int(path.name)
+    store.append([make_batch(MORE)])
+    store.close()
+    assert path.read_bytes()[:end] == before[:end]
+    store = open_store(root)
+    assert bodies_of(store) == BODIES[:survivors] + MORE
+    store.close()
+
+
+def test_of_swapped_log_files_nothing_is_served_twice_and_the_store_goes_on(tmp_path):
+    root = written_store(tmp_path, stopped=False)
+    first, second = sorted((root / "commitlog").iterdir())[:2]
+    first.rename(root / "swapping")
+    second.rename(first)
+    (root / "swapping").rename(second)
+    for name in ("consumequeue", "dedup", "checkpoint"):
+        delete(name)(root)
+    store = open_store(root)
+    bodies = bodies_of(store)
+    assert len(set(bodies)) == len(bodies)
+    assert set(bodies) <= set(BODIES)
+    store.append([make_batch(MORE)])
+    store.close()
+    store = open_store(root)
+    assert bodies_of(store) == bodies + MORE
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["a middle file is missing", "a file has the wrong size"])
+def test_after_a_crash_a_queue_with_a_gap_is_made_again_from_the_log(tmp_path, damage):
+    root = written_store(tmp_path, stopped=False)
+    path = QUEUE + "/00000000000000002000"
+    (delete(path) if "missing" in damage else truncate(path, 40))(root)
+    check_survivors(root, COUNT)
+
+
+def test_after_a_crash_a_queue_without_its_first_file_is_made_again_from_the_log(tmp_path):
+    root = written_store(tmp_path, stopped=False)
+    delete(QUEUE + "/00000000000000000000")(root)
+    check_survivors(root, COUNT)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+def test_a_topic_whose_deletion_was_cut_short_is_deleted_by_the_next_open(tmp_path, stopped):
+    """The note of the deletion is on disk, the queues are still there: all of them go."""
+    root = written_store(tmp_path, stopped=stopped)
+    (root / "config").mkdir(exist_ok=True)
+    write_text("config/deletedTopics.json", '{"orders": 1000000}')(root)
+    for _ in range(2):
+        store = open_store(root)
+        assert store.topics() == {}
+        store.close()
+    store = open_store(root)
+    [result] = store.append([make_batch([b"anew"])])
+    assert result.queue_offset == 0
+    store.close()
+    store = open_store(root)
+    assert bodies_of(store) == [b"anew"]
+    store.close()
+
+
+def test_opening_changes_no_byte_of_what_is_good(tmp_path):
+    root = written_store(tmp_path, stopped=False)
+    log = {path: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    units = {path: path.read_bytes() for path in (root / QUEUE).iterdir()}
+    open_store(root).close()
+    for path, data in {**log, **units}.items():
+        if any(data):
+            assert path.read_bytes() == data
+
+
 REFUSED = {
     "a log file has the wrong size": (truncate("commitlog/00000000000000065536", 1000), "has 1000 bytes"),
     "the last log file was cut": (truncate("commitlog/00000000000000131072", 50_000), "has 50000 bytes"),
@@ -263,7 +457,7 @@ def test_queues_without_a_log_are_deleted(tmp_path):
 
 
 def test_what_was_cut_is_logged(tmp_path, caplog):
-    root = written_store(tmp_path, stopped=False)
+    root = written_store(tmp_path, stopped=True)
     flip(120)(root)
     with caplog.at_level(logging.INFO):
         store = open_store(root)

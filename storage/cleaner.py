@@ -1,0 +1,194 @@
+"""Retention at work: looks at the disk now and then, and deletes what storage/retention.py says.
+
+On disk
+    config/retentionHolds.json      {"TOPIC": {"QUEUE": offset}}: what a server keeps in its own topics from there on
+
+Old log files go first, oldest first and one by one, so that a crash leaves no hole. The queues' first offsets move
+before the files go: whoever reads by then is told so, and who has a file mapped keeps its bytes. Then the queues' and
+the index' files follow that only lead to what is gone. Records that are still needed stay, with everything behind them:
+delayed messages that wait, and what the holds name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from raymq.log_reader import LogReader
+from raymq.store_api import RetentionStatus
+from storage import disk
+from storage.commit_log import CommitLog
+from storage.config_files import ConfigFiles, parse_fastjson
+from storage.index_service import IndexService
+from storage.queue_table import QueueTable
+from storage.retention import UNKNOWN_USAGE, LogFile, RetentionRules, decide, usage_ratio
+from storage.running_flags import RunningFlag, RunningFlags
+
+logger = logging.getLogger(__name__)
+
+HOLDS_FILE: Final = "retentionHolds.json"
+FIRST_RUN_S: Final = 60.0
+RUNS_BY_HAND: Final = 20
+DELETE_PAUSE_S: Final = 0.1
+STOP_TIMEOUT_S: Final = 30.0
+
+
+def disk_usage(path: Path) -> float:
+    """How full the disk of `path` is, from 0 to 1; -1 if there is no such path."""
+    try:
+        found = os.statvfs(path)
+    except FileNotFoundError:
+        return UNKNOWN_USAGE
+    return usage_ratio((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+class Cleaner:
+    """The cleaning of one store, by a thread every `interval_s`, the first time after a minute. Thread-safe.
+
+    `pinned` tells from which physical offset on delayed messages wait. `on_cleaned` is called after files were deleted.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        index: IndexService | None,
+        reader: LogReader,
+        config: ConfigFiles,
+        flags: RunningFlags,
+        rules: RetentionRules,
+        *,
+        append_lock: threading.Lock,
+        pinned: Callable[[], int],
+        on_failed: Callable[[OSError], None],
+        interval_s: float,
+    ) -> None:
+        self._log, self._queues, self._index = commit_log, queues, index
+        self._reader, self._config, self._flags, self._rules = reader, config, flags, rules
+        self._append_lock, self._pinned, self._on_failed = append_lock, pinned, on_failed
+        self._interval_s = interval_s
+        self._run_lock = threading.Lock()
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._by_hand = 0
+        self._usage = UNKNOWN_USAGE
+        self._files_deleted = self._bytes_deleted = 0
+        self._last_reason = ""
+        self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Delete expired files now, whatever the hour; for 20 runs, so that many files go in small portions."""
+        self._by_hand = RUNS_BY_HAND
+        self._wake.set()
+
+    def run_once(self, now: datetime) -> int:
+        """One look at the disk, and what follows from it; returns how many log files were deleted."""
+        with self._run_lock:
+            usages = [disk_usage(directory) for directory in (self._log.directory, self._queues.directory)]
+            self._usage = max(usages)
+            decision = decide(
+                self._log_files(),
+                self._rules,
+                now_ms=int(now.timestamp() * 1000),
+                local_hour=now.hour,
+                usages=usages,
+                by_hand=self._by_hand > 0,
+                disk_full=bool(self._flags.bits & RunningFlag.DISK_FULL),
+                keep_from=min(self._pinned(), self._held_from()),
+            )
+            self._by_hand = max(self._by_hand - 1, 0)
+            self._mark_disk(full=decision.disk_full)
+            if decision.delete:
+                self._last_reason = decision.reason
+                return self._delete_log_files(decision.delete[-1].end, decision.reason)
+            return 0
+
+    def status(self) -> RetentionStatus:
+        """How the cleaning goes."""
+        return RetentionStatus(self._usage, self._files_deleted, self._bytes_deleted, self._last_reason, self._by_hand)
+
+    def close(self) -> None:
+        """Stop the thread; a file that is being deleted goes. Idempotent."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        wait_s = max(FIRST_RUN_S, self._interval_s)
+        while True:
+            self._wake.wait(wait_s)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+            try:
+                self.run_once(datetime.now())
+            except OSError as error:
+                logger.error("deleting old files failed: %s", error)
+                self._on_failed(error)
+                return
+            wait_s = self._interval_s
+
+    def _log_files(self) -> list[LogFile]:
+        files = []
+        for start in self._log.starts:
+            modified_ms = self._log.path(start).stat().st_mtime_ns // 1_000_000
+            files.append(LogFile(start, start + self._log.file_size, modified_ms))
+        return files
+
+    def _held_from(self) -> int:
+        """The first record that a hold keeps; the log's end if there is none."""
+        end_offset = self._log.end_offset
+        text = self._config.read(HOLDS_FILE)
+        for topic, queues in parse_fastjson(text).items() if text else ():
+            for queue_id, offset in queues.items():
+                queue = self._queues.get(topic, int(queue_id))
+                if queue is not None:
+                    for unit in queue.units(max(int(offset), queue.min_offset), 1):
+                        end_offset = min(end_offset, int(unit["physical_offset"]))
+        return end_offset
+
+    def _mark_disk(self, *, full: bool) -> None:
+        if full:
+            reason = (
+                f"the disk of {self._log.directory.parent} is {self._usage:.0%} full, over "
+                "disk_space_warning_level_ratio; make room, or delete topics and shorten file_reserved_time_hours"
+            )
+            if self._flags.set(RunningFlag.DISK_FULL, reason):
+                logger.error("%s; no appends are taken", reason)
+        elif self._flags.clear(RunningFlag.DISK_FULL):
+            logger.info("the disk of %s has room again; appends are taken", self._log.directory.parent)
+
+    def _delete_log_files(self, limit: int, reason: str) -> int:
+        with self._append_lock:
+            doomed = self._log.forget_before(limit)
+        if not doomed:
+            return 0
+        min_offset = self._log.min_offset
+        queue_files: list[Path] = []
+        for queue in self._queues:
+            with self._append_lock:
+                if self._queues.get(queue.topic, queue.queue_id) is queue:
+                    queue.correct_min_offset(min_offset)
+                    queue_files += queue.forget_before_min()
+        logger.info("deleting %d log files before physical offset %d: %s", len(doomed), min_offset, reason)
+        for path in doomed:
+            self._unlink(path)
+            self._files_deleted += 1
+            self._bytes_deleted += self._log.file_size
+            self._stop.wait(DELETE_PAUSE_S)
+        for path in queue_files:
+            self._unlink(path)
+        if self._index is not None:
+            self._index.delete_before(min_offset)
+        return len(doomed)
+
+    def _unlink(self, path: Path) -> None:
+        """One by one: a power cut must not bring an old file back and keep a newer one away."""
+        disk.unlink(path)
+        disk.sync_directory(path.parent)
+        self._reader.maps.forget(str(path))

@@ -1,0 +1,117 @@
+"""The store's way to its disk: every call that changes what is on it, or waits for it, in one place.
+
+Callers say `disk.flush(descriptor)`, never `from storage.disk import flush`: so tests put another disk under the store
+by replacing the functions of this module, one that loses what was not flushed or one that fails.
+
+What survives what
+
+    write (pwrite, by its caller)     the process; not a power cut, not even in order
+    flush                             a power cut: the bytes, and the file's size
+    rename, unlink, make_directory    the process; not a power cut, and each or none of them
+    sync_directory                    a power cut: the names in the directory
+
+Writing into an open file is not here: it is the hot path, and says nothing about the disk before the flush.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+Bytes = bytes | bytearray | memoryview
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of `path`, which a child process does not inherit; `flags` as for `os.open`."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+
+def preallocate(descriptor: int, size: int) -> None:
+    """Give the file `size` bytes, zero where it had none, and all their blocks. OSError: the disk is full."""
+    os.posix_fallocate(descriptor, 0, size)
+
+
+def flush(descriptor: int) -> None:
+    """Wait until everything written to the file is on disk. After an OSError it is not known what is."""
+    os.fdatasync(descriptor)
+
+
+def flush_path(path: Path) -> None:
+    """`flush` for the file at `path`, or the names in it if it is a directory; nothing to do if it is gone."""
+    if path.is_dir():
+        sync_directory(path)
+        return
+    try:
+        descriptor = open_file(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give `source` the name `target`, whose former file loses it, in one step."""
+    os.replace(source, target)
+
+
+def unlink(path: Path) -> None:
+    """Remove a file's name. Nothing to do if it has none."""
+    path.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, unless they are there. Each new name is on disk on return."""
+    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all that is in it. What cannot be removed stays."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: Bytes) -> None:
+    """Make `data` all there is in the file at `path`, in place, and wait until it is on disk.
+
+    A power cut on the way leaves a mixture of old and new sectors (512 bytes).
+    """
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+    try:
+        pwrite_all(descriptor, 0, data)
+        os.ftruncate(descriptor, len(data))
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: Bytes) -> None:
+    """Replace the file at `path` by one that holds `data`; on return it is on disk. A crash leaves the old or the new.
+
+    The new file grows under the name `path`.new, which a crash may leave.
+    """
+    new = path.with_name(f"{path.name}.new")
+    write_file(new, data)
+    rename(new, path)
+    sync_directory(path.parent)
+
+
+def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
+    """`os.pwrite` until all of `data` is written."""
+    view = memoryview(data)
+    written = os.pwrite(descriptor, view, position)
+    while written < len(view):
+        written += os.pwrite(descriptor, view[written:], position + written)

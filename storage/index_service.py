@@ -1,0 +1,307 @@
+"""The index of a store: which records have a key, in files that a thread of its own builds from the log.
+
+On disk
+    index/20261120180926228        files in the order they were made (index_file.py); the last one takes entries
+
+The index follows the log: the thread reads what consumers may see and puts the keys of thousands of records at a time,
+outside the append lock. It keeps nothing but its place in the log, so however far it falls behind, it holds no memory
+and no append waits for it. A query that needs the newest messages waits for it instead.
+
+After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load), and after any
+stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So what
+was deleted, by whomever, is made again. A file missing in the middle shows by the first record with a key behind the
+file before it: the files behind it are then made again too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from raymq.errors import DataLossError
+from raymq.hashing import index_key_hash
+from raymq.log_reader import LogReader
+from raymq.record import RecordError, check_record
+from storage import disk
+from storage.commit_log import CommitLog
+from storage.index_file import FoundEntry, IndexEntries, IndexFile, IndexHeader, IndexShape, find_entries, read_header
+from storage.index_keys import index_entries
+from storage.log_walk import Chunk, walk_records
+
+logger = logging.getLogger(__name__)
+
+INDEX_DIR: Final = "index"
+CHUNK_BYTES: Final = 2 << 20
+INTERVAL_S: Final = 0.1
+TRIES: Final = 3
+RETRY_S: Final = 1.0
+DRAIN_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 60.0
+_NAME_DIGITS: Final = 17
+
+
+class IndexService:
+    """The index of one store. Thread-safe.
+
+    `position` is the physical offset up to which records are indexed; `flushed_timestamp_ms` the end of the newest file
+    that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_failed(error)` is called once
+    if the disk fails; nothing is indexed from then on.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shape: IndexShape,
+        commit_log: CommitLog,
+        reader: LogReader,
+        *,
+        visible: Callable[[], int],
+        after_crash: bool,
+        checkpoint_ms: int,
+        on_failed: Callable[[OSError], None],
+    ) -> None:
+        self.directory = root / INDEX_DIR
+        self._scratch = root / "index.new"
+        self._shape, self._log, self._reader = shape, commit_log, reader
+        self._visible, self._on_failed = visible, on_failed
+        disk.make_directory(self.directory)
+        disk.unlink(self._scratch)
+        self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
+        self._after_crash = after_crash
+        self._current: IndexFile | None = None
+        self.position = commit_log.min_offset
+        self.flushed_timestamp_ms = 0
+        self.entries_put = 0
+        self._changed = threading.Condition()
+        self._wanted = 0
+        self._stopping = self._ended = self._failed = False
+        self._thread = threading.Thread(target=self._run, name="raymq-index", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def wait_for(self, physical_offset: int, timeout_s: float) -> bool:
+        """Have everything before `physical_offset` indexed. False if it is not after `timeout_s` or after a failure."""
+        with self._changed:
+            self._wanted = max(self._wanted, physical_offset)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended or self.position >= physical_offset, timeout_s)
+            return self.position >= physical_offset
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Physical offsets of records that may have `key`, stored in [`begin_ms`, `end_ms`], newest files first.
+
+        Hashes collide, and times are rounded down to a second: the caller looks at the record. An offset may come
+        twice.
+        """
+        key_hash = index_key_hash(topic, key)
+        for path in reversed(self._files.copy()):
+            try:
+                data = self._reader.maps.get(str(path)).data
+            except FileNotFoundError:
+                continue  # retention was faster
+            header = read_header(data)
+            if begin_ms <= header.end_timestamp and end_ms >= header.begin_timestamp:
+                yield from _offsets(find_entries(data, self._shape, key_hash, begin_ms, end_ms))
+            if header.begin_timestamp < begin_ms:
+                return
+
+    def delete_before(self, physical_offset: int) -> int:
+        """Delete the files all of whose records are before `physical_offset`, but never the last; returns how many."""
+        with self._changed:
+            files = self._files
+            doomed = [path for path in files[:-1] if self._header(path).end_physical_offset < physical_offset]
+            self._files = [path for path in files if path not in doomed]
+        for path in doomed:
+            disk.unlink(path)
+            self._reader.maps.forget(str(path))
+        return len(doomed)
+
+    def close(self) -> bool:
+        """Index what is left, for some seconds at most, flush and stop. Idempotent.
+
+        True if all is indexed and on disk: then `flushed_timestamp_ms` says so too. Otherwise the store must be opened
+        as after a crash.
+        """
+        caught_up = self._ended or self.wait_for(self._visible(), DRAIN_S)  # ended: closed before, or failed
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(STOP_TIMEOUT_S)
+        return caught_up and self._ended and not self._failed
+
+    def _load(self, *, after_crash: bool, checkpoint_ms: int) -> list[Path]:
+        """The files to keep; deletes those that cannot be trusted."""
+        files: list[Path] = []
+        for path in sorted(self.directory.iterdir()):
+            if not path.name.isdecimal():
+                logger.warning("%s is not an index file and is ignored", path)
+                continue
+            reason = self._reason_to_drop(path, checkpoint_ms if after_crash else None)
+            if reason:
+                logger.info("%s %s; it is made again", path, reason)
+                disk.unlink(path)
+            else:
+                files.append(path)
+        return files
+
+    def _reason_to_drop(self, path: Path, checkpoint_ms: int | None) -> str:
+        size = path.stat().st_size
+        if size != self._shape.file_size:
+            return f"has {size} bytes where this store's index files have {self._shape.file_size}"
+        header = self._header(path)
+        if checkpoint_ms is not None and header.end_timestamp > checkpoint_ms:
+            return "may not have been on disk at the crash"
+        if header.end_physical_offset >= self._log.end_offset:
+            return "goes beyond the log's end"
+        if not (1 < header.next_entry <= self._shape.entries and 0 <= header.slots_used <= self._shape.slots):
+            return "has no entries, or a header that cannot be"
+        return ""
+
+    def _header(self, path: Path) -> IndexHeader:
+        return read_header(self._reader.maps.get(str(path)).data)
+
+    def _run(self) -> None:
+        try:
+            self._prepare()
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping or self._wanted > self.position, INTERVAL_S)
+                    if self._stopping:
+                        break
+                self._catch_up()
+            self._leave_current()
+        except OSError as error:
+            logger.error("the index in %s failed: %s", self.directory, error)
+            self._failed = True
+            self._on_failed(error)
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _prepare(self) -> None:
+        """Find where to go on; drop the files behind a gap."""
+        position = self._log.min_offset
+        for number, path in enumerate(self._files):
+            header = self._header(path)
+            first = self._first_with_key(position, header.begin_physical_offset)
+            if first is not None:
+                logger.warning("%s begins behind a record with a key at %d; making it again", path, first)
+                for doomed in self._files[number:]:
+                    disk.unlink(doomed)
+                self._files = self._files[:number]
+                break
+            position = max(position, header.end_physical_offset)
+            if header.next_entry < self._shape.entries and not self._after_crash:
+                # All keys of the last record are in. (Those of a full file's may go on in the next one.)
+                position = max(position, self._after(header.end_physical_offset))
+        if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
+            self._current = IndexFile(self._files[-1], self._shape)
+        self._advance(position)
+
+    def _advance(self, position: int) -> None:
+        with self._changed:
+            self.position = position
+            self._changed.notify_all()
+
+    def _after(self, physical_offset: int) -> int:
+        """Where the record at `physical_offset` ends; the same offset if it is not in the log any more."""
+        if physical_offset < self._log.min_offset:
+            return physical_offset
+        return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
+
+    def _first_with_key(self, position: int, limit: int) -> int | None:
+        """The first record in (`position`, `limit`) that has a key."""
+        position = max(position, self._log.min_offset)
+        behind = position if position == self._log.min_offset else position + 1
+        while position < limit and not self._stopping:
+            chunk = walk_records(self._reader, position, limit, CHUNK_BYTES)
+            offsets = _entries(chunk).physical_offsets
+            offsets = offsets[(offsets >= behind) & (offsets < limit)]
+            if len(offsets):
+                return int(offsets[0])
+            position = chunk.end_offset
+        return None
+
+    def _catch_up(self) -> None:
+        limit = self._visible()
+        while self.position < limit and not self._stopping:
+            self.position = max(self.position, self._log.min_offset)  # retention took what was not indexed yet
+            try:
+                self._put_chunk(limit)
+            except DataLossError:
+                if self.position >= self._log.min_offset:
+                    raise
+
+    def _put_chunk(self, limit: int) -> None:
+        chunk = walk_records(self._reader, self.position, limit, CHUNK_BYTES)
+        entries = _entries(chunk)
+        if self._files and len(entries):
+            # What a full last file has already (spec §3); its last record may have more keys than fitted in.
+            end = self._header(self._files[-1]).end_physical_offset
+            entries = entries.from_entry(int(np.searchsorted(entries.physical_offsets, end)))
+        while len(entries):
+            file = self._current or self._next_file()
+            put = file.put(entries)
+            self.entries_put += put
+            entries = entries.from_entry(put)
+            if file.is_full:
+                self._leave_current()
+        self._advance(chunk.end_offset)
+
+    def _next_file(self) -> IndexFile:
+        """A new file, named after the time, or a little later: names must ascend. OSError after some tries."""
+        previous = self._header(self._files[-1]) if self._files else None
+        now = datetime.now()
+        number = int(f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}")
+        if self._files:
+            number = max(number, int(self._files[-1].name) + 1)
+        path = self.directory / f"{number:0{_NAME_DIGITS}d}"
+        for tries_left in reversed(range(TRIES)):
+            try:
+                self._current = IndexFile.create(path, self._shape, previous, scratch=self._scratch)
+                break
+            except OSError as error:
+                if not tries_left:
+                    raise
+                logger.warning("cannot make %s, trying again: %s", path, error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, RETRY_S)
+        assert self._current is not None
+        self._files = [*self._files, path]
+        return self._current
+
+    def _leave_current(self) -> None:
+        """The last file is full or the store closes: bring it to the disk, for the checkpoint."""
+        if self._current is not None:
+            self._current.flush()
+            self.flushed_timestamp_ms = self._current.header.end_timestamp
+            self._current.close()
+            self._current = None
+
+
+def _offsets(entries: Iterator[FoundEntry]) -> Iterator[int]:
+    for entry in entries:
+        yield entry.physical_offset
+
+
+def _entries(chunk: Chunk) -> IndexEntries:
+    """The entries of a chunk's records, without the records that were damaged since they were checked."""
+    try:
+        return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
+    except RecordError:
+        good = [start for start in chunk.starts.tolist() if check_record(chunk.data.data, start, check_crc=False).ok]
+        logger.error(
+            "%d damaged records behind physical offset %d are not in the index",
+            len(chunk.starts) - len(good),
+            chunk.physical_offset,
+        )
+        return index_entries(chunk.data, np.array(good, np.int64), chunk.physical_offset)

@@ -1,0 +1,137 @@
+"""What a store counts: puts and gets, how long they took, and how many there were in the last seconds and minutes.
+
+Nothing of this is on disk; everything counts from the opening of the store. The names in `runtime` are RocketMQ's
+(spec/storage.md §12, Store stats).
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from raymq.store_api import TopicPuts
+
+SAMPLES_KEPT: Final = 600
+TPS_PERIODS_S: Final = (10, 60, 600)
+LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+"""The upper ends of RocketMQ's buckets; a 13th takes what is longer."""
+_FINE_BOUNDS_MS: Final = tuple(0.01 * 1.2**step for step in range(90))
+
+
+class _Sample(NamedTuple):
+    at_s: float
+    puts: int
+    found: int
+    missed: int
+    transferred: int
+
+
+class StoreStats:
+    """The counters of one store. Thread-safe; `put` and `get` cost about a microsecond."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._booted_ms = time.time_ns() // 1_000_000
+        self._topics: dict[str, list[int]] = {}
+        self._buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        self._fine = [0] * (len(_FINE_BOUNDS_MS) + 1)
+        self._puts_failed = self._gets_found = self._gets_missed = self._transferred = 0
+        self._put_max_ms = self._get_max_ms = 0.0
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
+        self.sample(time.monotonic())
+
+    def put(self, batches: Iterable[tuple[str, int, int]], took_s: float) -> None:
+        """An append of batches, each (topic, messages, bytes), that took so long, waiting for the disk included."""
+        took_ms = took_s * 1000
+        with self._lock:
+            for topic, messages, size in batches:
+                counts = self._topics.setdefault(topic, [0, 0])
+                counts[0] += messages
+                counts[1] += size
+            self._buckets[bisect.bisect_left(LATENCY_BOUNDS_MS, int(took_ms))] += 1
+            self._fine[bisect.bisect_left(_FINE_BOUNDS_MS, took_ms)] += 1
+            self._put_max_ms = max(self._put_max_ms, took_ms)
+
+    def put_failed(self) -> None:
+        """An append that stored nothing, or of which it is unknown."""
+        with self._lock:
+            self._puts_failed += 1
+
+    def get(self, found: int, missed: int, messages: int, took_s: float) -> None:
+        """A fetch of several queues: in how many of them messages were found or not, and how many messages."""
+        with self._lock:
+            self._gets_found += found
+            self._gets_missed += missed
+            self._transferred += messages
+            self._get_max_ms = max(self._get_max_ms, took_s * 1000)
+
+    def sample(self, now_s: float) -> None:
+        """Remember the counters now, at most once a second, for the rates. `now_s` is `time.monotonic`'s."""
+        with self._lock:
+            if not self._samples or now_s - self._samples[-1].at_s >= 1.0:
+                self._samples.append(self._counters(now_s))
+
+    def topics(self) -> dict[str, TopicPuts]:
+        """Messages and bytes put, by topic."""
+        with self._lock:
+            return {topic: TopicPuts(*counts) for topic, counts in self._topics.items()}
+
+    def latency_buckets(self) -> tuple[int, ...]:
+        """How many appends took up to 0, 10, 50 … 10,000 ms, and more."""
+        with self._lock:
+            return tuple(self._buckets)
+
+    def runtime(self, now_s: float, now_ms: int) -> dict[str, str]:
+        """RocketMQ's runtime keys that come from counters; rates are of the last 10, 60 and 600 seconds."""
+        with self._lock:
+            now = self._counters(now_s)
+            size = sum(counts[1] for counts in self._topics.values())
+            found, missed = self._rates(now, "found"), self._rates(now, "missed")
+            values: dict[str, object] = {
+                "bootTimestamp": self._booted_ms,
+                "runtime": f"{max(now_ms - self._booted_ms, 0) // 1000} s",
+                "putMessageEntireTimeMax": round(self._put_max_ms),
+                "putMessageTimesTotal": now.puts,
+                "putMessageFailedTimes": self._puts_failed,
+                "putMessageSizeTotal": size,
+                "putMessageDistributeTime": " ".join(map(str, self._buckets)),
+                "putMessageAverageSize": f"{size / now.puts if now.puts else 0.0:.1f}",
+                "getMessageEntireTimeMax": round(self._get_max_ms),
+                "putTps": _text(self._rates(now, "puts")),
+                "getFoundTps": _text(found),
+                "getMissTps": _text(missed),
+                "getTotalTps": _text([a + b for a, b in zip(found, missed, strict=True)]),
+                "getTransferredTps": _text(self._rates(now, "transferred")),
+                "putLatency99": f"{self._quantile_ms(0.99):.2f}",
+                "putLatency999": f"{self._quantile_ms(0.999):.2f}",
+            }
+        return {name: str(value) for name, value in values.items()}
+
+    def _counters(self, now_s: float) -> _Sample:
+        puts = sum(counts[0] for counts in self._topics.values())
+        return _Sample(now_s, puts, self._gets_found, self._gets_missed, self._transferred)
+
+    def _rates(self, now: _Sample, name: str) -> list[float]:
+        rates = []
+        for period_s in TPS_PERIODS_S:
+            # The newest sample that is at least so old; the oldest there is while the store is younger.
+            before = next((s for s in reversed(self._samples) if now.at_s - s.at_s >= period_s), self._samples[0])
+            passed_s = now.at_s - before.at_s
+            rates.append(max(getattr(now, name) - getattr(before, name), 0) / passed_s if passed_s > 0 else 0.0)
+        return rates
+
+    def _quantile_ms(self, quantile: float) -> float:
+        rank, total = quantile * sum(self._fine), 0
+        for bound, count in zip((*_FINE_BOUNDS_MS, self._put_max_ms), self._fine, strict=True):
+            total += count
+            if count and total >= rank:
+                return min(bound, self._put_max_ms)
+        return 0.0
+
+
+def _text(rates: list[float]) -> str:
+    return " ".join(f"{rate:.1f}" for rate in rates)

@@ -1,0 +1,179 @@
+"""Kills a process that appends to a store, again and again: the helper of test_store_kill.py.
+
+    python tests/chaos/kill_server.py DIRECTORY FLUSH SEED KILLS
+
+This process imports everything once, has one thread, and forks a child for each kill. The child opens the store as the
+one before left it, checks it, and appends for ever, a thread per queue, telling through a pipe what was acknowledged.
+It sends again what the child before had under way. Half of the children are killed from outside at a random moment, the
+others kill themselves at a random call to the disk, a write half done.
+
+A child that finds something lost, twice or out of order says so and ends by itself, and with it this program, which
+else prints a summary.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import storage.message_store
+from raymq.config import FlushDiskType
+from storage import disk
+from storage.message_store import MessageStore
+from tests.support.stores import make_batch, open_store, read_queue
+
+QUEUES = 4
+BATCH_MAX = 100
+LONGEST_LIFE_S = 0.06
+SELF_KILL_WITHIN_S = 0.5
+PIPE_BYTES = 1 << 20
+DIRECTORY_ROLLS_OVER_BYTES = 3 << 20
+"""A new directory is begun when the log has this size, or reading it back would take all the time."""
+KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "sync_directory")
+
+
+def body(queue_id: int, sequence: int) -> bytes:
+    """The body of a message: its place, and padding whose length depends on it."""
+    return b"%d:%d:" % (queue_id, sequence) + b"x" * (sequence * 7919 % 1500)
+
+
+def die_at(call: int, dice: random.Random) -> None:
+    """Have this process kill itself at the n-th call to the disk from now on."""
+    lock, counted = threading.Lock(), 0
+
+    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any) -> Any:
+            nonlocal counted
+            with lock:
+                counted += 1
+                dies = counted == call
+            if dies:
+                if name == "pwrite_all":
+                    descriptor, position, data = arguments
+                    os.pwrite(descriptor, memoryview(data)[: dice.randint(0, len(data))], position)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments)
+
+        return counting
+
+    for name in KILLED_IN:
+        setattr(disk, name, wrap(name, getattr(disk, name)))
+
+
+def check(store: MessageStore, acknowledged: list[int], batch_max: int = BATCH_MAX) -> None:
+    """What was acknowledged is there once and in order; of what was under way, the beginning or nothing."""
+    for queue_id, end in enumerate(acknowledged):
+        bodies = [message.body for message in read_queue(store, queue_id=queue_id)]
+        assert bodies == [body(queue_id, sequence) for sequence in range(len(bodies))], f"queue {queue_id}: disorder"
+        assert len(bodies) >= end, f"queue {queue_id}: {end} were acknowledged, {len(bodies)} are there"
+        assert len(bodies) <= end + batch_max, f"queue {queue_id}: {len(bodies)} are there, of {end} acknowledged"
+
+
+def append_for_ever(store: MessageStore, queue_id: int, sequence: int, dice: random.Random, pipe: int) -> None:
+    try:
+        while True:
+            count = dice.choice((1, 1, 2, 5, 20, BATCH_MAX))
+            bodies = [body(queue_id, sequence + index) for index in range(count)]
+            [result] = store.append([make_batch(bodies, queue_id=queue_id, producer=(f"p{queue_id}", 0, sequence))])
+            assert result.queue_offset == sequence, f"queue {queue_id}: {sequence} is at {result.queue_offset}"
+            sequence += count
+            os.write(pipe, b"%d %d\n" % (queue_id, sequence))
+    except BaseException:
+        fail()
+
+
+def fail() -> None:
+    traceback.print_exc()
+    os._exit(1)
+
+
+def live(root: Path, flush: str, dice: random.Random, acknowledged: list[int], pipe: int, call: int) -> None:
+    """The child: it ends by being killed."""
+    try:
+        if call:
+            die_at(call, dice)
+        store = open_store(root, flush_disk_type=FlushDiskType(flush), flush_interval_consume_queue_ms=10)
+        check(store, acknowledged)
+        for queue_id, sequence in enumerate(acknowledged):
+            thread_dice = random.Random(dice.random())
+            arguments = (store, queue_id, sequence, thread_dice, pipe)
+            threading.Thread(target=append_for_ever, args=arguments, daemon=True).start()
+        signal.pause()
+    except BaseException:
+        fail()
+
+
+def run_and_kill(root: Path, flush: str, dice: random.Random, acknowledged: list[int]) -> list[int]:
+    """One child's life; returns what is acknowledged after it."""
+    kills_itself = dice.random() < 0.5
+    call = int(dice.choice((30, 100, 400)) * dice.random()) + 1 if kills_itself else 0
+    life_s = SELF_KILL_WITHIN_S if kills_itself else dice.uniform(0, LONGEST_LIFE_S)
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        live(root, flush, dice, acknowledged, writing, call)
+    os.close(writing)
+    child = os.pidfd_open(pid)
+    select.select([child], [], [], life_s)  # The moment of the kill is what varies; nothing is synchronised by it.
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.close(child)
+    with open(reading, "rb") as pipe:
+        lines = pipe.read().splitlines()
+    if not os.WIFSIGNALED(status):
+        sys.exit(f"the child found something wrong in {root}")
+    ends = list(acknowledged)
+    for line in lines:
+        queue_id, end = map(int, line.split())
+        ends[queue_id] = max(ends[queue_id], end)
+    return ends
+
+
+def finish(root: Path, flush: str, acknowledged: list[int]) -> None:
+    """A last child opens the store, checks it, stops cleanly and opens it again."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for _ in range(2):
+                store = open_store(root, flush_disk_type=FlushDiskType(flush))
+                check(store, acknowledged)
+                store.close()
+        except BaseException:
+            fail()
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"the last child found something wrong in {root}")
+
+
+def main() -> None:
+    directory, flush, seed, kills = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    storage.message_store._SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
+    dice = random.Random(f"{seed}-{flush}")
+    root, acknowledged, total = directory / "0", [0] * QUEUES, 0
+    for kill in range(kills):
+        acknowledged = run_and_kill(root, flush, dice, acknowledged)
+        log = root / "commitlog"
+        files = len(os.listdir(log)) if log.is_dir() else 0
+        if files * 65536 > DIRECTORY_ROLLS_OVER_BYTES:
+            finish(root, flush, acknowledged)
+            total += sum(acknowledged)
+            root, acknowledged = directory / str(kill + 1), [0] * QUEUES
+    finish(root, flush, acknowledged)
+    print(f"{kills} kills, {total + sum(acknowledged)} messages acknowledged: lost 0, out of order 0, duplicated 0")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Retention: the rules on their own, and what a store is like after they were applied (spec/storage.md §9)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from raymq.config import StoreOptions
+from raymq.errors import StoreNotWritableError
+from raymq.message import PullStatus
+from raymq.record import decode_records
+from raymq.store_api import FetchRequest
+from storage import cleaner
+from storage.message_store import MessageStore
+from storage.retention import HOUR_MS, Decision, LogFile, RetentionRules, decide, usage_ratio
+from tests.support.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
+
+NOW = 1_700_000_000_000
+RULES = RetentionRules.from_settings(StoreOptions())
+
+
+def files(*ages_hours: float) -> list[LogFile]:
+    return [LogFile(i * 100, i * 100 + 100, NOW - int(age * HOUR_MS)) for i, age in enumerate(ages_hours)]
+
+
+def decided(log: list[LogFile], rules: RetentionRules = RULES, **changes) -> Decision:
+    arguments = {"local_hour": 4, "usages": [0.5], "by_hand": False, "disk_full": False, "keep_from": 10**9, **changes}
+    return decide(log, rules, now_ms=NOW, **arguments)
+
+
+def starts(decision: Decision) -> list[int]:
+    return [file.start for file in decision.delete]
+
+
+@pytest.mark.parametrize(
+    ("ages", "changes", "expected"),
+    [
+        ((80, 73, 10, 1), {}, [0, 100]),
+        ((80, 73, 10, 1), {"local_hour": 5}, []),
+        ((80, 73, 10, 1), {"local_hour": 5, "by_hand": True}, [0, 100]),
+        ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.5, 0.76]}, [0, 100]),
+        ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.75]}, []),
+        ((80, 73, 10, 1), {"local_hour": 5, "usages": [-1.0]}, [0, 100]),
+        ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.86]}, [0, 100, 200]),
+        ((10, 80, 80), {}, []),
+        ((80,), {}, []),
+        ((72, 71.9, 0), {}, [0]),
+        ((80, 80, 80, 80), {"keep_from": 250}, [0, 100]),
+        ((80, 80, 80, 80), {"keep_from": 250, "usages": [0.99]}, [0, 100]),
+        ((80,) * 30, {}, [index * 100 for index in range(10)]),
+        ((), {}, []),
+    ],
+)
+def test_which_files_go(ages, changes, expected):
+    assert starts(decided(files(*ages), **changes)) == expected
+
+
+def test_a_full_disk_deletes_only_expired_files_where_forcing_is_off():
+    rules = RetentionRules.from_settings(StoreOptions(clean_file_forcibly_enable=False))
+    assert starts(decided(files(80, 10, 1), rules, usages=[0.95])) == [0]
+
+
+def test_a_disk_counts_as_full_until_it_is_below_the_ratio_for_forcing():
+    full = [False]
+    for usage in (0.89, 0.90, 0.91, 0.90, 0.86, 0.85, 0.89):
+        full.append(decided(files(1), usages=[usage], disk_full=full[-1]).disk_full)
+    assert full[1:] == [False, False, True, True, True, False, False]
+
+
+def test_ratios_are_kept_in_rocketmqs_bounds():
+    low = RetentionRules.from_settings(
+        StoreOptions(disk_max_used_space_ratio=0, disk_space_clean_forcibly_ratio=0, disk_space_warning_level_ratio=0)
+    )
+    high = RetentionRules.from_settings(
+        StoreOptions(
+            disk_max_used_space_ratio=100, disk_space_clean_forcibly_ratio=100, disk_space_warning_level_ratio=100
+        )
+    )
+    assert (low.max_used_ratio, low.clean_forcibly_ratio, low.warning_ratio) == (0.10, 0.30, 0.35)
+    assert (high.max_used_ratio, high.clean_forcibly_ratio, high.warning_ratio) == (0.95, 0.85, 0.90)
+
+
+def test_usage_is_rounded_up_to_whole_percent():
+    assert usage_ratio(1, 999) == 0.01
+    assert usage_ratio(750, 250) == 0.75
+    assert usage_ratio(751, 249) == 0.76
+    assert usage_ratio(0, 0) == -1
+
+
+# In a store
+
+BODIES = [b"%04d" % index + b"x" * 300 for index in range(900)]
+THREE_O_CLOCK = datetime(2023, 11, 15, 3)
+
+
+@pytest.fixture
+def root(tmp_path, no_flushes, monkeypatch) -> Path:
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    return tmp_path / "store"
+
+
+def filled_store(root: Path, **changes) -> MessageStore:
+    store = open_store(root, **changes)
+    store.append([make_batch([b"early"] * 3, queue_id=1)])
+    for first in range(0, len(BODIES), 20):
+        store.append([make_batch(BODIES[first : first + 20])])
+    return store
+
+
+def age(root: Path, count: int, now: datetime, hours: float = 100) -> None:
+    """Make the first log files so many hours old."""
+    for path in sorted((root / "commitlog").iterdir())[:count]:
+        os.utime(path, (now.timestamp() - hours * 3600,) * 2)
+
+
+def clean_by_hand(store: MessageStore) -> int:
+    store._cleaner._by_hand = 1
+    return store._cleaner.run_once(THREE_O_CLOCK)
+
+
+def check_shortened(store: MessageStore, root: Path, removed: int) -> None:
+    assert store.status().min_physical_offset == removed * LOG_FILE_BYTES
+    bounds = store.queue_bounds("orders", 0)
+    assert 0 < bounds.min_offset < bounds.max_offset == len(BODIES)
+    assert bodies_of(store) == BODIES[bounds.min_offset :]
+    assert store.queue_bounds("orders", 1).min_offset == store.queue_bounds("orders", 1).max_offset == 3
+    assert len(list((root / "consumequeue/orders/0").iterdir())) == 9 - bounds.min_offset // 100
+    assert store.offset_by_time("orders", 0, 0) == bounds.min_offset
+
+
+def test_log_queues_and_index_get_shorter_together_and_stay_so_over_a_restart(root):
+    store = filled_store(root, max_index_num=100)
+    age(root, 2, THREE_O_CLOCK)
+    index_files = len(list((root / "index").iterdir())) if store.query_by_key("orders", "none").complete else 0
+    assert clean_by_hand(store) == 2
+    check_shortened(store, root, 2)
+    assert len(list((root / "index").iterdir())) < index_files
+    assert store.status().retention.files_deleted == 2
+    assert store.query_by_unique_id("orders", f"{0:032X}").count > 0
+    killed = killed_copy(root, root.with_name("killed"))
+    store.close()
+    for path in (root, killed):
+        store = open_store(path, max_index_num=100)
+        check_shortened(store, path, 2)
+        assert store.append([make_batch([b"more"], queue_id=1)])[0].queue_offset == 3
+        assert bodies_of(store, queue_id=1) == [b"more"]
+        store.close()
+
+
+def test_nothing_goes_at_another_hour(root, monkeypatch):
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.5)
+    store = filled_store(root)
+    age(root, 2, THREE_O_CLOCK)
+    assert store._cleaner.run_once(THREE_O_CLOCK) == 0
+    assert store._cleaner.run_once(THREE_O_CLOCK.replace(hour=4)) == 2
+    store.close()
+
+
+def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatch):
+    usage = 0.95
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: usage)
+    store = filled_store(root, clean_file_forcibly_enable=False)
+    store._cleaner.run_once(THREE_O_CLOCK)
+    with pytest.raises(StoreNotWritableError, match="95% full"):
+        store.append([make_batch([b"x"])])
+    assert bodies_of(store) == BODIES
+    assert store.status().running_flags == 16
+    assert "95% full" in store.status().not_writable_reason
+    usage = 0.80
+    store._cleaner.run_once(THREE_O_CLOCK)
+    assert store.append([make_batch([b"x"])])[0].queue_offset == len(BODIES)
+    store.close()
+
+
+def test_a_disk_over_85_percent_deletes_young_files_too(root, monkeypatch):
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.87)
+    store = filled_store(root)
+    before = len(list((root / "commitlog").iterdir()))
+    assert store._cleaner.run_once(datetime.now()) > 2
+    assert len(list((root / "commitlog").iterdir())) < before
+    assert store.append([make_batch([b"x"])])[0].queue_offset == len(BODIES)
+    store.close()
+
+
+def test_what_a_hold_names_stays(root):
+    store = filled_store(root)
+    age(root, 9, THREE_O_CLOCK)
+    store.write_config(cleaner.HOLDS_FILE, '{"orders": {"1": 2, "7": 0}}')
+    assert clean_by_hand(store) == 0
+    store.write_config(cleaner.HOLDS_FILE, '{"orders": {"0": 400, "1": 3}}')
+    assert clean_by_hand(store) > 0
+    assert 0 < store.queue_bounds("orders", 0).min_offset <= 400
+    store.close()
+
+
+def test_a_view_of_a_deleted_file_stays_readable_and_an_old_offset_is_told_the_new_first(root):
+    store = filled_store(root)
+    view = store._reader.views(store._reader.units("orders", 0, 0, 1))[0]
+    age(root, 2, THREE_O_CLOCK)
+    clean_by_hand(store)
+    [message] = decode_records(view)
+    assert message.body == BODIES[0]
+    [result] = store.fetch([FetchRequest("orders", 0, 0, 10)], max_bytes=1000, wait_s=0)
+    assert result.status is PullStatus.OFFSET_ILLEGAL
+    assert result.next_offset == store.queue_bounds("orders", 0).min_offset
+    store.close()
+
+
+def test_readers_and_writers_go_on_while_files_are_deleted(root):
+    store = filled_store(root)
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                offset = store.queue_bounds("orders", 0).min_offset
+                for at in (0, offset, offset + 50):
+                    [result] = store.fetch([FetchRequest("orders", 0, at, 50)], max_bytes=50_000, wait_s=0)
+                    for message in decode_records(result.records):
+                        assert message.body[4:] == b"x" * 300
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(20):
+        store.append([make_batch(BODIES[:40])])
+        age(root, 2, THREE_O_CLOCK)
+        clean_by_hand(store)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+    store.close()
