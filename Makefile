@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/raymq demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests/unit tests/property tests/integration tests/chaos
+	$(BIN)/python -m pytest tests/unit tests/store tests/property tests/integration tests/chaos
 
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest tests/unit

@@ -1,4 +1,4 @@
-"""Delayed messages and queries through a whole cluster: the store's own tests are in tests/unit/storage."""
+"""Delayed messages and queries through a whole cluster: the store's own tests are in tests/store."""
 
 from __future__ import annotations
 

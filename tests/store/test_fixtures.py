@@ -20,7 +20,7 @@ from tests.support.stores import bodies_of, make_batch, open_store, read_queue
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 DIRECTORIES = ["rocketmq-4.9-store-clean", "rocketmq-4.9-store-crash"]
 
 

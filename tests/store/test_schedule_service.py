@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
