@@ -370,18 +370,7 @@ def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
     return replace(batch, records=b"".join(parts), sizes=np.array(sizes, np.int32))
 
 
-_HEAD_DTYPE: Final = np.dtype(
-    [
-        ("total_size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-    ]
-)
+_HEAD_DTYPE: Final = np.dtype(list(layout.HEAD_FIELDS))
 
 
 def _require(holds: np.bool_ | bool, otherwise: str) -> None:

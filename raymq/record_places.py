@@ -13,24 +13,12 @@ from numpy.typing import NDArray
 
 from raymq import record_layout as layout
 from raymq.record_batch import windows
-from raymq.record_layout import RecordError
+from raymq.record_layout import HEAD_FIELDS, RecordError
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-_HEAD: Final = np.dtype(
-    [
-        ("total_size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-    ]
-)
+_HEAD: Final = np.dtype([*HEAD_FIELDS, ("born_timestamp", ">i8")])
 
 
 @dataclass(frozen=True, slots=True)

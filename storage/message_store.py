@@ -118,10 +118,11 @@ class MessageStore:
         )
         resources.callback(self._reader.close)
         self._abort = root / "abort"
+        after_crash = self._abort.exists()
         self._config = ConfigFiles(root)
         self._log = CommitLog(root, settings.mapped_file_size_commit_log_bytes)
         resources.callback(self._log.close)
-        self._queues = QueueTable(root, settings, self._reader, self._config, after_crash=self._abort.exists())
+        self._queues = QueueTable(root, settings, self._reader, self._config, after_crash=after_crash)
         resources.callback(self._queues.close)
         self._dedup = DedupTable(settings.dedup_producers_max)
         self._deliveries = Deliveries()
@@ -135,7 +136,7 @@ class MessageStore:
             self._reader,
             self._checkpoint,
             read_snapshot(root / _SNAPSHOT),
-            after_crash=self._abort.exists(),
+            after_crash=after_crash,
             check_crc=settings.check_crc_on_recover,
             check_property_crc=settings.force_verify_prop_crc,
             deliveries=self._deliveries,
@@ -159,7 +160,6 @@ class MessageStore:
             last_store_timestamp_ms=self._recovered.last_store_timestamp_ms,
             last_record_offset=self._recovered.last_record_offset,
         )
-        after_crash = self._abort.exists()
         self._snapshot_end, self._snapshot_s = -1, -_SNAPSHOT_INTERVAL_S
         disk.write_file(self._abort, str(os.getpid()).encode())
         disk.sync_directory(root)

@@ -1,3 +1,5 @@
+"""Where delayed messages wait, and how times are read."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Changes to the disk, and that no module of the store makes one by another way."""
+
 from __future__ import annotations
 
 import ast
