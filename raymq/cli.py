@@ -319,13 +319,14 @@ def query(
     """
     if sum(choice is not None for choice in (key, message_id, place)) != 1:
         raise click.UsageError("give one of --key, --id and --offset")
+    at = None if place is None else _parse_place(topic_name, place)
     with _client(address) as client:
         if key is not None:
             messages = client.admin.query_by_key(topic_name, key, max_messages=limit)
-        elif message_id is not None:
-            messages = client.admin.query_by_id(topic_name, message_id)
+        elif at is not None:
+            messages = [_message_at(client, *at, place or "")]
         else:
-            messages = [_message_at(client, topic_name, place or "")]
+            messages = client.admin.query_by_id(topic_name, message_id or "")
     found = [_message_dict(message) for message in messages]
     if key is not None:
         _print(as_json, {"messages": found}, lambda: _print_messages(found))
@@ -337,13 +338,18 @@ def query(
         )
 
 
-def _message_at(client: Any, topic_name: str, place: str) -> Any:
+def _parse_place(topic_name: str, place: str) -> tuple[Any, int]:
+    """The queue and offset of BROKER:QUEUE:OFFSET."""
     from raymq.message import MessageQueue
 
     parts = place.split(":")
     if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
         raise InvalidArgumentError(f"{place!r} is not a place; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700")
-    result = client.admin.pull(MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2]), max_messages=1)
+    return MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2])
+
+
+def _message_at(client: Any, queue: Any, offset: int, place: str) -> Any:
+    result = client.admin.pull(queue, offset, max_messages=1)
     if not result.messages:
         raise InvalidArgumentError(f"no message is at {place} yet: the queue's next offset is {result.max_offset}")
     return result.messages[0]
