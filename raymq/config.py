@@ -7,7 +7,7 @@ otherwise (spec/storage.md §6). A part of the system is handed its own section,
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from string import ascii_lowercase
@@ -24,6 +24,7 @@ from raymq.names import NameServerName
 DEFAULT_FILE: Final = "raymq.yaml"
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
+BATCH_UNIT_BYTES: Final = 46
 
 
 class FlushDiskType(Enum):
@@ -50,6 +51,18 @@ class StoreOptions(BaseModel):
             description="Size of a consume-queue file, rounded up to whole units of 20 bytes. Fixed like the former.",
         ),
     ] = 6_000_000
+    warm_mapped_file_enable: Annotated[
+        bool,
+        Field(description="ASYNC_FLUSH: write through maps, with the log's next pages in memory before a fast writer."),
+    ] = True
+    mapper_file_size_batch_consume_queue_bytes: Annotated[
+        int,
+        Field(
+            ge=BATCH_UNIT_BYTES,
+            le=1 << 30,
+            description="The same for queues of inner batches, which RocketMQ wrote: whole units of 46 bytes.",
+        ),
+    ] = 300_000 * BATCH_UNIT_BYTES
     flush_disk_type: Annotated[
         FlushDiskType,
         Field(description="SYNC_FLUSH acknowledges an append, and shows it to consumers, once it is on disk."),
@@ -73,6 +86,10 @@ class StoreOptions(BaseModel):
     max_message_size_bytes: Annotated[
         int, Field(ge=1, le=1 << 30, description="Longest body; a record may have 64 KiB more.")
     ] = MAX_MESSAGE_SIZE_BYTES
+    max_append_bytes: Annotated[
+        int,
+        Field(ge=1, le=1 << 34, description="Longest records of one append in all; a single one may always be sent."),
+    ] = 64 << 20
     check_crc_on_recover: Annotated[
         bool, Field(description="Whether recovery checks the bodies' CRC. Off: only the structure of the records.")
     ] = True
@@ -126,6 +143,12 @@ class StoreOptions(BaseModel):
     os_page_cache_busy_timeout_ms: Annotated[
         int, Field(ge=1, le=600_000, description="An append that takes longer has the others refused, as busy.")
     ] = 1000
+    send_queue_capacity: Annotated[
+        int, Field(ge=1, le=1 << 20, description="Appends at a store at a time; one more gets SystemBusyError.")
+    ] = 10_000
+    wait_time_in_send_queue_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long an append waits for its turn before it is refused, as busy.")
+    ] = 200
     max_mapped_bytes: Annotated[
         int, Field(ge=1 << 20, description="Address space for read-only maps of files; the least used are dropped.")
     ] = 64 << 30
@@ -156,9 +179,19 @@ class StoreOptions(BaseModel):
             raise ValueError(str(error)) from None
         return text
 
+    @field_validator("mapper_file_size_batch_consume_queue_bytes")
+    @classmethod
+    def _whole_batch_units(cls, size: int) -> int:
+        return -(-size // BATCH_UNIT_BYTES) * BATCH_UNIT_BYTES
+
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         return parse_delay_levels(self.message_delay_level)
+
+    @property
+    def writes_through_maps(self) -> bool:
+        """With SYNC_FLUSH each append waits for the disk anyway, and an error of the disk is to be an error."""
+        return self.warm_mapped_file_enable and self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
 
     @field_validator("mapped_file_size_consume_queue_bytes")
     @classmethod
@@ -172,6 +205,37 @@ class StoreSettings(StoreOptions):
     store_path_root_dir: Annotated[Path, Field(description="The store directory; made if it does not exist.")]
 
 
+class BrokerOptions(BaseModel):
+    """What brokers do by themselves for topics and groups, and against groups that fall behind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    auto_create_topic_enable: Annotated[
+        bool, Field(description="Whether sending to a topic that does not exist creates it, a mistyped one too.")
+    ] = False
+    default_topic_queue_nums: Annotated[
+        int, Field(ge=1, le=1024, description="Most queues, per broker group, of a topic that is created so.")
+    ] = 8
+    auto_create_subscription_group: Annotated[
+        bool, Field(description="Whether the first consumer of a group makes it known.")
+    ] = True
+    register_name_server_period_ms: Annotated[
+        int,
+        Field(ge=1, le=86_400_000, description="How often brokers register again by themselves; 10 s to 1 min count."),
+    ] = 30_000
+    disable_consume_if_consumer_read_slowly: Annotated[
+        bool, Field(description="Whether a group that fell too far behind may consume no more (consume_enable off).")
+    ] = False
+    consumer_fallbehind_threshold_bytes: Annotated[
+        int, Field(ge=1, description="How far behind, in bytes of the log, is too far.")
+    ] = 16 << 30
+
+    @property
+    def registration_interval_s(self) -> float:
+        """The period between full registrations, within RocketMQ's bounds (golden fact 32)."""
+        return min(max(self.register_name_server_period_ms, 10_000), 60_000) / 1000
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """What a Broker actor is told when it is started."""
@@ -179,6 +243,7 @@ class BrokerSettings:
     cluster: str
     broker_name: str
     nameservers: tuple[NameServerName, ...]
+    options: BrokerOptions = field(default_factory=BrokerOptions)
 
 
 class ClusterSettings(BaseModel):
@@ -196,6 +261,7 @@ class ClusterSettings(BaseModel):
     data_dir: Annotated[Path, Field(description="Where the stores are, on each node.")] = Path("~/.raymq/store")
     name_servers: Annotated[int, Field(ge=1, le=3, description="How many NameServer actors run.")] = 1
     broker_groups: Annotated[int, Field(ge=1, le=26, description="How many broker groups share the queues.")] = 1
+    broker: Annotated[BrokerOptions, Field(description="How the brokers behave, the same for all.")] = BrokerOptions()
     store: Annotated[StoreOptions, Field(description="How the stores are kept, the same for all.")] = StoreOptions()
 
     @field_validator("data_dir")
@@ -241,9 +307,9 @@ def _explain(where: str, error: ValidationError) -> str:
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            model: type[BaseModel] = (
-                StoreOptions if item["loc"][0] == "store" and len(item["loc"]) > 1 else ClusterSettings
-            )
+            section = item["loc"][0] if len(item["loc"]) > 1 else ""
+            sections: dict[str, type[BaseModel]] = {"store": StoreOptions, "broker": BrokerOptions}
+            model = sections.get(str(section), ClusterSettings)
             close = difflib.get_close_matches(str(item["loc"][-1]), list(model.model_fields), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
             problems.append(f"unknown key {key!r}{hint}")

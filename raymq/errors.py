@@ -21,6 +21,7 @@
     ├── StoreError                       1    the store on disk
     │   ├── StoreLockedError             1    another process holds the directory
     │   ├── StoreNotWritableError       14
+    │   │   └── StoreFailedError        14    the disk failed in the middle; the outcome is unknown
     │   └── StoreCorruptError            1    damage that recovery must not repair by guessing
     └── DataLossError                   21    records between two offsets are gone
 
@@ -208,6 +209,10 @@ class StoreLockedError(StoreError):
 
 class StoreNotWritableError(StoreError):
     code = 14
+
+
+class StoreFailedError(StoreNotWritableError):
+    """The disk failed during an append: it is unknown what is stored, and the store takes no more."""
 
 
 class StoreCorruptError(StoreError):

@@ -5,6 +5,7 @@ changes nothing, and sees what the store writes as soon as the store does.
 
     consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
     commitlog/00000000000000000000                     the records that the units point to
+    batchconsumequeue/TOPIC/QUEUE/                     queues of records that hold many messages each: batch_queue.py
 
 A unit or record beyond the queue's visible end may be there already, or half there: ask the store for the end first,
 and read below it.
@@ -18,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.batch_queue import batch_queue_directory, messages_of, units_from
 from raymq.config import CONSUME_QUEUE_UNIT_BYTES
 from raymq.errors import DataLossError
 from raymq.file_maps import FileMaps
@@ -29,6 +31,10 @@ COMMIT_LOG_DIR: Final = "commitlog"
 CONSUME_QUEUE_DIR: Final = "consumequeue"
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
+
+EXT_ADDRESS_MAX: Final = -(2**31) - 1
+"""From here on downwards what a unit holds is no tag code but the address of a unit in the queue's extension, which
+RocketMQ may have written (spec/storage.md §2): the tag is not known, and the client looks at its text."""
 
 _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
@@ -124,7 +130,12 @@ class LogReader:
             return FetchResult(PullStatus.OFFSET_ILLEGAL, nearest, min_offset, max_offset, b"", 0)
         if offset == max_offset:
             return FetchResult(PullStatus.NO_NEW_MESSAGE, offset, min_offset, max_offset, b"", 0)
-        chosen, next_offset = self._choose(request, max_offset, max_bytes)
+        try:
+            chosen, next_offset = self._choose(request, max_offset, max_bytes)
+        except DataLossError:
+            if not self.has_batches(request.topic, request.queue_id):
+                raise
+            return self._fetch_of_batches(request, min_offset, max_offset, max_bytes)
         if max_bytes == 0 and chosen:
             return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, b"", 0)
         if not chosen:
@@ -148,7 +159,8 @@ class LogReader:
             matching = units["size"] != PRE_BLANK_SIZE
             if codes is not None:
                 # RocketMQ compares the low 32 bits; the tag's text is compared by the client.
-                matching &= np.isin(units["tags_code"].astype(np.int32), codes)
+                tags_codes = units["tags_code"].astype(np.int64)
+                matching &= np.isin(tags_codes.astype(np.int32), codes) | (tags_codes <= EXT_ADDRESS_MAX)
             places = np.flatnonzero(matching)
             if max_bytes == 0 and len(places):
                 return [units[:0]], offset + int(places[0])
@@ -164,6 +176,30 @@ class LogReader:
             offset += len(units)
         return pieces, offset
 
+    def has_batches(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue is one whose records hold many messages each (batch_queue.py): it has no `units`."""
+        return batch_queue_directory(self.root, topic, queue_id).is_dir()
+
+    def _fetch_of_batches(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        """`fetch` of a queue that has batches. Its messages come as records of their own."""
+        directory = batch_queue_directory(self.root, request.topic, request.queue_id)
+        records: list[bytes] = []
+        room = max_bytes
+        for units in units_from(self.maps, directory, request.queue_offset):
+            if units[0]["base_offset"] >= max_offset:
+                break
+            [view] = self.views(units)
+            for queue_offset, record in messages_of(view, request.queue_offset, request.tag_codes):
+                if max_bytes == 0:
+                    return FetchResult(PullStatus.FOUND, queue_offset, min_offset, max_offset, b"", 0)
+                if records and (len(record) > room or len(records) == request.max_messages):
+                    return _found(records, queue_offset, min_offset, max_offset)
+                records.append(record)
+                room -= len(record)
+        if records:
+            return _found(records, max_offset, min_offset, max_offset)
+        return FetchResult(PullStatus.NO_MATCHED_MESSAGE, max_offset, min_offset, max_offset, b"", 0)
+
     def close(self) -> None:
         """Drop the maps that are not in use."""
         self.maps.close()
@@ -175,3 +211,7 @@ class LogReader:
             raise DataLossError(
                 f"the commit log {self._commit_log} no longer holds physical offset {wanted}: its file was deleted"
             ) from None
+
+
+def _found(records: list[bytes], next_offset: int, min_offset: int, max_offset: int) -> FetchResult:
+    return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, b"".join(records), len(records))

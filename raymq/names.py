@@ -22,12 +22,21 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 SYSTEM_PREFIX: Final = "rmq_sys_"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""In the routes where sending to a topic creates it; new topics get their permission from it."""
 
 SYSTEM_TOPICS: Final = frozenset(
     """TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
     RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT
     CHECKPOINT_TOPIC""".split()
 )
+
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+SYSTEM_GROUPS: Final = frozenset(
+    """TOOLS_CONSUMER FILTERSRV_CONSUMER SELF_TEST_C_GROUP CID_ONS-HTTP-PROXY CID_ONSAPI_PULL CID_ONSAPI_PERMISSION
+    CID_ONSAPI_OWNER CID_RMQ_SYS_TRANS""".split()
+)
+"""RocketMQ's predefined groups (spec/messaging.md §2.7)."""
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RULE: Final = "use letters, digits and the characters % | - _"
@@ -36,6 +45,26 @@ _RULE: Final = "use letters, digits and the characters % | - _"
 def is_system_topic(topic: str) -> bool:
     """Whether `topic` belongs to the server: it may not be created, deleted or sent to by users."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Whether `topic` is made by the server for its own or a group's use: no user asked for it by name."""
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def is_system_group(group: str) -> bool:
+    """Whether `group` is one of the server's and its tools', which need not be made known."""
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's messages come from that it could not consume at first."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Where a group's messages go that it could not consume in all its attempts."""
+    return DLQ_PREFIX + group
 
 
 def check_topic(topic: str) -> str:

@@ -46,7 +46,7 @@ class RangeReader:
         name = self._client.routes.get(queue.topic).master_storage(queue.broker_name)
         storage = self._client.storages.get(name)
         reader = persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: storage.reader())
-        if reader is None:
+        if reader is None or reader.has_batches(queue.topic, queue.queue_id):
             return _fetch(storage, queue, start, end)
         return _map(reader, queue, start, end)
 

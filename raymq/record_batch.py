@@ -42,6 +42,10 @@ from raymq.names import check_topic
 
 _NO_COMPRESSION: Final = Compression()
 
+_BIG_ENDIAN_SHORT: Final = np.dtype(">i2")
+_BIG_ENDIAN_INT: Final = np.dtype(">i4")
+_BIG_ENDIAN_LONG: Final = np.dtype(">i8")
+_MAGIC_AND_QUEUE_ID: Final = struct.Struct(">ii")
 _OFFSETS: Final = struct.Struct(">qq")
 _ONE_HEAD: Final = struct.Struct(">ii4xi20xi")
 """total_size, magic, queue_id and sys_flag of one record."""
@@ -120,9 +124,7 @@ def encode_batch(
     topic = messages[0].topic if waiting is None else waiting.topic
     magic, topic_text = topic_part(topic)
     born = layout.encode_host(*born_host)
-    host_bits = (len(born) == 20) * layout.SYS_FLAG_BORN_HOST_IPV6 | store_host_ipv6 * layout.SYS_FLAG_STORE_HOST_IPV6
-    header = layout.HEADERS[host_bits >> 4]
-    store = bytes(20 if store_host_ipv6 else 8)
+    host_bits, header, store = _host_fields(born, store_host_ipv6)
     fixed_size = header.size + len(topic_text) + 2
     shared = layout.encode_properties(extra_properties).decode() if extra_properties else ""
     sequence_text, sequences = _sequence_text(producer)
@@ -159,15 +161,15 @@ def encode_batch(
         )
         sizes.append(size)
         codes.append(tags_code(message.tags) if waiting is None else message.deliver_at_ms or 0)
-    return EncodedBatch(
-        topic,
-        queue_id,
-        b"".join(parts),
-        np.array(sizes, dtype=np.int32),
-        np.array(codes, dtype=np.int64),
-        producer,
-        tuple(message_ids),
-    )
+    columns = np.array(sizes, np.int32), np.array(codes, np.int64)
+    return EncodedBatch(topic, queue_id, b"".join(parts), *columns, producer, tuple(message_ids))
+
+
+def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.Struct, bytes]:
+    """The sys flag's host bits, the header that goes with them, and the store host as the producer leaves it."""
+    born_bit = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born_host) == 20 else 0
+    bits = born_bit | (layout.SYS_FLAG_STORE_HOST_IPV6 if store_host_ipv6 else 0)
+    return bits, layout.HEADERS[bits >> 4], bytes(20 if store_host_ipv6 else 8)
 
 
 @lru_cache(maxsize=1024)
@@ -223,36 +225,85 @@ def stamp(
     the same time and host; then its property CRC if the encoder left room for one. `store_host` (`encode_host`) must be
     of the family the records have room for, else MessageIllegalError, raised before anything is changed.
     """
-    data = np.frombuffer(buffer, dtype=np.uint8)
-    host_bits = int(data[layout.SYS_FLAG_OFFSET + 3]) & layout.SYS_FLAG_HOSTS_MASK
+    data = memoryview(buffer).cast("B") if not isinstance(buffer, np.ndarray) else buffer.data
+    host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
     if (len(store_host) == 20) != bool(host_bits & layout.SYS_FLAG_STORE_HOST_IPV6):
         raise MessageIllegalError(f"the records have no room for a store host of {len(store_host)} bytes")
-    place = layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if host_bits & layout.SYS_FLAG_BORN_HOST_IPV6 else 0)
-    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     if len(sizes) == 1:
-        # What numpy costs for many records is too much for one.
-        record = data.data
-        _OFFSETS.pack_into(record, layout.QUEUE_OFFSET_OFFSET, first_queue_offset, first_physical_offset)
-        record[place : place + len(stored)] = stored
-        if bytes(record[-PROPERTY_CRC_LENGTH:]).startswith(PROPERTY_CRC_PREFIX):
-            record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
+        stamp_one(first_queue_offset, first_physical_offset, store_timestamp_ms, store_host, data)
         return
-    ends = np.cumsum(sizes, dtype=np.int64)
-    starts = ends - sizes
-    offsets = np.empty((len(starts), 2), dtype=">i8")
+    ends = record_ends(sizes)
+    stamp_many(ends, first_queue_offset, first_physical_offset, store_timestamp_ms, store_host, data)
+
+
+def stamp_one(
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    record: bytearray | memoryview,
+) -> None:
+    """`stamp` for one record, whose store host has the right family, without what numpy costs. Its first 8 bytes are
+    not touched, and read only for a property CRC."""
+    _OFFSETS.pack_into(record, layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
+    place = _store_timestamp_at(record)
+    record[place : place + 8 + len(store_host)] = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    if is_sealed(record):
+        record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
+
+
+def stamp_many(
+    ends: NDArray[np.int64],
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    data: bytearray | memoryview,
+) -> None:
+    """`stamp_one` for records that end at `ends` of `data`, back to back."""
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    starts[1:] = ends[:-1]
+    offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
     offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + len(starts))
     offsets[:, 1] = starts + first_physical_offset
-    windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view("V16")[:, 0]
-    windows(data, len(stored))[starts + place] = np.void(stored)
-    if data[: int(ends[0])][-PROPERTY_CRC_LENGTH:].tobytes().startswith(PROPERTY_CRC_PREFIX):
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            data[end - PROPERTY_CRC_LENGTH : end] = np.frombuffer(property_crc(data[start:end].data), dtype=np.uint8)
+    windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view(_void(16))[:, 0]
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    starts += _store_timestamp_at(data)
+    windows(data, len(stored))[starts] = np.void(stored)
+    if is_sealed(data):
+        start = 0
+        for end in ends.tolist():
+            data[end - PROPERTY_CRC_LENGTH : end] = property_crc(data[start:end])
+            start = end
 
 
-def windows(data: NDArray[np.uint8], width: int) -> NDArray[np.void]:
+def is_sealed(data: bytes | bytearray | memoryview) -> bool:
+    """Whether the last record in `data` carries a property CRC; all records of a batch do, or none."""
+    tail = data[-PROPERTY_CRC_LENGTH:]
+    return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
+
+
+def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
+    wide = record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
+    return layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
+
+
+def record_ends(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Where each of the records of these sizes ends that lie back to back from 0 on."""
+    ends = sizes.astype(np.int64)
+    return ends.cumsum() if len(ends) > 1 else ends
+
+
+def windows(data: bytes | bytearray | memoryview | NDArray[np.uint8], width: int) -> NDArray[np.void]:
     """All `width`-byte windows of `data`, element i starting at byte i, without a copy. Indexing it with an array of
     positions reads or writes one field of many records at a time; a position too near the end is an IndexError."""
-    return np.ndarray((max(len(data) - width + 1, 0),), dtype=f"V{width}", buffer=data, strides=(1,))
+    return np.ndarray((max(len(data) - width + 1, 0),), _void(width), data, 0, (1,))
+
+
+@lru_cache(maxsize=1024)
+def _void(width: int) -> np.dtype[np.void]:
+    return np.dtype(f"V{width}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,56 +319,84 @@ class BatchFacts:
     first_properties: bytes
 
 
-def validate_batch(batch: EncodedBatch) -> BatchFacts:
+def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
     """Check that `batch` is what `encode_batch` makes, so that its records can be stamped and stored.
 
     Sizes add up, each record's length fields agree with its size, magic and topic are those of `batch.topic`, queue ids
     are `batch.queue_id`, host families are the same. MessageIllegalError otherwise. Bodies and properties are not read.
-    Returns what further checks need.
+    Returns what further checks need. `ends`: `record_ends` of the sizes, from a caller that needs them too.
     """
     sizes = batch.sizes
-    data = np.frombuffer(batch.records, dtype=np.uint8)
     if not len(sizes) or len(batch.tag_codes) != len(sizes):
         raise MessageIllegalError(f"a batch of {len(sizes)} sizes and {len(batch.tag_codes)} tag codes is not legal")
     try:
         magic, topic_text = topic_part(batch.topic)
     except IllegalNameError as error:
         raise MessageIllegalError(str(error)) from None
-    if len(sizes) == 1 and sizes[0] == len(data):
-        facts = _facts_of_one(data.data, batch.queue_id, magic, topic_text)
+    if len(sizes) == 1 and sizes[0] == len(batch.records):
+        facts = _facts_of_one(memoryview(batch.records), batch.queue_id, magic, topic_text)
         if facts is not None:
             return facts
-    ends = np.cumsum(sizes, dtype=np.int64)
-    if ends[-1] != len(data) or sizes.min() < layout.MIN_RECORD_SIZE:
+    try:
+        return _facts_of_many(batch, record_ends(sizes) if ends is None else ends, magic, topic_text)
+    except IndexError:
+        raise MessageIllegalError("a record is too short for its fields") from None
+    except struct.error:
+        raise MessageIllegalError(f"queue id {batch.queue_id} does not fit in a record") from None
+
+
+def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:
+    """`validate_batch` with two gathers: the records' heads, and what lies between body and properties.
+
+    Columns of them that are known beforehand are compared as bytes. IndexError: a place lies outside the batch.
+    """
+    sizes, data, count, width = batch.sizes, batch.records, len(batch.sizes), len(topic_text)
+    if int(ends[-1]) != len(data):
         raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
-    starts = ends - sizes
-    head = windows(data, layout.BORN_TIMESTAMP_OFFSET)[starts].view(_HEAD_DTYPE)
-    host_bits = int(head["sys_flag"][0]) & layout.SYS_FLAG_HOSTS_MASK
+    host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
     fixed_size = layout.HEADERS[host_bits >> 4].size
-    _require((head["total_size"] == sizes).all(), "a record's total size differs from the size given for it")
-    _require((head["magic"] == magic).all(), f"a record's magic is not {magic}, which topic {batch.topic!r} has")
-    _require((head["queue_id"] == batch.queue_id).all(), f"a record's queue id is not {batch.queue_id}")
-    _require(
-        ((head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK) == host_bits).all(), "records have hosts of different families"
-    )
-    room = sizes - (fixed_size + len(topic_text) + 2)
-    _require(room.min() >= 0, "a record is too short for its fields")
-    body_sizes = windows(data, 4)[starts + fixed_size - 4].view(">i4")
-    _require(((body_sizes >= 0) & (body_sizes <= room)).all(), "a record's body size does not fit in its size")
-    topic_starts = starts + fixed_size + body_sizes
-    topics = windows(data, len(topic_text))[topic_starts].view(f"S{len(topic_text)}")
-    _require((topics == topic_text).all(), f"a record's topic is not {batch.topic!r}")
-    properties_sizes = windows(data, 2)[topic_starts + len(topic_text)].view(">i2")
-    _require((properties_sizes == room - body_sizes).all(), "a record's length fields do not add up to its size")
+    body_starts = ends - sizes
+    head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
+    same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
+    if head[:, 0].tobytes() != sizes.astype(_BIG_ENDIAN_INT).tobytes():
+        raise MessageIllegalError("a record's total size differs from the size given for it")
+    if head[:, 1:4:2].tobytes() != same * count:
+        raise MessageIllegalError(f"a record is not one of topic {batch.topic!r}, queue id {batch.queue_id}")
+    sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
+    # Unsigned: what is negative, is then too long.
+    bodies = head[:, -1].astype(np.uint32).astype(np.int64)
+    properties = sizes - bodies
+    properties -= fixed_size + width + 2
+    longest_properties = int(np.maximum.reduce(properties.view(np.uint64)))
+    if longest_properties > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"a record's body size leaves no room, or too much, for up to {MAX_PROPERTIES_BYTES}")
+    body_starts += bodies
+    body_starts += fixed_size
+    middle = windows(data, width + 2)[body_starts].view(np.uint8).reshape(count, width + 2)
+    if middle[:, :-2].tobytes() != topic_text * count:
+        raise MessageIllegalError(f"a record's topic is not {batch.topic!r}")
+    if middle[:, -2:].tobytes() != properties.astype(_BIG_ENDIAN_SHORT).tobytes():
+        raise MessageIllegalError("a record's length fields do not add up to its size")
     first_end = int(ends[0])
     return BatchFacts(
-        len(sizes),
-        int(sizes.max()),
-        int(body_sizes.max()),
-        int(properties_sizes.max()),
-        int(np.bitwise_or.reduce(head["sys_flag"])),
-        data[first_end - int(properties_sizes[0]) : first_end].tobytes(),
+        count,
+        int(np.maximum.reduce(sizes)),
+        int(np.maximum.reduce(bodies)),
+        longest_properties,
+        sys_flags,
+        bytes(data[first_end - int(properties[0]) : first_end]),
     )
+
+
+def _common_flags(column: NDArray[np.int32]) -> int:
+    """The sys flags of all records or'ed together. MessageIllegalError unless their hosts are of the same families."""
+    first = int(column[0])
+    if column.tobytes() == first.to_bytes(4, signed=True) * len(column):
+        return first
+    together, shared = int(np.bitwise_or.reduce(column)), int(np.bitwise_and.reduce(column))
+    if (together ^ shared) & layout.SYS_FLAG_HOSTS_MASK:
+        raise MessageIllegalError("records have hosts of different families")
+    return together
 
 
 def _facts_of_one(record: memoryview, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
@@ -347,7 +426,7 @@ def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
     A CRC that a record carries under that name elsewhere is taken out. `batch` must be valid; MessageIllegalError when
     the properties then exceed 32767 bytes.
     """
-    if batch.records[-PROPERTY_CRC_LENGTH:][: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX:
+    if is_sealed(batch.records):
         return batch
     _, topic_text = topic_part(batch.topic)
     parts: list[bytes] = []
@@ -368,9 +447,6 @@ def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
         sizes.append(at + 2 + len(properties))
         parts += (sizes[-1].to_bytes(4), record[4:at], len(properties).to_bytes(2), properties)
     return replace(batch, records=b"".join(parts), sizes=np.array(sizes, np.int32))
-
-
-_HEAD_DTYPE: Final = np.dtype(list(layout.HEAD_FIELDS))
 
 
 def _require(holds: np.bool_ | bool, otherwise: str) -> None:

@@ -47,6 +47,7 @@ BODY_SIZE_OFFSET: Final = 84
 BODY_OFFSET: Final = 88
 IPV6_EXTRA: Final = 12
 """By how much an IPv6 host moves the fields after it."""
+IPV6_HOST_BYTES: Final = 20
 MIN_RECORD_SIZE: Final = 91
 
 SYS_FLAG_COMPRESSED: Final = 0x1
@@ -58,11 +59,28 @@ SYS_FLAG_TRANSACTION_ROLLBACK: Final = 0xC
 SYS_FLAG_BORN_HOST_IPV6: Final = 0x10
 SYS_FLAG_STORE_HOST_IPV6: Final = 0x20
 SYS_FLAG_HOSTS_MASK: Final = 0x30
+SYS_FLAG_NEED_UNWRAP: Final = 0x40
+SYS_FLAG_INNER_BATCH: Final = 0x80
+SYS_FLAG_COMPRESSION_TYPE_MASK: Final = 0x700
 
 V1_TOPIC_SIZE_MAX: Final = 127
 
 UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """A consume-queue unit, 20 bytes (spec/storage.md §2)."""
+
+BATCH_UNIT_DTYPE: Final = np.dtype(
+    [
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("tags_code", ">i8"),
+        ("store_timestamp", ">i8"),
+        ("base_offset", ">i8"),
+        ("count", ">i2"),
+        ("compacted_offset", ">i4"),
+        ("reserved", ">i4"),
+    ]
+)
+"""A batch consume-queue unit, 46 bytes: a record that holds `count` messages from queue offset `base_offset` on."""
 
 HEAD_FIELDS: Final = (
     ("total_size", ">i4"),

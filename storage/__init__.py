@@ -5,6 +5,7 @@ A store directory
     commitlog/00000000000000000000        every message of the store, in one log of equal-sized files
     commitlog/00000000001073741824            named after the physical offset of their first byte
     consumequeue/TOPIC/QUEUE/000…000      where the queue's messages are in the log: 20 bytes each
+    batchconsumequeue/TOPIC/QUEUE/000…    the same for records that hold many messages each, which RocketMQ may write
     index/20261120180926228               which messages have a key, or a unique id: hash tables
     checkpoint                            up to which times log and queues are known to be on disk
     dedup                                 a snapshot of who sent what, so that recovery need not walk far
@@ -20,8 +21,9 @@ An append, under one lock: recognise what was sent before (dedup.py), choose pla
 records (commit_log.py) and the queues' units (consume_queue.py). Then, outside the lock, wait for the flush thread
 (flush.py). Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py.
 
-Files are written with pwrite and read through read-only maps (raymq.log_reader). Writing through the map costs more
-(a page fault each 4 KiB, and slower flushes), and turns a disk error into a SIGBUS instead of an OSError.
+Files are written with pwrite and read through read-only maps (raymq.log_reader). Writing through a map costs more (a
+page fault each 4 KiB, and slower flushes), and turns a disk error into a SIGBUS instead of an OSError. But where a
+thread has made the pages ahead of a fast writer (warm_up.py, ASYNC_FLUSH only), a store into them costs the copy alone.
 
 After a crash, recovery.py walks the newest part of the log, cuts it at the last good record and brings the queues in
 line with it.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,35 +15,48 @@ from numpy.typing import NDArray
 
 from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError
-from raymq.log_reader import LogReader
 from raymq.message import SendStatus
-from raymq.record import EncodedBatch, decode_host, dispatch_view, stamp, validate_batch
+from raymq.record import EncodedBatch, decode_host, dispatch_view, validate_batch
+from raymq.record_batch import is_sealed, record_ends, stamp_many, stamp_one
 from raymq.record_layout import BLANK_LENGTH, SYS_FLAG_STORE_HOST_IPV6
-from raymq.record_move import stamp_one
 from raymq.store_api import AppendResult
-from storage.commit_log import CommitLog, Place
+from storage.commit_log import Place
 from storage.consume_queue import ConsumeQueue
-from storage.dedup import DedupTable
-from storage.deliveries import Deliveries, Delivery, Source, waiting_codes
+from storage.deliveries import Delivery, Source, waiting_codes
+from storage.parts import StoreParts
 from storage.put_check import RECORD_OVERHEAD_MAX_BYTES, refuse_batch
-from storage.queue_table import QueueTable
-from storage.visibility import Visibility
+from storage.recovery import Recovered
 
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
-@dataclass(slots=True)
-class _Job:
-    """One batch on its way. `stored` are the queue offsets of the messages that an earlier send stored already."""
+@dataclass(frozen=True, slots=True)
+class CheckedBatch:
+    """A batch that may be stored: its records, which nobody changes any more, and where each of them ends."""
 
     batch: EncodedBatch
-    records: NDArray[np.uint8]
-    queue: ConsumeQueue
-    stored: list[int]
+    records: memoryview
+    ends: NDArray[np.int64]
 
-    @property
-    def sizes(self) -> NDArray[np.int32]:
-        return self.batch.sizes[len(self.stored) :]
+    def without(self, count: int) -> CheckedBatch:
+        """The batch without its first `count` messages, which an earlier send stored already."""
+        if not count:
+            return self
+        batch, start = self.batch, int(self.ends[count - 1])
+        producer = batch.producer
+        if producer is not None:
+            producer = replace(producer, first_sequence=producer.first_sequence + count)
+        rest = replace(batch, sizes=batch.sizes[count:], tag_codes=batch.tag_codes[count:], producer=producer)
+        return CheckedBatch(rest, self.records[start:], self.ends[count:] - start)
+
+    def part(self, first: int, last: int) -> CheckedBatch:
+        """Messages `first` to `last` (exclusive)."""
+        rest = self.without(first)
+        count = last - first
+        if count == len(rest.batch):
+            return rest
+        batch = replace(rest.batch, sizes=rest.batch.sizes[:count], tag_codes=rest.batch.tag_codes[:count])
+        return CheckedBatch(batch, rest.records[: int(rest.ends[count - 1])], rest.ends[:count])
 
 
 class Appender:
@@ -53,38 +67,39 @@ class Appender:
     """
 
     def __init__(
-        self,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        dedup: DedupTable,
-        deliveries: Deliveries,
-        visibility: Visibility,
-        reader: LogReader,
-        *,
-        max_message_size_bytes: int,
-        delay_levels_ms: tuple[int, ...],
-        store_host: bytes,
-        clock_ms: Callable[[], int],
-        last_store_timestamp_ms: int,
-        last_record_offset: int,
+        self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
     ) -> None:
-        self._log, self._queues, self._dedup = commit_log, queues, dedup
-        self._deliveries, self._delay_levels_ms = deliveries, delay_levels_ms
-        self._visibility, self._reader = visibility, reader
-        self._max_message_size_bytes = max_message_size_bytes
-        room = commit_log.file_size - BLANK_LENGTH
-        self._record_max_bytes = min(max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, room)
+        settings = parts.settings
+        self._log, self._queues, self._dedup = parts.log, parts.queues, parts.dedup
+        self._deliveries, self._delay_levels_ms = parts.deliveries, settings.delay_levels_ms
+        self._visibility, self._reader = parts.visibility, parts.reader
+        self._max_message_size_bytes = settings.max_message_size_bytes
+        room = parts.log.file_size - BLANK_LENGTH
+        self._record_max_bytes = min(settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, room)
+        self._append_max_bytes = settings.max_append_bytes
         self.store_host = store_host
         self._clock_ms = clock_ms
-        self.last_store_timestamp_ms = self._earliest_ms = last_store_timestamp_ms
-        self.last_record_offset = last_record_offset
+        self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
+        self.last_record_offset = recovered.last_record_offset
         self.messages_appended = self.duplicates_dropped = 0
 
-    def check(self, batch: EncodedBatch) -> NDArray[np.uint8]:
-        """Raise MessageIllegalError unless `batch` can be stored; returns its records in memory of their own."""
-        facts = validate_batch(batch)
+    def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
+        """Raise MessageIllegalError unless all `batches` can be stored by one append. Their records are not copied:
+        they must not change until that append has returned."""
+        if len(batches) > 1 or (batches and len(batches[0]) > 1):
+            total = sum([len(batch.records) for batch in batches])
+            if total > self._append_max_bytes:
+                raise MessageIllegalError(
+                    f"one append of {total} bytes exceeds max_append_bytes, which is {self._append_max_bytes}; "
+                    "send the messages in several"
+                )
+        return [self._check(batch) for batch in batches]
+
+    def _check(self, batch: EncodedBatch) -> CheckedBatch:
         if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
             raise MessageIllegalError(f"queue id {batch.queue_id} is negative")
+        ends = record_ends(batch.sizes)
+        facts = validate_batch(batch, ends)
         refused = refuse_batch(
             facts,
             max_message_size_bytes=self._max_message_size_bytes,
@@ -96,25 +111,28 @@ class Appender:
             raise MessageIllegalError(
                 f"the records have room for another kind of store host than this store's {decode_host(self.store_host)}"
             )
-        return np.frombuffer(bytearray(batch.records), np.uint8)
+        return CheckedBatch(batch, memoryview(batch.records), ends)
 
-    def append(self, batches: Sequence[EncodedBatch], records: Sequence[NDArray[np.uint8]]) -> list[AppendResult]:
-        """Store `batches`, whose checked copies are `records`. The results say SEND_OK; nothing is flushed.
+    def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
+        """Store `batches`. The results say SEND_OK; nothing is flushed.
 
         MessageIllegalError, ClientStateError (see `DedupTable`), and StoreNotWritableError for a disk without room are
         raised before anything is written. OSError: the disk failed in the middle.
         """
         self._refuse_repeats_within(batches)
-        stored = [self._stored_prefix(batch) for batch in batches]
-        jobs = [
-            _Job(batch, data, self._queues.get_or_create(batch.topic, batch.queue_id), prefix)
-            for batch, data, prefix in zip(batches, records, stored, strict=True)
-        ]
-        places = self._log.place([job.sizes for job in jobs])
-        self._reserve([(job.queue, len(job.sizes)) for job in jobs], places)
+        stored = [self._stored_prefix(checked.batch) for checked in batches]
+        rests = [checked.without(len(prefix)) for checked, prefix in zip(batches, stored, strict=True)]
+        queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
+        places = self._log.place([rest.ends for rest in rests])
+        self._reserve([(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)], places)
         self.look_at_the_clock()
         self.last_store_timestamp_ms = self._earliest_ms
-        return [self._write(job, where) for job, where in zip(jobs, places, strict=True)]
+        return [
+            self._write(rest, queue, where)
+            if len(where) == 1 and not prefix
+            else self._write_rest(checked.batch, rest, queue, where, prefix)
+            for checked, rest, queue, where, prefix in zip(batches, rests, queues, places, stored, strict=True)
+        ]
 
     def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.
@@ -126,7 +144,7 @@ class Appender:
             if not 0 <= item.queue_id <= QUEUE_ID_MAX:
                 raise MessageIllegalError(f"queue id {item.queue_id} is negative")
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
-        [places] = self._log.place([np.array([len(item.record) for item in deliveries], np.int32)])
+        [places] = self._log.place([np.cumsum([len(item.record) for item in deliveries])])
         self._reserve([(queue, 1) for queue in queues], [places])
         self.look_at_the_clock()
         self.last_store_timestamp_ms = self._earliest_ms
@@ -143,14 +161,14 @@ class Appender:
         position = physical_offset
         for item, queue in zip(deliveries, queues, strict=True):
             rows = units.setdefault(queue, [])
-            stamp_one(item.record, queue.next_offset + len(rows), position, store_ms, self.store_host)
+            stamp_one(queue.next_offset + len(rows), position, store_ms, self.store_host, item.record)
             code = item.tags_code
             if is_waiting_topic(item.topic):
                 waits_in = (item.topic, item.queue_id)
                 [code] = waiting_codes(waits_in, np.array([code], np.int64), store_ms, self._delay_levels_ms).tolist()
             rows.append((position, len(item.record), code))
             position += len(item.record)
-        data = np.frombuffer(b"".join([item.record for item in deliveries]), np.uint8)
+        data = memoryview(b"".join([item.record for item in deliveries]))
         self._log.write(physical_offset, data, store_ms)
         self.last_record_offset = self._log.end_offset - len(deliveries[-1].record)
         for queue, rows in units.items():
@@ -165,9 +183,13 @@ class Appender:
         self._earliest_ms = max(self._earliest_ms, now_ms)
         return now_ms
 
-    def _refuse_repeats_within(self, batches: Sequence[EncodedBatch]) -> None:
+    def _refuse_repeats_within(self, batches: Sequence[CheckedBatch]) -> None:
         if len(batches) > 1:
-            keys = [(b.producer.producer_id, b.topic, b.queue_id) for b in batches if b.producer is not None]
+            keys = [
+                (batch.producer.producer_id, batch.topic, batch.queue_id)
+                for batch in (checked.batch for checked in batches)
+                if batch.producer is not None
+            ]
             if len(set(keys)) < len(keys):
                 raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
 
@@ -193,56 +215,57 @@ class Appender:
                 "make room and send again"
             ) from error
 
-    def _write(self, job: _Job, places: list[Place]) -> AppendResult:
-        if not places:
-            return self._repeat(job)
-        batch, queue, skipped = job.batch, job.queue, len(job.stored)
-        ends = np.cumsum(batch.sizes, dtype=np.int64)
-        starts = ends - batch.sizes
-        first_queue_offset = queue.next_offset
-        codes = batch.tag_codes
-        if is_waiting_topic(batch.topic):
-            waits_in = (batch.topic, batch.queue_id)
-            codes = waiting_codes(waits_in, codes, self.last_store_timestamp_ms, self._delay_levels_ms)
+    def _write(self, checked: CheckedBatch, queue: ConsumeQueue, places: Sequence[Place]) -> AppendResult:
+        """Write a batch to its places; the result is right if there is one place."""
+        batch, first_queue_offset = checked.batch, queue.next_offset
         for place in places:
-            first, last = place.first + skipped, place.last + skipped
-            records = job.records[starts[first] : ends[last - 1]]
-            stamp(
-                records,
-                batch.sizes[first:last],
-                first_queue_offset=queue.next_offset,
-                first_physical_offset=place.physical_offset,
-                store_timestamp_ms=self.last_store_timestamp_ms,
-                store_host=self.store_host,
-            )
-            self._log.write(place.physical_offset, records, self.last_store_timestamp_ms)
-            self.last_record_offset = self._log.end_offset - int(batch.sizes[last - 1])
-            queue.append(place.physical_offset, batch.sizes[first:last], codes[first:last])
+            self._write_part(checked.part(place.first, place.last), queue, place.physical_offset)
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
         if batch.producer is not None:
-            rest = replace(batch.producer, first_sequence=batch.producer.first_sequence + skipped)
-            self._dedup.record(rest, batch.topic, batch.queue_id, len(job.sizes), first_queue_offset)
-        self.messages_appended += len(job.sizes)
-        if not skipped and len(places) == 1:
-            physical_offset = places[0].physical_offset
-            return AppendResult(SendStatus.SEND_OK, first_queue_offset, physical_offset, self.last_store_timestamp_ms)
-        self.duplicates_dropped += skipped
-        return self._result(job, [*job.stored, *range(first_queue_offset, queue.next_offset)], duplicate=False)
+            self._dedup.record(batch.producer, batch.topic, batch.queue_id, len(batch), first_queue_offset)
+        self.messages_appended += len(batch)
+        return AppendResult(
+            SendStatus.SEND_OK, first_queue_offset, places[0].physical_offset, self.last_store_timestamp_ms
+        )
 
-    def _repeat(self, job: _Job) -> AppendResult:
-        self.duplicates_dropped += len(job.stored)
-        return self._result(job, job.stored, duplicate=True)
+    def _write_part(self, checked: CheckedBatch, queue: ConsumeQueue, physical_offset: int) -> None:
+        batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
+        values = (queue.next_offset, physical_offset, store_ms, self.store_host)
+        stamp = partial(stamp_one, *values) if len(batch) == 1 else partial(stamp_many, checked.ends, *values)
+        self._log.write(physical_offset, records, store_ms, stamp, whole=is_sealed(records))
+        self.last_record_offset = self._log.end_offset - int(batch.sizes[-1])
+        codes = batch.tag_codes
+        if is_waiting_topic(batch.topic):
+            codes = waiting_codes((batch.topic, batch.queue_id), codes, store_ms, self._delay_levels_ms)
+        queue.append(physical_offset, batch.sizes, codes, checked.ends)
 
-    def _result(self, job: _Job, queue_offsets: list[int], *, duplicate: bool) -> AppendResult:
+    def _write_rest(
+        self,
+        batch: EncodedBatch,
+        rest: CheckedBatch,
+        queue: ConsumeQueue,
+        places: Sequence[Place],
+        stored: Sequence[int],
+    ) -> AppendResult:
+        """Write what is left of a batch of which `stored` are the queue offsets that an earlier send got."""
+        self.duplicates_dropped += len(stored)
+        if not places:
+            return self._result(batch, queue, stored, duplicate=True)
+        first = self._write(rest, queue, places).queue_offset
+        return self._result(batch, queue, [*stored, *range(first, queue.next_offset)], duplicate=False)
+
+    def _result(
+        self, batch: EncodedBatch, queue: ConsumeQueue, queue_offsets: Sequence[int], *, duplicate: bool
+    ) -> AppendResult:
         """The result for messages that do not lie back to back, or were written by an earlier call."""
-        pieces = [units for offset in queue_offsets if len(units := job.queue.units(offset, 1))]
+        pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):
             # Stored, and deleted since by age: there is nothing left to look up.
             return AppendResult(SendStatus.SEND_OK, queue_offsets[0], -1, self.last_store_timestamp_ms, duplicate)
         first_record = self._reader.views(pieces[0])[0]
-        back_to_back = np.array_equal(np.diff(physical_offsets), job.batch.sizes[:-1])
-        in_sequence = queue_offsets == list(range(queue_offsets[0], queue_offsets[0] + len(queue_offsets)))
+        back_to_back = np.array_equal(np.diff(physical_offsets), batch.sizes[:-1])
+        in_sequence = [*queue_offsets] == [*range(queue_offsets[0], queue_offsets[0] + len(queue_offsets))]
         return AppendResult(
             SendStatus.SEND_OK,
             queue_offsets[0],

@@ -3,10 +3,10 @@
 On disk
     config/retentionHolds.json      {"TOPIC": {"QUEUE": offset}}: what a server keeps in its own topics from there on
 
-Old log files go first, oldest first and one by one, so that a crash leaves no hole. The queues' first offsets move
-before the files go: whoever reads by then is told so, and who has a file mapped keeps its bytes. Then the queues' and
-the index' files follow that only lead to what is gone. Records that are still needed stay, with everything behind them:
-delayed messages that wait, and what the holds name.
+The queues are flushed before anything goes. Old log files go first, oldest first and one by one, so that a crash leaves
+no hole. The queues' first offsets move before the files go: whoever reads by then is told so, and who has a file mapped
+keeps its bytes. Then the queues' and the index' files follow that only lead to what is gone. Records that are still
+needed stay, with everything behind them: delayed messages that wait, and what the holds name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def disk_usage(path: Path) -> float:
 class Cleaner:
     """The cleaning of one store, by a thread every `interval_s`, the first time after a minute. Thread-safe.
 
-    `pinned` tells from which physical offset on delayed messages wait. `on_cleaned` is called after files were deleted.
+    Nothing before `log_start_on_disk` comes back after a power cut: the log itself starts there a little earlier.
+    `pinned` tells from which physical offset on delayed messages wait; `flush_queues` brings the queues to the disk.
     """
 
     def __init__(
@@ -65,18 +66,21 @@ class Cleaner:
         *,
         append_lock: threading.Lock,
         pinned: Callable[[], int],
+        flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],
         interval_s: float,
     ) -> None:
         self._log, self._queues, self._index = commit_log, queues, index
         self._reader, self._config, self._flags, self._rules = reader, config, flags, rules
         self._append_lock, self._pinned, self._on_failed = append_lock, pinned, on_failed
+        self._flush_queues = flush_queues
         self._interval_s = interval_s
         self._run_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
         self._by_hand = 0
         self._usage = UNKNOWN_USAGE
         self._files_deleted = self._bytes_deleted = 0
+        self.log_start_on_disk = commit_log.min_offset
         self._last_reason = ""
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
         self._thread.start()
@@ -146,7 +150,7 @@ class Cleaner:
         text = self._config.read(HOLDS_FILE)
         for topic, queues in parse_fastjson(text).items() if text else ():
             for queue_id, offset in queues.items():
-                queue = self._queues.get(topic, int(queue_id))
+                queue = self._queues.get_plain(topic, int(queue_id))
                 if queue is not None:
                     for unit in queue.units(max(int(offset), queue.min_offset), 1):
                         end_offset = min(end_offset, int(unit["physical_offset"]))
@@ -164,6 +168,8 @@ class Cleaner:
             logger.info("the disk of %s has room again; appends are taken", self._log.directory.parent)
 
     def _delete_log_files(self, limit: int, reason: str) -> int:
+        # How far a queue went is in its units alone once its records are gone.
+        self._flush_queues()
         with self._append_lock:
             doomed = self._log.forget_before(limit)
         if not doomed:
@@ -181,6 +187,7 @@ class Cleaner:
             self._files_deleted += 1
             self._bytes_deleted += self._log.file_size
             self._stop.wait(DELETE_PAUSE_S)
+        self.log_start_on_disk = min_offset
         for path in queue_files:
             self._unlink(path)
         if self._index is not None:

@@ -14,9 +14,9 @@ reader, so a process killed in the middle of an append leaves all of a batch or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ from storage import disk
 from storage.allocator import Allocator
 from storage.mapped_file import MappedFile
 from storage.mapped_file_queue import list_starts
+from storage.warm_up import WarmUp
+
+SCRATCH_BYTES: Final = 512 << 10
+PREPARE_BYTES: Final = 64 << 20
+"""The next file is made once so little is left of the current one, or once half of it is written."""
 
 _REMEDY = "restore it from a copy, or empty the store directory and let a replica fill it"
 
@@ -48,8 +53,9 @@ class CommitLog:
     `open_for_append` must be called, with the end that recovery found, before anything is written.
     """
 
-    def __init__(self, root: Path, file_size: int) -> None:
-        """Find the files. StoreCorruptError when they do not form a log (spec §5, load)."""
+    def __init__(self, root: Path, file_size: int, *, warm_up: bool = False) -> None:
+        """Find the files. StoreCorruptError when they do not form a log (spec §5, load). With `warm_up` a fast writer
+        finds the next pages in memory (warm_up.py)."""
         self.directory = root / COMMIT_LOG_DIR
         self.file_size = file_size
         disk.make_directory(self.directory)
@@ -58,8 +64,11 @@ class CommitLog:
         self.starts = list_starts(self.directory, file_size, remedy=_REMEDY)
         self._open_files: dict[int, MappedFile] = {}
         self._allocator: Allocator | None = None
+        self._may_warm_up = warm_up and WarmUp.fits(file_size)
+        self._warm_up: WarmUp | None = None
         self.end_offset = self.starts[-1] + file_size if self.starts else 0
         self.flushed_offset = self.end_offset
+        self._stamping = memoryview(bytearray(SCRATCH_BYTES))
         self._store_timestamp_ms = self.flushed_store_timestamp_ms = 0
 
     @property
@@ -95,41 +104,54 @@ class CommitLog:
             self.starts.pop()
         self.end_offset = self.flushed_offset = end_offset
         self._allocator = Allocator(self.directory, self.file_size, self._scratch)
+        if self._may_warm_up:
+            self._warm_up = WarmUp(self.file_size, self.path)
         return used_end - end_offset
 
-    def place(self, batches: Sequence[NDArray[np.int32]]) -> list[list[Place]]:
-        """Where batches of records of these sizes go, in order, if they are the next to be written; writes nothing.
+    def place(self, batches: Sequence[NDArray[np.int64]]) -> list[list[Place]]:
+        """Where batches go whose records end at these bytes of them, if they are the next to be written; writes
+        nothing.
 
         A batch goes to one place, in the next file if the current one has no room (spec §1, classic batch). A batch
         longer than a file is split between records. MessageIllegalError if a single record is longer than a file.
         """
         cursor = self.end_offset
         placed = []
-        for sizes in batches:
-            places = []
-            if len(sizes) == 1 and int(sizes[0]) + BLANK_LENGTH <= self.file_size - cursor % self.file_size:
-                placed.append([Place(0, 1, cursor)])
-                cursor += int(sizes[0])
-                continue
-            ends = np.cumsum(sizes, dtype=np.int64)
-            first, count, total = 0, len(sizes), int(sizes.sum(dtype=np.int64))
-            whole = total + BLANK_LENGTH <= self.file_size
-            while first < count:
-                before = int(ends[first - 1]) if first else 0
-                room = self.file_size - cursor % self.file_size - BLANK_LENGTH
-                last = count if total - before <= room else int(np.searchsorted(ends, before + room, "right"))
-                if last == first or (whole and last < count):
-                    if room + BLANK_LENGTH == self.file_size:
-                        raise MessageIllegalError(
-                            f"a record of {sizes[first]} bytes does not fit in a commit-log file of {self.file_size}"
-                        )
-                    cursor += room + BLANK_LENGTH
-                    continue
-                places.append(Place(first, last, cursor))
-                cursor += int(ends[last - 1]) - before
-                first = last
-            placed.append(places)
+        for ends in batches:
+            total = int(ends[-1]) if len(ends) else 0
+            if 0 < total <= self._room_at(cursor):
+                placed.append([Place(0, len(ends), cursor)])
+            else:
+                placed.append(self._place_elsewhere(ends, total, cursor))
+            if placed[-1]:
+                first, _, start = placed[-1][-1]
+                cursor = start + total - (int(ends[first - 1]) if first else 0)
         return placed
+
+    def _room_at(self, cursor: int) -> int:
+        return self.file_size - cursor % self.file_size - BLANK_LENGTH
+
+    def _place_elsewhere(self, ends: NDArray[np.int64], total: int, cursor: int) -> list[Place]:
+        """The places of a batch of `total` bytes that does not fit into what is left of the file at `cursor`."""
+        places = []
+        first, count = 0, len(ends)
+        whole = total + BLANK_LENGTH <= self.file_size
+        while first < count:
+            before = int(ends[first - 1]) if first else 0
+            room = self._room_at(cursor)
+            last = count if total - before <= room else int(np.searchsorted(ends, before + room, "right"))
+            if last == first or (whole and last < count):
+                if room + BLANK_LENGTH == self.file_size:
+                    raise MessageIllegalError(
+                        f"a record of {int(ends[first]) - before} bytes does not fit in a commit-log file of "
+                        f"{self.file_size}"
+                    )
+                cursor += room + BLANK_LENGTH
+                continue
+            places.append(Place(first, last, cursor))
+            cursor += int(ends[last - 1]) - before
+            first = last
+        return places
 
     def reserve(self, last_offset: int) -> None:
         """Make the files up to the one that holds `last_offset`, so that writing needs no more space on the disk.
@@ -145,23 +167,52 @@ class CommitLog:
             file = self._allocator.take(start)
             self._open_files[start] = file
             self.starts.append(start)
-        if last_offset - last > self.file_size // 2:
+        left = last + self.file_size - last_offset
+        if left <= max(self.file_size // 2, PREPARE_BYTES):
             self._allocator.prepare(last + self.file_size)
 
-    def write(self, physical_offset: int, records: NDArray[np.uint8], store_timestamp_ms: int) -> None:
-        """Write stamped records at a place that `place` gave and `reserve` made, then move the end.
+    def write(
+        self,
+        physical_offset: int,
+        records: memoryview,
+        store_timestamp_ms: int,
+        stamp: Callable[[memoryview], None] | None = None,
+        *,
+        whole: bool = True,
+    ) -> None:
+        """Write records at a place that `place` gave and `reserve` made, then move the end.
 
-        On return they outlive this process, not a power cut. After an OSError the log's end has not moved.
+        `stamp` fills in a copy of them what only the store knows; None: they are stamped already. Unless `whole`, it
+        neither reads nor writes the first 8 bytes. On return they outlive this process, not a power cut. After an
+        OSError the log's end has not moved.
         """
         start = physical_offset - physical_offset % self.file_size
         if physical_offset != self.end_offset:
             blank = self._open_files[start - self.file_size]
             blank.write(self.end_offset - blank.start, encode_blank(start - self.end_offset))
-        file, position = self._open_files[start], physical_offset - start
-        file.write(position + BLANK_LENGTH, records[BLANK_LENGTH:])
-        file.write(position, records[:BLANK_LENGTH])
+        window = None if self._warm_up is None else self._warm_up.window(physical_offset, len(records))
+        if stamp is not None and (whole or window is None):
+            target = self._scratch_of(len(records))
+            target[:] = records
+            stamp(target)
+            records, stamp = target, None
+        if window is not None:
+            window[BLANK_LENGTH:] = records[BLANK_LENGTH:]
+            if stamp is not None:
+                stamp(window)
+            window[:BLANK_LENGTH] = records[:BLANK_LENGTH]
+        else:
+            file, position = self._open_files[start], physical_offset - start
+            file.write(position + BLANK_LENGTH, records[BLANK_LENGTH:])
+            file.write(position, records[:BLANK_LENGTH])
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
+
+    def _scratch_of(self, size: int) -> memoryview:
+        """So many bytes of memory, which is used again by the next write unless it is much."""
+        if size > SCRATCH_BYTES:
+            return memoryview(bytearray(size))
+        return self._stamping[:size]
 
     def flush(self) -> int:
         """Wait until all that is written now is on disk; returns its end. Called by one thread at a time."""
@@ -191,6 +242,9 @@ class CommitLog:
 
     def close(self) -> None:
         """Stop preparing files and close those that are open. Nothing is flushed. Idempotent."""
+        if self._warm_up is not None:
+            self._warm_up.close()
+            self._warm_up = None
         if self._allocator is not None:
             self._allocator.close()
             self._allocator = None

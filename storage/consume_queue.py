@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from raymq.config import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
 from raymq.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader, file_name
+from raymq.record_batch import record_ends
 from raymq.record_layout import UNIT_DTYPE
 from storage import disk
 from storage.mapped_file import MappedFile, allocate
@@ -38,6 +39,7 @@ class ConsumeQueue:
 
     Queue offsets: `min_offset` is the first message still held, `next_offset` what the next one gets, `visible_offset`
     the end of what consumers may read. `max_physical_offset` is the end of the last record in the queue, -1 if none.
+    `out_of_order`: recovery ended the queue before a file whose first unit points further back than the file before.
     `take_dirty` tells what was written since it was last asked, files and directories.
     """
 
@@ -70,6 +72,7 @@ class ConsumeQueue:
         self._writing: tuple[int, Path] | None = None  # The file written last, and dirty: where it starts.
         self.min_offset = self.next_offset = self.visible_offset = 0
         self.max_physical_offset = -1
+        self.out_of_order = False
 
     @property
     def exists(self) -> bool:
@@ -82,10 +85,15 @@ class ConsumeQueue:
         return self._starts[0] // UNIT_BYTES if self._starts else self.next_offset
 
     @property
-    def first_physical_offset(self) -> int:
-        """Where the record of the first unit starts; 0 for a queue that points to none."""
+    def first_physical_offset(self) -> int | None:
+        """Where the record of the first unit starts; None for a queue that points to none."""
         units = self.units(self._first_at_or_after(0), 1)
-        return int(units[0]["physical_offset"]) if len(units) else 0
+        return int(units[0]["physical_offset"]) if len(units) else None
+
+    def file_ranges(self) -> list[tuple[int, int]]:
+        """Of each file that has units: the queue offset of its first unit, and how many there are."""
+        firsts = [start // UNIT_BYTES for start in self._starts if start < self.next_offset * UNIT_BYTES]
+        return [(first, min(self._units_per_file, self.next_offset - first)) for first in firsts]
 
     def recover(self) -> None:
         """Find the queue's end: the first unit that was never written, looking from the third-last file on (spec §5).
@@ -117,6 +125,7 @@ class ConsumeQueue:
         """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
         are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
         self.next_offset = self._starts[0] // UNIT_BYTES if self._starts else 0
+        self.out_of_order = False
         end_offset = 0
         for start in starts:
             self._dirty.add(self.directory / file_name(start))
@@ -128,6 +137,7 @@ class ConsumeQueue:
             out_of_order = (begins < before[:-1]) & (units["size"] != PRE_BLANK_SIZE)
             bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
             self.next_offset += int(bad[0]) if len(bad) else len(units)
+            self.out_of_order = bool(len(bad) and bad[0] == 0 and out_of_order[0] and units[0]["size"] > 0)
             end_offset = int(before[-1])
             if len(bad):
                 break
@@ -151,8 +161,15 @@ class ConsumeQueue:
             self._starts.append(start)
             self._dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
 
-    def append(self, physical_offset: int, sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]) -> None:
+    def append(
+        self,
+        physical_offset: int,
+        sizes: NDArray[np.int32],
+        tags_codes: NDArray[np.int64],
+        ends: NDArray[np.int64] | None = None,
+    ) -> None:
         """Write the units of records that lie back to back from `physical_offset` on. `reserve` must have been called.
+        `ends`: `record_ends` of the sizes, from a caller that has them.
 
         OSError: some of the units may be written, `next_offset` has not moved.
         """
@@ -161,9 +178,9 @@ class ConsumeQueue:
             self._write(_UNIT.pack(physical_offset, size, tags_codes[0]))
             self.max_physical_offset = physical_offset + size
             return
-        ends = np.cumsum(sizes, dtype=np.int64)
-        ends += physical_offset
-        self.append_scattered(ends - sizes, sizes, tags_codes)
+        begins = (record_ends(sizes) if ends is None else ends) - sizes
+        begins += physical_offset
+        self.append_scattered(begins, sizes, tags_codes)
 
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]

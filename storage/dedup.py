@@ -55,6 +55,10 @@ class DedupTable:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def has_room_for(self, count: int) -> bool:
+        """Whether `count` more producers fit without one being forgotten."""
+        return len(self._producers) + count <= self._max_producers
+
     def stored_prefix(self, sequence: ProducerSequence, topic: str, queue_id: int, count: int) -> list[int]:
         """The queue offsets of those first messages of a batch that are stored already; empty for a new batch.
 
@@ -99,8 +103,10 @@ class DedupTable:
         if len(self._producers) > self._max_producers:
             self._producers.popitem(last=False)
         first, runs = sequence.first_sequence, producer.runs
-        if runs and first < runs[-1].next_sequence:
+        known = max(runs[-1].next_sequence - first, 0) if runs else 0
+        if known >= count:
             return
+        first, count, queue_offset = first + known, count - known, queue_offset + known
         newest = runs[-1] if runs else None
         if (
             newest is not None

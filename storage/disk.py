@@ -10,14 +10,20 @@ What survives what
     rename, unlink, make_directory    the process; not a power cut, and each or none of them
     sync_directory                    a power cut: the names in the directory
 
-Writing into an open file is not here: it is the hot path, and says nothing about the disk before the flush.
+Stores into a map (warm_up.py) are not here: they are the hot path, and say nothing about the disk before the flush.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import shutil
 from pathlib import Path
+from typing import Final
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_MADV_POPULATE_WRITE: Final = 23
 
 Bytes = bytes | bytearray | memoryview
 
@@ -107,6 +113,17 @@ def replace_file(path: Path, data: Bytes) -> None:
     write_file(new, data)
     rename(new, path)
     sync_directory(path.parent)
+
+
+def make_pages(mapped: mmap.mmap) -> None:
+    """Have all pages of a shared, writable map in memory, ready to be written. The file must have their blocks.
+
+    OSError when it fails, and from a kernel before 5.14. Not `mmap.madvise`: that keeps all other threads waiting.
+    """
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), _MADV_POPULATE_WRITE):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:

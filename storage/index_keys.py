@@ -22,6 +22,7 @@ _UNIQUE_NAME: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 _KEYS_NAME: Final = f"{PROPERTY_KEYS}\x01".encode()
 _SPACE: Final = 0x20
 _SEPARATOR: Final = 0x02
+_WINDOW_ROOM: Final = 16
 _HASH_OF_MARK: Final = ord("#")
 
 
@@ -42,11 +43,8 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
 def _hashes(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
     """The key hashes in the order of the index, and for each the number of its record."""
     view = data.data
-    ends = places.properties_at + places.properties_size
-    # Every record's properties, with a separator behind, whether there is one already or not; then room for windows.
-    pieces = [view[at:end] for at, end in zip(places.properties_at.tolist(), ends.tolist(), strict=True)]
-    text = np.frombuffer(b"\x02".join(pieces) + b"\x02" + bytes(16), np.uint8)
-    row_ends = np.cumsum(places.properties_size + 1)
+    text, text_rows = _properties(data, places)
+    row_ends = np.cumsum(places.properties_size[text_rows] + 1)
     piece_ends = np.flatnonzero(text == _SEPARATOR)
     piece_starts = np.empty_like(piece_ends)
     piece_starts[:1] = 0
@@ -59,7 +57,7 @@ def _hashes(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
             # A property that is there twice: the last one counts (spec §1, Properties).
             return _hashes_one_by_one(data, places)
     keys_at, keys_end = _words(text, keys_at, keys_end)
-    rows = np.searchsorted(row_ends, np.concatenate([unique_at, keys_at]), "right")
+    rows = text_rows[np.searchsorted(row_ends, np.concatenate([unique_at, keys_at]), "right")]
     order = np.argsort(rows * 2 + (np.arange(len(rows)) >= len(unique_at)), kind="stable")
     at, end = np.concatenate([unique_at, keys_at])[order], np.concatenate([unique_end, keys_end])[order]
     rows = rows[order]
@@ -74,6 +72,25 @@ def _hashes(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
         key = text[at[entry] : end[entry]].tobytes()
         result[entry] = index_key_hash(topic.decode("utf-8", "replace"), key.decode("utf-8", "replace"))
     return rows, result.astype(np.int32)
+
+
+def _properties(data: Bytes, places: Places) -> tuple[Bytes, Ints]:
+    """Every record's properties, with a separator behind, whether there is one already or not, and room for windows at
+    the end; and the records in the order they come in. Those of one size are copied together: there are few sizes."""
+    at, sizes = places.properties_at, places.properties_size
+    order = np.argsort(sizes, kind="stable")
+    lengths, counts = np.unique(sizes, return_counts=True)
+    text = np.empty(int(sizes.sum()) + len(sizes) + _WINDOW_ROOM, np.uint8)
+    text[-_WINDOW_ROOM:] = 0
+    position = first = 0
+    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
+        block = text[position : position + count * (length + 1)].reshape(count, length + 1)
+        if length:
+            found = windows(data, length)[at[order[first : first + count]]]
+            block[:, :length] = found.view(np.uint8).reshape(count, length)
+        block[:, length] = _SEPARATOR
+        position, first = position + block.size, first + count
+    return text, order
 
 
 def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, Ints]:

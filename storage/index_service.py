@@ -47,7 +47,8 @@ _NAME_DIGITS: Final = 17
 
 
 class IndexService:
-    """The index of one store. Thread-safe.
+    """The index of one store. Thread-safe. Its thread adds files, and retention takes the first ones, but never the
+    last: so the list of files changes under the lock only, and its last one only in the thread.
 
     `position` is the physical offset up to which records are indexed; `flushed_timestamp_ms` the end of the newest file
     that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_failed(error)` is called once
@@ -190,14 +191,16 @@ class IndexService:
     def _prepare(self) -> None:
         """Find where to go on; drop the files behind a gap."""
         position = self._log.min_offset
-        for number, path in enumerate(self._files):
-            header = self._header(path)
+        for path in self._files:
+            try:
+                header = self._header(path)
+            except FileNotFoundError:
+                continue  # retention was faster
             first = self._first_with_key(position, header.begin_physical_offset)
             if first is not None:
                 logger.warning("%s begins behind a record with a key at %d; making it again", path, first)
-                for doomed in self._files[number:]:
+                for doomed in self._forget_from(path):
                     disk.unlink(doomed)
-                self._files = self._files[:number]
                 break
             position = max(position, header.end_physical_offset)
             if header.next_entry < self._shape.entries and not self._after_crash:
@@ -207,6 +210,13 @@ class IndexService:
             self._current = IndexFile(self._files[-1], self._shape)
         self._advance(position)
 
+    def _forget_from(self, path: Path) -> list[Path]:
+        """Take the files from `path` on out of the list; returns them."""
+        with self._changed:
+            forgotten = [file for file in self._files if file >= path]
+            self._files = [file for file in self._files if file < path]
+        return forgotten
+
     def _advance(self, position: int) -> None:
         with self._changed:
             self.position = position
@@ -214,16 +224,22 @@ class IndexService:
 
     def _after(self, physical_offset: int) -> int:
         """Where the record at `physical_offset` ends; the same offset if it is not in the log any more."""
-        if physical_offset < self._log.min_offset:
+        try:
+            return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
+        except DataLossError:
+            if physical_offset >= self._log.min_offset:
+                raise
             return physical_offset
-        return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
 
     def _first_with_key(self, position: int, limit: int) -> int | None:
         """The first record in (`position`, `limit`) that has a key."""
         position = max(position, self._log.min_offset)
         behind = position if position == self._log.min_offset else position + 1
         while position < limit and not self._stopping:
-            chunk = walk_records(self._reader, position, limit, CHUNK_BYTES)
+            chunk = self._walk(position, limit)
+            if chunk is None:
+                position = self._log.min_offset
+                continue
             offsets = _entries(chunk).physical_offsets
             offsets = offsets[(offsets >= behind) & (offsets < limit)]
             if len(offsets):
@@ -234,15 +250,22 @@ class IndexService:
     def _catch_up(self) -> None:
         limit = self._visible()
         while self.position < limit and not self._stopping:
-            self.position = max(self.position, self._log.min_offset)  # retention took what was not indexed yet
-            try:
-                self._put_chunk(limit)
-            except DataLossError:
-                if self.position >= self._log.min_offset:
-                    raise
+            chunk = self._walk(self.position, limit)
+            if chunk is None:
+                self._advance(self._log.min_offset)
+            else:
+                self._put_chunk(chunk)
 
-    def _put_chunk(self, limit: int) -> None:
-        chunk = walk_records(self._reader, self.position, limit, CHUNK_BYTES)
+    def _walk(self, position: int, limit: int) -> Chunk | None:
+        """Records from `position` on; None if retention took them."""
+        try:
+            return walk_records(self._reader, position, limit, CHUNK_BYTES)
+        except DataLossError:
+            if position >= self._log.min_offset:
+                raise
+            return None
+
+    def _put_chunk(self, chunk: Chunk) -> None:
         entries = _entries(chunk)
         if self._files and len(entries):
             # What a full last file has already (spec §3); its last record may have more keys than fitted in.
@@ -276,7 +299,8 @@ class IndexService:
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, RETRY_S)
         assert self._current is not None
-        self._files = [*self._files, path]
+        with self._changed:
+            self._files = [*self._files, path]
         return self._current
 
     def _leave_current(self) -> None:

@@ -1,4 +1,4 @@
-"""One file of the store: equal-sized, preallocated, written by position, read through maps.
+"""One file of the store: equal-sized, preallocated, written by position (or warm_up.py's maps), read through maps.
 
 A file appears under its name only when it has its full size and its blocks: it is allocated under another name and
 renamed. So a full disk is an OSError before anything is written, and a crash leaves no file of a wrong size.
@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import disk
+from storage.written_extents import data_ranges, written_extents
 
 CHUNK_BYTES: Final = 1 << 20
 
 _ZEROS: Final = bytes(CHUNK_BYTES)
+_ASK_BYTES: Final = 16 << 20
+"""With more behind the end than this, it is worth a flush to know what was written there."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 
@@ -58,20 +61,26 @@ class MappedFile:
     def used_end(self, position: int) -> int:
         """Where, from `position` on, the last byte that is not zero ends; `position` if all are zero.
 
-        Only blocks that were ever written are read.
+        Only what was ever written is read. A large file is flushed for that.
         """
-        end = at = position
-        while at < self.size:
-            try:
-                at = os.lseek(self._descriptor, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:  # ENXIO: nothing but holes up to the end
-                    raise
-                break
-            data = os.pread(self._descriptor, min(CHUNK_BYTES, self.size - at), at)
-            if data != _ZEROS[: len(data)]:
+        find = written_extents if self.size - position > _ASK_BYTES else data_ranges
+        end = position
+        for start, stop in find(self._descriptor, position, self.size):
+            end = max(end, self._used_end_within(start, stop))
+        return end
+
+    def _used_end_within(self, start: int, stop: int) -> int:
+        """Where the last byte of a range that is not zero ends; 0 if all are zero."""
+        end, at = 0, start
+        buffer = bytearray(min(CHUNK_BYTES, stop - start))
+        while at < stop:
+            read = os.preadv(self._descriptor, [memoryview(buffer)[: stop - at]], at)
+            if not read:
+                raise OSError(errno.EIO, f"{self.path} ends at byte {at}, before its size of {self.size}")
+            data = buffer if read == len(buffer) else buffer[:read]
+            if data != _ZEROS[:read]:
                 end = at + len(data.rstrip(b"\0"))
-            at += len(data)
+            at += read
         return end
 
     def zero(self, position: int, end: int) -> None:

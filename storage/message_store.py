@@ -13,21 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from raymq.config import FlushDiskType, StoreSettings
+from raymq.config import StoreSettings
 from raymq.errors import (
     RaymqError,
     ServiceNotAvailableError,
     StoreError,
     StoreNotWritableError,
-    SystemBusyError,
 )
-from raymq.log_reader import LogReader
 from raymq.message import SendStatus
 from raymq.record import EncodedBatch, encode_host
-from raymq.record_batch import with_property_crc
+from raymq.record_layout import IPV6_HOST_BYTES
 from raymq.store_api import (
     AppendResult,
     Boundary,
@@ -40,40 +37,31 @@ from raymq.store_api import (
 )
 from storage import disk
 from storage.append import Appender
-from storage.checkpoint import read_checkpoint, write_checkpoint
+from storage.bookkeeper import SNAPSHOT_FILE, Bookkeeper
+from storage.checkpoint import read_checkpoint
 from storage.cleaner import Cleaner
-from storage.commit_log import CommitLog
-from storage.config_files import ConfigFiles
-from storage.dedup import DedupTable
-from storage.deliveries import Deliveries, Delivery, Source
+from storage.deliveries import Delivery, Source
 from storage.fetching import Fetcher
-from storage.flush import FlushService
+from storage.fit_batch import fit_batch, name_places
 from storage.index_file import IndexShape
 from storage.index_service import IndexService
 from storage.lock import DirectoryLock
 from storage.long_polls import LongPolls
-from storage.put_check import StoreState, refuse_store
+from storage.parts import StoreParts
 from storage.queries import StoreQueries
 from storage.queue_flush import QueueFlushService
-from storage.queue_table import QueueTable
 from storage.raw_log import RawAppender, read_chunk
 from storage.recovery import Recovery
 from storage.retention import RetentionRules
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule_service import ScheduleService
 from storage.scheduler import Scheduler
-from storage.snapshot import QueueRow, read_snapshot, take_snapshot, write_snapshot
+from storage.snapshot import read_snapshot
 from storage.stats import StoreStats
-from storage.visibility import Visibility
 from storage.waiting import WaitingQueues
-
-_SNAPSHOT: Final = "dedup"
-_SNAPSHOT_INTERVAL_BYTES: Final = 32 << 20
-_SNAPSHOT_INTERVAL_S: Final = 10.0
+from storage.write_gate import WriteGate
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _MEMORY_BYTES: Final = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -97,125 +85,85 @@ class MessageStore:
     ) -> None:
         """Not for callers: use `open`. `resources` gets what has to be released when opening fails, or at `close`."""
         root = settings.store_path_root_dir
+        host = encode_host(*store_host)
+        with_crc, with_ipv6 = settings.enabled_append_prop_crc, len(host) == IPV6_HOST_BYTES
+        fits = partial(fit_batch, property_crc=with_crc, ipv6_store_host=with_ipv6)
+        self._fit = fits if with_crc or with_ipv6 else None
         self._settings, self._root, self._broker_name = settings, root, broker_name
-        self._sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._resources = resources
-        self._append_lock = threading.Lock()
         self._close_lock = threading.Lock()
-        self._closed = False
-        self._failure = ""
         self._flags = RunningFlags()
         self._stats = StoreStats()
-        self._append_entered_s = 0.0
-        self._index: IndexService | None = None
-        resources.callback(DirectoryLock(root).release)
-        self._reader = LogReader(
-            root,
-            commit_log_file_size=settings.mapped_file_size_commit_log_bytes,
-            consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
-            max_mapped_bytes=settings.max_mapped_bytes,
-            max_mapped_files=settings.max_mapped_files,
-        )
-        resources.callback(self._reader.close)
-        self._abort = root / "abort"
-        after_crash = self._abort.exists()
-        self._config = ConfigFiles(root)
-        self._log = CommitLog(root, settings.mapped_file_size_commit_log_bytes)
-        resources.callback(self._log.close)
-        self._queues = QueueTable(root, settings, self._reader, self._config, after_crash=after_crash)
-        resources.callback(self._queues.close)
-        self._dedup = DedupTable(settings.dedup_producers_max)
-        self._deliveries = Deliveries()
-        self._deliveries.load(self._config)
         self._schedule: ScheduleService | None = None
-        self._checkpoint = read_checkpoint(root / "checkpoint")
-        self._recovered = Recovery(
-            self._log,
-            self._queues,
-            self._dedup,
-            self._reader,
-            self._checkpoint,
-            read_snapshot(root / _SNAPSHOT),
-            after_crash=after_crash,
-            check_crc=settings.check_crc_on_recover,
-            check_property_crc=settings.force_verify_prop_crc,
-            deliveries=self._deliveries,
-            delay_levels_ms=settings.delay_levels_ms,
-        ).run()
-        self._deliveries.fit(self._queues)
-        self._visibility = Visibility(self._log.end_offset)
-        self._polls = LongPolls(settings.fetch_waiters_max)
-        self._fetcher = Fetcher(self._queues, self._reader, self._polls, self._stats, self._require_readable)
-        self._appender = Appender(
-            self._log,
-            self._queues,
-            self._dedup,
-            self._deliveries,
-            self._visibility,
-            self._reader,
-            max_message_size_bytes=settings.max_message_size_bytes,
-            delay_levels_ms=settings.delay_levels_ms,
-            store_host=encode_host(*store_host),
-            clock_ms=clock_ms,
-            last_store_timestamp_ms=self._recovered.last_store_timestamp_ms,
-            last_record_offset=self._recovered.last_record_offset,
-        )
-        self._snapshot_end, self._snapshot_s = -1, -_SNAPSHOT_INTERVAL_S
+        resources.callback(DirectoryLock(root).release)
+        self._abort = root / "abort"
+        parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
+        self._parts, self._config = parts, parts.config
+        self._log, self._queues, self._reader = parts.log, parts.queues, parts.reader
+        checkpoint = read_checkpoint(root / "checkpoint")
+        self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE)).run()
+        parts.deliveries.fit(parts.queues.plain)
+        parts.visibility.advance(parts.log.end_offset)
         disk.write_file(self._abort, str(os.getpid()).encode())
         disk.sync_directory(root)
-        self._flush = FlushService(self._log, settings, on_flushed=self._on_flushed, on_failed=self._fail)
-        resources.callback(self._flush.close)
-        self._queue_flush = QueueFlushService(
-            settings.flush_interval_consume_queue_ms / 1000, flush=self._flush_queues, on_failed=self._fail
-        )
-        resources.callback(self._queue_flush.close)
-        if settings.message_index_enable:
-            self._index = self._open_index(after_crash)
+        self._polls = LongPolls(settings.fetch_waiters_max)
+        self._fetcher = Fetcher(parts.queues, parts.reader, self._polls, self._stats, self._require_readable)
+        self._appender = Appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
+        self._raw_appender = RawAppender(parts, self._appender)
+        self._gate = WriteGate(parts, self._flags, self._polls)
+        self._append_lock = self._gate.lock
+        resources.callback(self._gate.close)
+        self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
+        self._bookkeeper = Bookkeeper(parts, self._gate, self._appender, self._index, checkpoint)
+        self._start_services()
+
+    def _start_services(self) -> None:
+        """What works in the background, and what needs the index."""
+        settings, parts = self._settings, self._parts
         self._queries = StoreQueries(
-            self._log,
-            self._reader,
+            parts.log,
+            parts.reader,
             self._index,
-            visible=lambda: self._visibility.visible_offset,
+            visible=self._visible_offset,
             max_num=settings.max_msgs_num_batch,
             wait_s=settings.query_wait_index_ms / 1000,
         )
-        self._raw_appender = RawAppender(
-            self._log,
-            self._queues,
-            self._dedup,
-            self._deliveries,
-            self._visibility,
-            self._appender,
-            delay_levels_ms=settings.delay_levels_ms,
+        self._queue_flush = QueueFlushService(
+            settings.flush_interval_consume_queue_ms / 1000, flush=self._flush_queues, on_failed=self._fail
         )
+        self._resources.callback(self._queue_flush.close)
         self._cleaner = Cleaner(
-            self._log,
-            self._queues,
+            parts.log,
+            parts.queues,
             self._index,
-            self._reader,
-            self._config,
+            parts.reader,
+            parts.config,
             self._flags,
             RetentionRules.from_settings(settings),
             append_lock=self._append_lock,
             pinned=self.pinned_physical_offset,
+            flush_queues=self._flush_queues,
             on_failed=self._fail,
             interval_s=settings.clean_resource_interval_ms / 1000,
         )
-        resources.callback(self._cleaner.close)
+        self._resources.callback(self._cleaner.close)
 
-    def _open_index(self, after_crash: bool) -> IndexService:
+    def _open_index(self, checkpoint_ms: int) -> IndexService:
         index = IndexService(
             self._root,
             IndexShape(self._settings.max_hash_slot_num, self._settings.max_index_num),
             self._log,
             self._reader,
-            visible=lambda: self._visibility.visible_offset,
-            after_crash=after_crash,
-            checkpoint_ms=self._checkpoint.index_msg_timestamp,
+            visible=self._visible_offset,
+            after_crash=self._parts.after_crash,
+            checkpoint_ms=checkpoint_ms,
             on_failed=lambda error: self.set_flag(RunningFlag.INDEX_ERROR, f"the index cannot be written: {error}"),
         )
         self._resources.callback(index.close)
         return index
+
+    def _visible_offset(self) -> int:
+        return self._parts.visibility.visible_offset
 
     @classmethod
     def open(
@@ -255,15 +203,18 @@ class MessageStore:
 
         Raised before anything is written: MessageIllegalError, ClientStateError (a fenced producer), SystemBusyError
         (other appends took longer than `timeout_s`), ServiceNotAvailableError (closed), StoreNotWritableError (disk
-        full, or an earlier failure). StoreNotWritableError is raised too when the disk fails now: then it is unknown
-        what is stored, and the store takes no more appends.
+        full, or an earlier failure). StoreFailedError when the disk fails now: then it is unknown what is stored, and
+        the store takes no more appends.
         """
         start_s = time.monotonic()
         try:
-            if self._settings.enabled_append_prop_crc:
-                batches = [with_property_crc(batch) for batch in batches]
-            records = [self._appender.check(batch) for batch in batches]
-            results, on_disk = self._write(partial(self._appender.append, batches, records), timeout_s)
+            sent = batches
+            if self._fit is not None:
+                batches = [self._fit(batch) for batch in sent]
+            checked = self._appender.check(batches)
+            results, on_disk = self._gate.write(partial(self._appender.append, checked), timeout_s)
+            if self._fit is not None:
+                results = [name_places(*row) for row in zip(results, sent, batches, strict=True)]
         except RaymqError:
             self._stats.put_failed()
             raise
@@ -273,36 +224,9 @@ class MessageStore:
             results = [replace(result, status=SendStatus.FLUSH_DISK_TIMEOUT) for result in results]
         return results
 
-    def _write(self, write: Callable[[], T], timeout_s: float | None = None) -> tuple[T, bool]:
-        """Let `write` write, and wait as the settings say: its result, and whether it is as durable as they promise."""
-        timeout_s = self._settings.sync_flush_timeout_ms / 1000 if timeout_s is None else timeout_s
-        deadline_s = time.monotonic() + timeout_s
-        self._require_writable()
-        if not self._append_lock.acquire(timeout=max(timeout_s, 0)):
-            raise SystemBusyError(f"the store did not get to this append within {timeout_s:g} s; nothing was stored")
-        try:
-            self._require_writable()
-            self._append_entered_s = time.monotonic()
-            try:
-                result = write()
-            except OSError as error:
-                self._fail(error)
-                raise self._outcome_unknown() from error
-            end_offset = self._log.end_offset
-            if not self._sync:
-                self._show(end_offset)
-        finally:
-            self._append_entered_s = 0.0
-            self._append_lock.release()
-        if self._sync and not self._flush.wait_for(end_offset, deadline_s - time.monotonic()):
-            if self._failure:
-                raise self._outcome_unknown()
-            return result, False
-        return result, True
-
     def _deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store what waited in `source`. Raises as `append` does."""
-        self._write(partial(self._appender.deliver, source, deliveries))
+        self._gate.write(partial(self._appender.deliver, source, deliveries))
 
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
         """Read from several queues; one result per request, in order.
@@ -367,16 +291,16 @@ class MessageStore:
         unknown then whether the topic is deleted, and the store takes no more appends.
         """
         with self._append_lock:
-            self._require_writable()
-            end_offset, min_offset = self._log.end_offset, self._log.min_offset
+            self._gate.require_writable()
+            end_offset, min_offset = self._log.end_offset, self._cleaner.log_start_on_disk
             try:
                 queues = self._queues.delete_topic(topic, end_offset=end_offset, min_offset=min_offset)
             except OSError as error:
                 self._fail(error)
                 raise StoreNotWritableError(
-                    f"{self._failure}; it is unknown whether topic {topic!r} is deleted"
+                    f"{self._gate.failure}; it is unknown whether topic {topic!r} is deleted"
                 ) from error
-            self._dedup.forget_topic(topic)
+            self._parts.dedup.forget_topic(topic)
         for queue in queues:
             self._polls.wake((topic, queue.queue_id))
 
@@ -388,13 +312,13 @@ class MessageStore:
                 self._schedule = ScheduleService(self._make_scheduler())
 
     def _make_scheduler(self) -> Scheduler:
-        waiting = WaitingQueues(self._append_lock, self._appender, self._queues, self._deliveries, self._reader)
+        waiting = WaitingQueues(self._append_lock, self._appender, self._queues, self._parts.deliveries, self._reader)
         return Scheduler(waiting, self._deliver, self._settings.delay_levels_ms)
 
     def pinned_physical_offset(self) -> int:
         """Where the first delayed message starts that still waits, which retention must keep; the log's end if none."""
         with self._append_lock:
-            first = self._deliveries.pinned_physical_offset(self._queues)
+            first = self._parts.deliveries.pinned_physical_offset(self._queues.plain)
             return self._log.end_offset if first is None else first
 
     def read_config(self, name: str) -> str | None:
@@ -419,7 +343,7 @@ class MessageStore:
         """Raw bytes of the log from a record's start on, as far as consumers may see: whole records of one file, about
         `max_bytes`, and empty at the end (raw_log.read_chunk)."""
         self._require_readable()
-        limit = self._visibility.visible_offset
+        limit = self._parts.visibility.visible_offset
         return read_chunk(self._reader, self._log.min_offset, physical_offset, limit, max_bytes)
 
     def append_log(self, physical_offset: int, data: bytes) -> bool:
@@ -427,7 +351,7 @@ class MessageStore:
 
         True if it is as durable as the settings promise, False if the disk was too slow for that.
         """
-        _, on_disk = self._write(partial(self._raw_appender.append, physical_offset, data))
+        _, on_disk = self._gate.write(partial(self._raw_appender.append, physical_offset, data))
         return on_disk
 
     def set_flag(self, flag: RunningFlag, reason: str) -> None:
@@ -458,11 +382,11 @@ class MessageStore:
         return StoreStatistics(runtime, self._stats.topics(), self._stats.latency_buckets())
 
     def _index_behind(self) -> int:
-        return 0 if self._index is None else max(self._visibility.visible_offset - self._index.position, 0)
+        return 0 if self._index is None else max(self._parts.visibility.visible_offset - self._index.position, 0)
 
     def status(self) -> StoreStatus:
         """A snapshot of counts, offsets and health; of a closed store too."""
-        reason = "the store is closed" if self._closed else self._failure or self._flags.not_writable_reason
+        reason = "the store is closed" if self._gate.closed else self._gate.failure or self._flags.not_writable_reason
         return StoreStatus(
             pid=os.getpid(),
             root=str(self._root),
@@ -472,17 +396,17 @@ class MessageStore:
             min_physical_offset=self._log.min_offset,
             max_physical_offset=self._log.end_offset,
             flushed_physical_offset=self._log.flushed_offset,
-            visible_physical_offset=self._visibility.visible_offset,
+            visible_physical_offset=self._parts.visibility.visible_offset,
             messages_appended=self._appender.messages_appended,
             duplicates_dropped=self._appender.duplicates_dropped,
             waiting_fetches=len(self._polls),
-            known_producers=len(self._dedup),
+            known_producers=len(self._parts.dedup),
             recovered=self._recovered.text,
             cut_bytes=self._recovered.cut_bytes,
             writable=not reason,
             not_writable_reason=reason,
             schedule=self._schedule.status() if self._schedule is not None else None,
-            running_flags=self._flags.bits | (RunningFlag.NOT_WRITABLE if self._failure else 0),
+            running_flags=self._flags.bits | (RunningFlag.NOT_WRITABLE if self._gate.failure else 0),
             index_files=0 if self._index is None else len(self._index),
             index_behind_bytes=self._index_behind(),
             retention=self._cleaner.status(),
@@ -495,18 +419,18 @@ class MessageStore:
         is flushed and `abort` stays, so that the next open recovers as after a crash.
         """
         with self._close_lock:
-            if self._closed:
+            if self._gate.closed:
                 return
             if self._schedule is not None:
                 self._schedule.close()
             with self._append_lock:
-                self._closed = True
+                self._gate.closed = True
             self._polls.wake_all()
             with self._resources:
                 self._cleaner.close()
                 self._queue_flush.close()
-                self._flush.close()
-                if not self._failure:
+                self._gate.close()
+                if not self._gate.failure:
                     try:
                         indexed = self._index is None or self._index.close()
                         self._flush_queues()
@@ -519,7 +443,7 @@ class MessageStore:
                         self._fail(error)
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._gate.closed:
             raise ServiceNotAvailableError(f"the store {self._root} is closed")
 
     def _require_readable(self) -> None:
@@ -527,71 +451,10 @@ class MessageStore:
         if not self._flags.readable:
             raise ServiceNotAvailableError(f"the store {self._root} must not be read now")
 
-    def _require_writable(self) -> None:
-        """Raise what the put checks say of the store (put_check.py)."""
-        reason = self._flags.not_writable_reason
-        if self._failure:
-            reason = f"{self._failure}; the store takes no more appends until it is opened again"
-        entered_s = self._append_entered_s
-        append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
-        busy_ms = self._settings.os_page_cache_busy_timeout_ms
-        refused = refuse_store(StoreState(str(self._root), self._closed, reason, append_ms, busy_ms))
-        if refused is not None:
-            raise refused.error
-
-    def _outcome_unknown(self) -> StoreNotWritableError:
-        return StoreNotWritableError(f"{self._failure}; it is unknown whether this append is stored")
-
     def _fail(self, error: OSError) -> None:
-        """The disk failed: what is on it is not known any more, so nothing may be acknowledged from here on."""
-        if not self._failure:
-            self._failure = f"the disk of {self._root} failed: {error}"
-            logger.error("%s; no more appends are taken", self._failure)
-
-    def _on_flushed(self, end_offset: int) -> None:
-        if self._sync:
-            self._show(end_offset)
-
-    def _show(self, end_offset: int) -> None:
-        for queue in self._visibility.advance(end_offset):
-            self._polls.wake((queue.topic, queue.queue_id))
+        self._gate.fail(error)
 
     def _flush_queues(self) -> None:
-        """Flush the queues' files and write down how far log and queues are on disk; now and then take a snapshot."""
+        """What is done each second (Bookkeeper.run)."""
         self._stats.sample(time.monotonic())
-        with self._append_lock:
-            dirty: set[Path] = set().union(*(queue.take_dirty() for queue in self._queues))
-            dispatched_ms = self._appender.last_store_timestamp_ms
-            end, last = self._log.end_offset, self._appender.last_record_offset
-            deliveries = self._deliveries.unsaved()
-            producers = self._dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
-            queues = [
-                QueueRow(queue.topic, queue.queue_id, queue.next_offset) for queue in self._queues if queue.exists
-            ]
-        for path in dirty:
-            disk.flush_path(path)
-        if deliveries is not None:
-            # Before the checkpoint and the snapshot: recovery learns only from the log behind them what was delivered.
-            if not self._flush.wait_for(end, self._settings.sync_flush_timeout_ms / 1000):
-                return
-            self._deliveries.save(deliveries, self._config)
-        # Before the checkpoint: where that lets recovery start later, the snapshot knows who sent what before.
-        if producers is not None and self._flush.wait_for(end, self._settings.sync_flush_timeout_ms / 1000):
-            snapshot = take_snapshot(self._reader, end=end, last=last, queues=queues, producers=producers)
-            write_snapshot(self._root / _SNAPSHOT, snapshot)
-            self._snapshot_end, self._snapshot_s = end, time.monotonic()
-        checkpoint = replace(
-            self._checkpoint,
-            physic_msg_timestamp=self._log.flushed_store_timestamp_ms or self._checkpoint.physic_msg_timestamp,
-            logics_msg_timestamp=dispatched_ms or self._checkpoint.logics_msg_timestamp,
-            index_msg_timestamp=(self._index and self._index.flushed_timestamp_ms)
-            or self._checkpoint.index_msg_timestamp,
-        )
-        if checkpoint != self._checkpoint:
-            write_checkpoint(self._root / "checkpoint", checkpoint)
-            self._checkpoint = checkpoint
-
-    def _snapshot_is_due(self, end_offset: int) -> bool:
-        behind = end_offset - self._snapshot_end
-        late = time.monotonic() - self._snapshot_s >= _SNAPSHOT_INTERVAL_S
-        return behind >= _SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._closed))
+        self._bookkeeper.run()

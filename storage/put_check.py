@@ -18,14 +18,13 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.message import MAX_PROPERTIES_BYTES, SendStatus
+from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_NUM, SendStatus
 from raymq.record_batch import BatchFacts
-from raymq.record_layout import SYS_FLAG_TRANSACTION_MASK
+from raymq.record_layout import SYS_FLAG_INNER_BATCH, SYS_FLAG_TRANSACTION_MASK
 
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 BUSY_MAX_MS: Final = 10_000_000
-_INNER_BATCH: Final = 0x80
-_INNER_NUM: Final = b"INNER_NUM\x01"
+_INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
 
 
 class PutMessageStatus(Enum):
@@ -114,8 +113,8 @@ def refuse_store(state: StoreState) -> Refusal | None:
 
 def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_bytes: int) -> Refusal | None:
     """Why these messages cannot be stored; None if they can. `record_max_bytes`: the longest a file has room for."""
-    if facts.sys_flags & _INNER_BATCH or _INNER_NUM in facts.first_properties:
-        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches need a batch queue, which this store has not")
+    if facts.sys_flags & SYS_FLAG_INNER_BATCH or _INNER_NUM in facts.first_properties:
+        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches are read here, but not taken")
     if facts.count > 1 and facts.sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "messages of a transaction cannot be sent in a batch")
     if facts.longest_properties > MAX_PROPERTIES_BYTES:

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.errors import DataLossError, InvalidArgumentError
+from raymq.inner_batch import split_inner_batch
 from raymq.log_reader import LogReader
 from raymq.names import check_topic
 from raymq.record import DispatchView, RecordError, check_record, dispatch_view
-from raymq.record_layout import MIN_RECORD_SIZE
+from raymq.record_layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
 from raymq.store_api import Boundary, QueryResult
+from storage.batch_consume_queue import BatchConsumeQueue
 from storage.commit_log import CommitLog
 from storage.consume_queue import ConsumeQueue
 from storage.index_service import IndexService
+from storage.queue_table import AnyQueue
 
 UNIQUE_ID_MAX_NUM: Final = 32
 """How many messages a query by unique id returns at most (spec/storage.md §3)."""
@@ -68,9 +71,11 @@ class StoreQueries:
             raise InvalidArgumentError(f"no message starts at physical offset {physical_offset}")
         return bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
 
-    def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int, boundary: Boundary) -> int:
+    def offset_by_time(self, queue: AnyQueue, timestamp_ms: int, boundary: Boundary) -> int:
         """LOWER: the first queue offset stored at or after `timestamp_ms`, else the end. UPPER: the last one stored at
         or before, else the first. Always in [min, max] of the queue (spec §2)."""
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.offset_by_time(timestamp_ms, boundary)
         low, high = first, end = queue.min_offset, queue.visible_offset
         while low < high:
             middle = (low + high) // 2
@@ -118,8 +123,18 @@ class StoreQueries:
                     found[physical_offset] = view
                     if len(found) == max_num:
                         break
-        records = [bytes(self._reader.log_bytes(offset, offset + found[offset].size)) for offset in sorted(found)]
+        records = [record for offset in sorted(found) for record in self._records_of(offset, found[offset])]
         return QueryResult(b"".join(records), len(records), complete)
+
+    def _records_of(self, physical_offset: int, view: DispatchView) -> list[bytes]:
+        """The record there; of an inner batch, whose keys are those of all its messages, the messages' records."""
+        record = bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
+        if not view.sys_flag & SYS_FLAG_INNER_BATCH:
+            return [record]
+        try:
+            return split_inner_batch(record)
+        except RecordError:
+            return []
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
         """The good record that starts there and says so itself; None for anything else, and if it was deleted."""

@@ -2,6 +2,7 @@
 
 On disk
     consumequeue/TOPIC/QUEUE/          a directory is what makes a queue exist
+    batchconsumequeue/TOPIC/QUEUE/     a queue of inner batches: a topic has queues of one kind
     config/deletedTopics.json          {"TOPIC": physical offset of the log's end when the topic was deleted}
 
 A deleted topic's messages stay in the log until their file goes. The file above keeps recovery from making queues of
@@ -15,14 +16,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from raymq.batch_queue import BATCH_CONSUME_QUEUE_DIR
 from raymq.config import StoreSettings
+from raymq.errors import MessageIllegalError
 from raymq.log_reader import CONSUME_QUEUE_DIR, LogReader
 from storage import disk
+from storage.batch_consume_queue import BatchConsumeQueue
 from storage.config_files import ConfigFiles, parse_fastjson
 from storage.consume_queue import ConsumeQueue
+from storage.consume_queue_ext import CONSUME_QUEUE_EXT_DIR
 from storage.write_handles import WriteHandles
 
 _DELETED_TOPICS: Final = "deletedTopics.json"
+
+AnyQueue = ConsumeQueue | BatchConsumeQueue
 
 
 class QueueTable:
@@ -37,29 +44,71 @@ class QueueTable:
         self._file_size = settings.mapped_file_size_consume_queue_bytes
         self._reader = reader
         self._config = config
-        self._handles = WriteHandles(settings.max_mapped_files)
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._handles = WriteHandles(settings.max_mapped_files, mapped=settings.writes_through_maps)
+        self._batch_file_size = settings.mapper_file_size_batch_consume_queue_bytes
+        self._queues: dict[tuple[str, int], AnyQueue] = {}
         self.directory = root / CONSUME_QUEUE_DIR
+        self._batch_directory = root / BATCH_CONSUME_QUEUE_DIR
         disk.make_directory(self.directory)
         disk.unlink(root / "consumequeue.new")
         for path in sorted(self.directory.glob("*/*")):
             if path.is_dir() and path.name.isdecimal():
                 self.get_or_create(path.parent.name, int(path.name))
+        for path in sorted(self._batch_directory.glob("*/*")):
+            if path.is_dir() and path.name.isdecimal():
+                self.get_or_create_batch(path.parent.name, int(path.name))
         text = config.read(_DELETED_TOPICS)
         self._deleted: dict[str, int] = parse_fastjson(text) if text else {}
 
-    def __iter__(self) -> Iterator[ConsumeQueue]:
+    def __iter__(self) -> Iterator[AnyQueue]:
         return iter(list(self._queues.values()))
+
+    @property
+    def plain(self) -> list[ConsumeQueue]:
+        """The queues of single messages."""
+        return [queue for queue in self if isinstance(queue, ConsumeQueue)]
 
     def __len__(self) -> int:
         return len(self._queues)
 
-    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def get(self, topic: str, queue_id: int) -> AnyQueue | None:
+        """The queue, of whatever kind."""
         return self._queues.get((topic, queue_id))
 
-    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; a new one is empty, and has no files before its first `reserve`."""
+    def get_plain(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, if it is one of single messages."""
         queue = self._queues.get((topic, queue_id))
+        return queue if isinstance(queue, ConsumeQueue) else None
+
+    def holds_batches(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue is one of inner batches."""
+        return isinstance(self._queues.get((topic, queue_id)), BatchConsumeQueue)
+
+    def get_or_create_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
+        """The queue of inner batches; None if the queue holds single messages."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = BatchConsumeQueue(
+                self._root,
+                topic,
+                queue_id,
+                self._batch_file_size,
+                reader=self._reader,
+                handles=self._handles,
+                repair=self._after_crash,
+            )
+            self._queues[topic, queue_id] = queue
+        return queue if isinstance(queue, BatchConsumeQueue) else None
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one is empty, and has no files before its first `reserve`. MessageIllegalError if it is one
+        of inner batches."""
+        queue = self._queues.get((topic, queue_id))
+        if isinstance(queue, BatchConsumeQueue):
+            raise MessageIllegalError(
+                f"queue {queue_id} of topic {topic!r} holds RocketMQ's inner batches, which this store reads but does "
+                "not take; send to another topic"
+            )
         if queue is None:
             queue = ConsumeQueue(
                 self._root,
@@ -83,7 +132,7 @@ class QueueTable:
 
     def has_topic(self, topic: str) -> bool:
         """Whether the topic has a directory: a topic that RocketMQ deleted has none."""
-        return (self.directory / topic).is_dir()
+        return any((directory / topic).is_dir() for directory in (self.directory, self._batch_directory))
 
     def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
         """Whether a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""
@@ -99,7 +148,7 @@ class QueueTable:
             self._deleted.update(late)
             self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
 
-    def delete_topic(self, topic: str, *, end_offset: int, min_offset: int) -> list[ConsumeQueue]:
+    def delete_topic(self, topic: str, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
         """Delete the queues of `topic`; returns them. The deletion is on disk before the first file goes."""
         if not any(queue.topic == topic for queue in self):
             return []
@@ -108,23 +157,34 @@ class QueueTable:
         self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
         return self._remove(topic)
 
-    def finish_deletions(self) -> None:
+    def finish_deletions(self, min_physical_offset: int) -> None:
         """Delete what a crash in the middle of `delete_topic` left. Call it once the queues have found their ends.
 
-        A queue without units of a topic that was deleted once goes too: what came since, the walk finds in the log.
+        A queue without units goes too if the log, which starts at `min_physical_offset`, still has what was deleted:
+        what came since, the walk finds there. Else only the queue knows how far it went.
         """
-        left = {queue.topic for queue in self if self.was_deleted_after(queue.topic, queue.first_physical_offset)}
-        for topic in left:
+        cut_short, emptied = set(), set()
+        for queue in self:
+            first = queue.first_physical_offset
+            if first is None and self.was_deleted_after(queue.topic, min_physical_offset):
+                del self._queues[queue.topic, queue.queue_id]
+                queue.delete()
+                emptied.add(queue.topic)
+            elif first is not None and self.was_deleted_after(queue.topic, first):
+                cut_short.add(queue.topic)
+        for topic in cut_short | emptied.difference(queue.topic for queue in self):
             self._remove(topic)
 
-    def _remove(self, topic: str) -> list[ConsumeQueue]:
+    def _remove(self, topic: str) -> list[AnyQueue]:
         queues = [queue for queue in self if queue.topic == topic]
         for queue in queues:
             self._queues.pop((topic, queue.queue_id))
             queue.delete()
-        disk.remove_tree(self.directory / topic)
-        disk.sync_directory(self.directory)
-        self._reader.maps.forget_below(str(self.directory / topic))
+        for directory in (self.directory, self._batch_directory, self._root / CONSUME_QUEUE_EXT_DIR):
+            if (directory / topic).is_dir():
+                disk.remove_tree(directory / topic)
+                disk.sync_directory(directory)
+                self._reader.maps.forget_below(str(directory / topic))
         return queues
 
     def delete_all(self) -> None:

@@ -18,19 +18,18 @@ from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.log_reader import LogReader
 from raymq.record import DispatchView, RecordError, check_record, dispatch_view
 from raymq.record_layout import (
+    SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
 from storage import disk
 from storage.append import Appender
+from storage.batch_dispatch import put_batch
 from storage.commit_log import CommitLog
-from storage.dedup import DedupTable
-from storage.deliveries import Deliveries
 from storage.lock import DirectoryLock
 from storage.log_walk import walk_records
-from storage.queue_table import QueueTable
-from storage.visibility import Visibility
+from storage.parts import StoreParts
 
 CHUNK_MAX_BYTES: Final = 4 << 20
 _NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
@@ -79,20 +78,10 @@ def parse_chunk(
 class RawAppender:
     """Appends another replica's chunks to a log, and their records to the queues and the dedup table."""
 
-    def __init__(
-        self,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        dedup: DedupTable,
-        deliveries: Deliveries,
-        visibility: Visibility,
-        appender: Appender,
-        *,
-        delay_levels_ms: tuple[int, ...],
-    ) -> None:
-        self._log, self._queues, self._dedup, self._deliveries = commit_log, queues, dedup, deliveries
-        self._visibility, self._appender = visibility, appender
-        self._delay_levels_ms = delay_levels_ms
+    def __init__(self, parts: StoreParts, appender: Appender) -> None:
+        self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
+        self._visibility, self._appender = parts.visibility, appender
+        self._delay_levels_ms = parts.settings.delay_levels_ms
 
     def append(self, physical_offset: int, data: bytes) -> None:
         """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock.
@@ -103,9 +92,12 @@ class RawAppender:
         if physical_offset != self._log.end_offset:
             raise InvalidArgumentError(f"the log ends at {self._log.end_offset}; a chunk for {physical_offset} came")
         views = parse_chunk(data, physical_offset, self._log.file_size, self._delay_levels_ms)
+        batches: list[DispatchView] = []
         by_queue: dict[tuple[str, int], list[DispatchView]] = {}
         for view in views:
-            if view.sys_flag & SYS_FLAG_TRANSACTION_MASK not in _NOT_QUEUED:
+            if view.sys_flag & SYS_FLAG_INNER_BATCH:
+                batches.append(view)
+            elif view.sys_flag & SYS_FLAG_TRANSACTION_MASK not in _NOT_QUEUED:
                 by_queue.setdefault((view.topic, view.queue_id), []).append(view)
         queues = {key: self._queues.get_or_create(*key) for key in by_queue}
         for key, queued in by_queue.items():
@@ -123,11 +115,16 @@ class RawAppender:
         if views:
             self._appender.last_store_timestamp_ms = views[-1].store_timestamp_ms
             self._appender.last_record_offset = views[-1].physical_offset
-        self._log.write(physical_offset, np.frombuffer(data, np.uint8), self._appender.last_store_timestamp_ms)
+        self._log.write(physical_offset, memoryview(data), self._appender.last_store_timestamp_ms)
         for key, queued in by_queue.items():
             rows = np.array([(view.physical_offset, view.size, view.tags_code) for view in queued], np.int64)
             queues[key].append_scattered(rows[:, 0], rows[:, 1].astype(np.int32), rows[:, 2])
             self._visibility.add(self._log.end_offset, queues[key], queues[key].next_offset)
+        for view in batches:
+            if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
+                of_batches = self._queues.get(view.topic, view.queue_id)
+                assert of_batches is not None
+                self._visibility.add(self._log.end_offset, of_batches, of_batches.next_offset)
         for view in views:
             self._remember_producer(view)
 

@@ -11,6 +11,7 @@ Where RocketMQ guesses, this does not:
 - A record whose queue offset is beyond its queue's end shows that units are lost which the walk does not reach (a queue
   directory was deleted). RocketMQ appends the unit at the wrong queue offset; here the walk starts again at the first
   file.
+- Queue files that are not where they belong are found (queue_check.py), and the walk starts at the first file too.
 - A record's CRC covers its body only. A record is not good either whose properties end in a zero byte (a power failure
   between two sectors cut it), whose topic cannot be a directory, or whose queue offset is more than the records that
   fit in the log before it.
@@ -19,38 +20,20 @@ Where RocketMQ guesses, this does not:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
-import numpy as np
-
-from raymq.delay import delivery_source
-from raymq.log_reader import LogReader
 from raymq.record import DispatchView, RecordError, check_record, dispatch_view
-from raymq.record_layout import (
-    HEADERS,
-    MIN_RECORD_SIZE,
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
-)
+from raymq.record_layout import HEADERS, MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
 from storage import disk
+from storage.batch_dispatch import QueueGapError
 from storage.checkpoint import Checkpoint
-from storage.commit_log import CommitLog
-from storage.consume_queue import ConsumeQueue
-from storage.dedup import DedupTable
-from storage.deliveries import Deliveries
-from storage.queue_table import QueueTable
+from storage.parts import StoreParts
+from storage.queue_check import misplaced_file
+from storage.record_blocks import BLOCK_BYTES, Block, can_be_topic, read_block
+from storage.redispatch import Redispatch
 from storage.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
-
-_UNITS_HELD: Final = 4096
-_NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
-
-
-_INNER_BATCH: Final = 0x80
-"""Such a record is in a batch consume queue, which this store leaves alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,63 +46,24 @@ class Recovered:
     last_record_offset: int
 
 
-class _QueueGapError(Exception):
-    """Units are missing that the walk does not reach."""
-
-
-@dataclass(slots=True)
-class _Missing:
-    """Units found to be missing at the end of one queue, in order, not written yet."""
-
-    queue: ConsumeQueue
-    physical_offsets: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    tags_codes: list[int] = field(default_factory=list)
-
-    def write(self) -> None:
-        if self.sizes:
-            self.queue.reserve(len(self.sizes))
-            self.queue.append_scattered(
-                np.array(self.physical_offsets, np.int64),
-                np.array(self.sizes, np.int32),
-                np.array(self.tags_codes, np.int64),
-            )
-            for column in (self.physical_offsets, self.sizes, self.tags_codes):
-                column.clear()
-
-
 class Recovery:
     """One recovery of one store. `run` leaves the log open for appending and the queues at their ends."""
 
-    def __init__(
-        self,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        dedup: DedupTable,
-        reader: LogReader,
-        checkpoint: Checkpoint,
-        snapshot: Snapshot | None,
-        *,
-        after_crash: bool,
-        check_crc: bool,
-        check_property_crc: bool,
-        deliveries: Deliveries,
-        delay_levels_ms: tuple[int, ...],
-    ) -> None:
-        self._log, self._queues, self._dedup, self._reader = commit_log, queues, dedup, reader
+    def __init__(self, parts: StoreParts, checkpoint: Checkpoint, snapshot: Snapshot | None) -> None:
+        settings = parts.settings
+        self._log, self._queues, self._dedup, self._reader = parts.log, parts.queues, parts.dedup, parts.reader
         self._checkpoint, self._snapshot = checkpoint, snapshot
-        self._after_crash = after_crash
+        self._after_crash = parts.after_crash
         # The property CRC covers the whole record: with it, the body's own says nothing more.
-        self._checks = {"check_crc": check_crc and not check_property_crc, "check_property_crc": check_property_crc}
-        self._deliveries, self._delay_levels_ms = deliveries, delay_levels_ms
-        self._missing: dict[tuple[str, int], _Missing] = {}
-        self._dispatched_end = -1
+        check_property_crc = settings.force_verify_prop_crc
+        check_crc = settings.check_crc_on_recover and not check_property_crc
+        self._checks = {"check_crc": check_crc, "check_property_crc": check_property_crc}
+        self._delay_levels_ms = settings.delay_levels_ms
+        self._redispatch = Redispatch(parts.queues, parts.dedup, parts.deliveries, after_crash=parts.after_crash)
         self._last_store_timestamp_ms = 0
         self._last_record_offset = -1
-        self._queues_were_lost = False
         self._walked_from = 0
         self._walked = 0
-        self._queued = 0
 
     def run(self) -> Recovered:
         """Recover. Nothing is lost but what is behind the first bad record of the part that is walked."""
@@ -127,9 +71,9 @@ class Recovery:
             return self._without_log()
         try:
             end_offset = self._walk_from(self._start_of_walk())
-        except _QueueGapError as gap:
+        except QueueGapError as gap:
             logger.warning("%s; walking the whole log to make its queues again", gap)
-            self._missing.clear()
+            self._redispatch.start_again()
             if self._after_crash:
                 self._cut_queues_at(self._log.min_offset)
             end_offset = self._walk_from(self._log.min_offset)
@@ -160,8 +104,8 @@ class Recovery:
 
     def _describe(self, end_offset: int, cut_bytes: int, units_cut: int) -> str:
         text = f"opened after {'a crash' if self._after_crash else 'a clean stop'}: {self._walked} records checked"
-        if self._queued:
-            text += f", {self._queued} put into their queues again"
+        if self._redispatch.queued:
+            text += f", {self._redispatch.queued} put into their queues again"
         if units_cut:
             text += f", {units_cut} queue units behind the log's end removed"
         if cut_bytes:
@@ -178,8 +122,11 @@ class Recovery:
         else:
             for queue in self._queues:
                 queue.recover()
-                self._dispatched_end = max(self._dispatched_end, queue.max_physical_offset)
-        self._queues.finish_deletions()
+                self._redispatch.queues_reach(queue.max_physical_offset)
+        misplaced = self._reset_misplaced_queues()
+        self._queues.finish_deletions(self._log.min_offset)
+        if misplaced:
+            raise QueueGapError(misplaced)
         if snapshot is not None:
             self._use_snapshot(snapshot)
             return snapshot.end
@@ -188,6 +135,16 @@ class Recovery:
             # Not checked and not dispatched: it only tells which messages producers may send again.
             self._remember_producers(self._log.starts[index - 1])
         return self._log.starts[index]
+
+    def _reset_misplaced_queues(self) -> str:
+        """Empty the queues whose files are not their own, to be made again; returns what was found."""
+        found = []
+        for queue in self._queues.plain:
+            misplaced = misplaced_file(queue, self._reader)
+            if misplaced:
+                queue.truncate_to(0)
+                found.append(misplaced)
+        return "; ".join(found)
 
     def _cut_queues_at(self, physical_offset: int) -> None:
         """Take from the queues what the walk from `physical_offset` on will put there again."""
@@ -204,8 +161,8 @@ class Recovery:
             queue = self._queues.get(topic, queue_id)
             found = 0 if queue is None else queue.next_offset
             if found < next_offset and not is_deleted(topic):
-                self._queues_were_lost = True
-                raise _QueueGapError(
+                self._redispatch.queues_were_lost = True
+                raise QueueGapError(
                     f"queue {topic}:{queue_id} ends at offset {found}, but it had reached {next_offset}"
                 )
         for row in snapshot.producers:
@@ -231,7 +188,7 @@ class Recovery:
             if self._after_crash:
                 if first.store_timestamp_ms <= self._checkpoint.min_timestamp:
                     return index
-            elif first.physical_offset <= self._dispatched_end:
+            elif first.physical_offset <= self._redispatch.dispatched_end:
                 return index
         return 0
 
@@ -248,97 +205,77 @@ class Recovery:
                 end_offset, complete = self._walk_file(start, end_offset - start, may_fill_gaps=may_fill_gaps)
                 if not complete:
                     break
-        for missing in self._missing.values():
-            missing.write()
+        self._redispatch.finish()
         return end_offset
 
     def _remember_producers(self, start: int) -> None:
+        """Remember who sent the records of a file."""
         data, position = self._data(start), 0
         while True:
-            size, good = check_record(data, position, check_crc=False)
-            if not good or size <= 0:
-                return
-            self._remember_producer(dispatch_view(data, position), start + position)
-            position += size
+            block = self._block(data, start, position, check_crc=False)
+            if block is not None and self._redispatch.remember_block(block, start + position):
+                position += block.length
+                continue
+            until = position + BLOCK_BYTES
+            while position < until:
+                size, good = check_record(data, position, check_crc=False)
+                if not good or size <= 0:
+                    return
+                self._redispatch.remember(dispatch_view(data, position), start + position)
+                position += size
 
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
         """Walk one file from `position` on: where its last good record ends, and whether the log goes on there."""
         data = self._data(start)
         while True:
-            size, good = check_record(data, position, **self._checks)
-            if not good:
-                return start + position, False
-            if size == 0:
-                goes_on = start != self._log.starts[-1]
-                return (start + len(data), True) if goes_on else (start + position, False)
+            block = None
+            if not self._checks["check_property_crc"]:
+                block = self._block(data, start, position, check_crc=self._checks["check_crc"])
+            if block is not None and self._redispatch.put_block(block, start + position, may_fill_gaps=may_fill_gaps):
+                self._note_walked(
+                    len(block.starts), start + position + int(block.starts[-1]), block.last_store_timestamp_ms
+                )
+                position += block.length
+                continue
+            until = position + BLOCK_BYTES
+            while position < until:
+                size = self._walk_record(data, start, position, may_fill_gaps=may_fill_gaps)
+                if size is None:
+                    return start + position, False
+                if size == 0:
+                    goes_on = start != self._log.starts[-1]
+                    return (start + len(data), True) if goes_on else (start + position, False)
+                position += size
+
+    def _walk_record(self, data: memoryview, start: int, position: int, *, may_fill_gaps: bool) -> int | None:
+        """Check and dispatch one record; its size, 0 for a BLANK, None for no good record."""
+        size, good = check_record(data, position, **self._checks)
+        if not good:
+            return None
+        if size:
             view = dispatch_view(data, position, delay_levels_ms=self._delay_levels_ms)
             if _is_implausible(view, start + position) or _properties_are_cut(data, position, view):
-                return start + position, False
-            self._dispatch(view, start + position, may_fill_gaps=may_fill_gaps)
-            self._walked += 1
-            self._last_record_offset = start + position
-            self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, view.store_timestamp_ms)
-            position += size
+                return None
+            self._redispatch.put(view, start + position, may_fill_gaps=may_fill_gaps)
+            self._note_walked(1, start + position, view.store_timestamp_ms)
+        return size
 
-    def _dispatch(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
-        """Put a good record where it belongs, if it is not there: the queue, and the dedup table."""
-        if view.sys_flag & SYS_FLAG_TRANSACTION_MASK in _NOT_QUEUED or view.sys_flag & _INNER_BATCH:
-            return
-        missing = self._missing.get((view.topic, view.queue_id))
-        if missing is None:
-            if self._was_deleted(view.topic, physical_offset):
-                return
-            missing = _Missing(self._queues.get_or_create(view.topic, view.queue_id))
-            self._missing[view.topic, view.queue_id] = missing
-        gap = view.queue_offset - missing.queue.next_offset - len(missing.sizes)
-        if view.queue_offset < missing.queue.first_offset and not may_fill_gaps:
-            raise _QueueGapError(f"queue {view.topic}:{view.queue_id} has lost its offset {view.queue_offset}")
-        if gap >= 0:
-            if gap > 0:
-                self._skip_lost_units(missing, view, may_fill_gaps=may_fill_gaps)
-            missing.physical_offsets.append(physical_offset)
-            missing.sizes.append(view.size)
-            missing.tags_codes.append(view.tags_code)
-            self._queued += 1
-            if len(missing.sizes) >= _UNITS_HELD:
-                missing.write()
-        self._remember_producer(view, physical_offset)
+    def _block(self, data: memoryview, start: int, position: int, *, check_crc: bool) -> Block | None:
+        return read_block(data, position, start + position, check_crc=check_crc, delay_levels_ms=self._delay_levels_ms)
 
-    def _was_deleted(self, topic: str, physical_offset: int) -> bool:
-        if self._queues.was_deleted_after(topic, physical_offset):
-            return True
-        if self._after_crash or self._queues_were_lost or physical_offset >= self._dispatched_end:
-            return False
-        # A clean stop, other queues are complete, this topic has none: RocketMQ deleted it, and left no other trace.
-        return not self._queues.has_topic(topic)
-
-    def _skip_lost_units(self, missing: _Missing, view: DispatchView, *, may_fill_gaps: bool) -> None:
-        queue = f"{view.topic}:{view.queue_id}"
-        end = missing.queue.next_offset + len(missing.sizes)
-        if not may_fill_gaps:
-            raise _QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {view.queue_offset}")
-        missing.write()
-        if end:
-            logger.error("the records of %s from offset %d to %d are lost", queue, end, view.queue_offset - 1)
-        missing.queue.start_at(view.queue_offset)
-
-    def _remember_producer(self, view: DispatchView, physical_offset: int) -> None:
-        producer = view.producer
-        source = None if producer is None else delivery_source(producer.producer_id)
-        if producer is not None and source is not None:
-            self._deliveries.advance(source, producer.epoch, producer.first_sequence + 1)
-        elif producer is not None and not self._queues.was_deleted_after(view.topic, physical_offset):
-            self._dedup.record(producer, view.topic, view.queue_id, 1, view.queue_offset)
+    def _note_walked(self, count: int, last_record_offset: int, store_timestamp_ms: int) -> None:
+        self._walked += count
+        self._last_record_offset = last_record_offset
+        self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, store_timestamp_ms)
 
 
 def _is_implausible(view: DispatchView, physical_offset: int) -> bool:
     """Whether the record asks for a queue that cannot exist, or for a place in it that it cannot have."""
     return (
-        not view.topic
-        or view.topic in (".", "..")
-        or not {"/", "\0"}.isdisjoint(view.topic)
+        not can_be_topic(view.topic)
         or view.queue_id < 0
-        or not 0 <= view.queue_offset <= physical_offset // MIN_RECORD_SIZE
+        or view.queue_offset < 0
+        or (view.queue_offset > physical_offset // MIN_RECORD_SIZE and not view.sys_flag & SYS_FLAG_INNER_BATCH)
     )
 
 

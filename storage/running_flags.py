@@ -41,6 +41,10 @@ class RunningFlags:
         return self._reasons.pop(flag, None) is not None
 
     @property
+    def any_set(self) -> bool:
+        return bool(self._reasons)
+
+    @property
     def bits(self) -> int:
         """All flags as RocketMQ counts them."""
         return sum(self._reasons.copy())

@@ -8,7 +8,7 @@ On disk
 `end` is a physical offset up to which the log, the queues and this table agree and are on disk. The record that ends
 there starts at `last`; the log's bytes from `tail` to `end` have the CRC-32 `tail_crc`; `queues` tells how far each
 queue went. Without the file, or if the tail is not what it was, recovery walks whole files as RocketMQ does, which
-takes up to half a minute for 1 GiB. Damage further back than the tail is found by neither: it shows when it is read.
+takes a few seconds for each GiB. Damage further back than the tail is found by neither: it shows when it is read.
 """
 
 from __future__ import annotations

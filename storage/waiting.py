@@ -63,12 +63,12 @@ class WaitingQueues:
 
     def codes(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
         """The times of at most `count` units; fewer where a file ends."""
-        queue = self._queues.get(*source)
+        queue = self._queues.get_plain(*source)
         return _NO_CODES if queue is None else queue.units(from_offset, count)["tags_code"].astype(np.int64)
 
     def records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
         """The records of these units; None for one that is gone."""
-        queue = self._queues.get(*source)
+        queue = self._queues.get_plain(*source)
         if queue is None:
             return [None] * len(queue_offsets)
         first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1

@@ -27,7 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import storage.message_store
+import storage.bookkeeper
+import storage.warm_up
 from raymq.config import FlushDiskType
 from storage import disk
 from storage.message_store import MessageStore
@@ -160,7 +161,10 @@ def finish(root: Path, flush: str, acknowledged: list[int]) -> None:
 
 def main() -> None:
     directory, flush, seed, kills = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
-    storage.message_store._SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
+    storage.bookkeeper.SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
+    # Warm pages, stored into through maps, in small files and however slow the writer is.
+    storage.warm_up.SEGMENT_BYTES = 16384  # type: ignore[misc]
+    storage.warm_up.FAST_S = 60.0  # type: ignore[misc]
     dice = random.Random(f"{seed}-{flush}")
     root, acknowledged, total = directory / "0", [0] * QUEUES, 0
     for kill in range(kills):

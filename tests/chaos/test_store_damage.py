@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 
 from raymq.errors import StoreCorruptError
-from raymq.record import decode_record
+from raymq.record import decode_record, decode_records
 from raymq.record_layout import (
     BODY_CRC_OFFSET,
     BODY_OFFSET,
@@ -107,6 +107,17 @@ def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
     return damage
 
 
+def swap(one: str, other: str) -> Callable[[Path], None]:
+    """Give two files, or directories, each other's names."""
+
+    def damage(root: Path) -> None:
+        (root / one).rename(root / "swapping")
+        (root / other).rename(root / one)
+        (root / "swapping").rename(root / other)
+
+    return damage
+
+
 def checkpoint(data: bytes) -> Callable[[Path], None]:
     """Replace the checkpoint's bytes; zeros follow."""
     return lambda root: (root / "checkpoint").write_bytes(data.ljust(4096, b"\0")) and None
@@ -142,6 +153,39 @@ DAMAGES = {
     "the other queue's only file is deleted": (delete("consumequeue/orders/1/00000000000000000000"), COUNT),
     "the other queue's last unit is zero": (zero_units("orders/1/00000000000000000000", 2, 1), COUNT),
     "the queue's last file is empty": (truncate(QUEUE + "/00000000000000006000", 0), COUNT),
+    "the queue's first two files are swapped": (
+        swap(QUEUE + "/00000000000000000000", QUEUE + "/00000000000000002000"),
+        COUNT,
+    ),
+    "the queue's last two files are swapped": (
+        swap(QUEUE + "/00000000000000004000", QUEUE + "/00000000000000006000"),
+        COUNT,
+    ),
+    "the queue's first and last files are swapped, and there is no snapshot": (
+        both(swap(QUEUE + "/00000000000000000000", QUEUE + "/00000000000000006000"), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "two queues' first files are swapped": (
+        swap(QUEUE + "/00000000000000000000", "consumequeue/orders/1/00000000000000000000"),
+        COUNT,
+    ),
+    "two queues' last files are swapped, and there is no snapshot": (
+        both(swap(QUEUE + "/00000000000000006000", "consumequeue/orders/1/00000000000000000000"), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "the queue's first two files are swapped, and an abort file was left": (
+        both(swap(QUEUE + "/00000000000000000000", QUEUE + "/00000000000000002000"), write_text("abort", "1")),
+        COUNT,
+    ),
+    "the queue's last two files are swapped, and an abort file was left": (
+        both(swap(QUEUE + "/00000000000000004000", QUEUE + "/00000000000000006000"), write_text("abort", "1")),
+        COUNT,
+    ),
+    "two queues are swapped, and an abort file was left": (
+        both(swap(QUEUE, "consumequeue/orders/1"), write_text("abort", "1")),
+        COUNT,
+    ),
+    "two queues are swapped": (swap(QUEUE, "consumequeue/orders/1"), COUNT),
     "some of the queue's last units are zero": (zero_units("orders/0/00000000000000006000", 60, 30), COUNT),
     "the checkpoint is cut short": (truncate("checkpoint", 17), COUNT),
     "there is no checkpoint and no snapshot": (both(delete("checkpoint"), NO_SNAPSHOT), COUNT),
@@ -437,6 +481,28 @@ def test_damage_that_cannot_be_repaired_without_guessing_is_refused_and_nothing_
     with pytest.raises(StoreCorruptError, match=text):
         open_store(root)
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"} == before
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 2), (0, -1), (-2, -1)])
+def test_swapped_index_files_are_made_again_and_every_key_leads_to_its_message(tmp_path, one, other, stopped):
+    store = open_store(tmp_path / "original", max_index_num=100)
+    for index in range(COUNT):
+        store.append([make_batch([BODIES[index]], extra_properties={"KEYS": f"k{index}"})])
+    assert store.query_by_key("orders", "none").complete
+    root = killed_copy(tmp_path / "original", tmp_path / "killed")
+    store.close()
+    root = tmp_path / "original" if stopped else root
+    names = [f"index/{path.name}" for path in sorted((root / "index").iterdir())]
+    assert len(names) > 5
+    swap(names[one], names[other])(root)
+    for _ in range(2):
+        store = open_store(root, max_index_num=100)
+        for index in range(0, COUNT, 7):
+            found = store.query_by_key("orders", f"k{index}")
+            assert found.complete
+            assert [message.body for message in decode_records(found.records)] == [BODIES[index]], index
+        store.close()
 
 
 def test_an_empty_last_log_file_is_dropped(tmp_path):

@@ -6,6 +6,7 @@ disk (also in the middle of opening or closing), then it is opened on a healthy 
 - what was acknowledged under SYNC_FLUSH, or was visible to a fetch, is there, at its offset; of the rest, the beginning
 - nothing is there twice, and all is in order
 - each tag finds its messages, configuration files hold what was written last, a deleted topic stays deleted
+- what goes by its age goes from the beginning of the queues; how far they went stays known
 - batches whose outcome was unknown are sent again, and are stored once
 
 1,000 seeds; RAYMQ_SOAK=1 runs 20 times as many, RAYMQ_POWER_SEED repeats one.
@@ -19,15 +20,18 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-import storage.message_store
+import storage.bookkeeper
+import storage.warm_up
 from raymq.config import FlushDiskType
 from raymq.hashing import tags_code
 from raymq.record import decode_records
 from raymq.store_api import FetchRequest
+from storage import cleaner
 from storage.message_store import MessageStore
 from tests.support.power import LossyDisk
 from tests.support.stores import make_batch, open_store, read_queue
@@ -50,11 +54,13 @@ def tag_of(sequence: int) -> str:
 
 @dataclass
 class Expected:
-    """What the outside knows. Counts are of messages from the queue's start; a message's sequence is its offset."""
+    """What the outside knows. Counts are of messages from the queue's start; a message's sequence is its offset.
+    `gone` counts those that went by their age."""
 
     stored: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
     recovered: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
     sent: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
+    gone: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
     config: int = 0
     config_tried: int = 0
     passing: set[bytes] = field(default_factory=set)
@@ -74,14 +80,18 @@ class Life:
             "mapped_file_size_commit_log_bytes": self.dice.choice((8192, 16384, 65536)),
             "mapped_file_size_consume_queue_bytes": self.dice.choice((400, 1000, 6000)),
             "flush_interval_consume_queue_ms": 60_000,
+            "delete_file_batch_max": self.dice.choice((1, 2, 10)),
+            "max_index_num": self.dice.choice((20, 400)),
         }
         self.now_ms = 1_700_000_000_000
         self.known = Expected()
         self.at_loss = dict.fromkeys(QUEUES, 0)
+        self.gone_at_loss = dict.fromkeys(QUEUES, 0)
         self.config_at_loss = 0
         self.passing_at_loss: set[bytes] = set()
         self.passing_gone_at_loss: set[bytes] = set()
         self.serial = 0
+        self.passing_places: dict[bytes, int] = {}
         self.deleting = self.deleting_at_loss = False
         self.store: MessageStore | None = None
 
@@ -108,7 +118,9 @@ class Life:
         disk = LossyDisk(root.parent, self.dice, lose_at=lose_at, on_loss=self.note)
         with disk.installed():
             self.open_and_check(root)
-            steps = [self.append] * 12 + [self.flush_queues] * 3 + [self.write_config, self.pass_by, self.repeat]
+            steps = (
+                [self.append] * 12 + [self.flush_queues] * 3 + [self.write_config, self.pass_by, self.repeat, self.age]
+            )
             for _ in range(self.dice.randrange(60)):
                 if disk.lost:
                     break
@@ -129,12 +141,14 @@ class Life:
         self.config_at_loss = known.config
         self.deleting_at_loss = self.deleting
         self.passing_gone_at_loss = set(known.passing_gone)
+        self.gone_at_loss = {queue: self.min_offset(store, queue) for queue in QUEUES}
         self.passing_at_loss = set(known.passing if self.flush is FlushDiskType.SYNC_FLUSH else known.passing_recovered)
+        self.passing_at_loss -= self.aged(store)
         if self.flush is FlushDiskType.ASYNC_FLUSH:
             self.at_loss = dict(known.recovered)
             return
         self.at_loss = dict(known.stored)
-        if not store._closed:
+        if not store._gate.closed:
             for queue in QUEUES:
                 self.at_loss[queue] = max(self.at_loss[queue], store.queue_bounds(*queue).max_offset)
 
@@ -143,13 +157,13 @@ class Life:
         at_least = self.at_loss
         store = open_store(root, clock_ms=self.clock_ms, **self.changes)
         for queue, least in at_least.items():
-            bodies = [message.body for message in read_queue(store, *queue)]
-            assert len(bodies) >= least, f"{queue}: {least} were safe, {len(bodies)} are there"
-            assert len(bodies) <= self.known.sent[queue]
-            assert [body.split(b".")[0] for body in bodies] == [b"%d" % index for index in range(len(bodies))], queue
-            self.check_tags(store, queue, len(bodies))
+            first, end = self.check_queue(store, queue)
+            assert end >= least, f"{queue}: {least} were safe, {end} are there"
+            assert end <= self.known.sent[queue]
+            assert first <= self.gone_at_loss[queue], f"{queue}: {self.gone_at_loss[queue]} went by age, not {first}"
             # Recovery has flushed what it found, and shows it.
-            self.known.stored[queue] = self.known.recovered[queue] = len(bodies)
+            self.known.stored[queue] = self.known.recovered[queue] = end
+            self.known.gone[queue] = first
         text = store.read_config("topics.json")
         config = int(text.split()[1]) if text else 0
         assert self.config_at_loss <= config <= self.known.config_tried, f"{self.config_at_loss} was safe, not {config}"
@@ -161,12 +175,26 @@ class Life:
         self.known.passing_recovered, self.deleting = set(passing), False
         self.store = store
 
-    def check_tags(self, store: MessageStore, queue: Queue, count: int) -> None:
+    def check_queue(self, store: MessageStore, queue: Queue) -> tuple[int, int]:
+        """All that is there of a queue is in order, and found by its tag; returns its bounds."""
+        bounds = store.queue_bounds(*queue)
+        first, end = bounds.min_offset, bounds.max_offset
+        bodies = [message.body for message in read_queue(store, *queue)]
+        assert [body.split(b".")[0] for body in bodies] == [b"%d" % index for index in range(first, end)], queue
+        self.check_tags(store, queue, first, end)
+        return first, end
+
+    def min_offset(self, store: MessageStore, queue: Queue) -> int:
+        """Where a queue begins for its readers; it moves before the first file goes."""
+        found = store._queues.get(*queue)
+        return 0 if found is None else found.min_offset
+
+    def check_tags(self, store: MessageStore, queue: Queue, first: int, end: int) -> None:
         for tag in TAGS:
-            request = FetchRequest(*queue, 0, 10_000, frozenset([tags_code(tag)]))
+            request = FetchRequest(*queue, first, 10_000, frozenset([tags_code(tag)]))
             [result] = store.fetch([request], max_bytes=1 << 24, wait_s=0)
             found = [message.queue_offset for message in decode_records(result.records)]
-            assert found == [index for index in range(count) if tag_of(index) == tag], (queue, tag)
+            assert found == [index for index in range(first, end) if tag_of(index) == tag], (queue, tag)
 
     def clock_ms(self) -> int:
         self.now_ms += self.dice.choice((0, 1, 500, 4000))
@@ -197,7 +225,7 @@ class Life:
         assert self.store is not None
         queue = self.dice.choice(QUEUES)
         first = self.known.stored[queue] - 1
-        if first >= 0:
+        if first >= self.known.gone[queue]:
             batch = make_batch(
                 [b"%d." % first], topic=queue[0], queue_id=queue[1], producer=("{}-{}".format(*queue), 0, first)
             )
@@ -209,6 +237,20 @@ class Life:
         """What the store's own thread does each second."""
         assert self.store is not None
         self.store._flush_queues()
+
+    def age(self) -> None:
+        """Old files go, whatever they hold."""
+        assert self.store is not None
+        clean = self.store._cleaner
+        clean._by_hand = 1
+        clean.run_once(datetime.now() + timedelta(hours=100))
+        self.known.gone = {queue: self.min_offset(self.store, queue) for queue in QUEUES}
+        self.known.passing -= self.aged(self.store)
+        self.known.passing_recovered -= self.aged(self.store)
+
+    def aged(self, store: MessageStore) -> set[bytes]:
+        """What was sent to the topic that comes and goes, and is gone by its age."""
+        return {body for body, place in self.passing_places.items() if place < store._log.min_offset}
 
     def write_config(self) -> None:
         assert self.store is not None
@@ -222,7 +264,8 @@ class Life:
         known = self.known
         if self.dice.random() < 0.5:
             self.serial += 1
-            self.store.append([make_batch([b"%d" % self.serial], topic=PASSING[0], queue_id=PASSING[1])])
+            [result] = self.store.append([make_batch([b"%d" % self.serial], topic=PASSING[0], queue_id=PASSING[1])])
+            self.passing_places[b"%d" % self.serial] = result.physical_offset
             known.passing.add(b"%d" % self.serial)
         else:
             self.deleting = True
@@ -245,7 +288,11 @@ def workspace() -> Iterator[Path]:
 @pytest.mark.timeout(7200 if SOAK else 600)
 @pytest.mark.parametrize("part", range(1 if ONE_SEED else PARTS))
 def test_nothing_promised_is_lost_with_the_power(part, workspace, monkeypatch):
-    monkeypatch.setattr(storage.message_store, "_SNAPSHOT_INTERVAL_BYTES", 5000)
+    monkeypatch.setattr(storage.bookkeeper, "SNAPSHOT_INTERVAL_BYTES", 5000)
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    # Warm pages, in small files and however slow the writer is.
+    monkeypatch.setattr(storage.warm_up, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(storage.warm_up, "FAST_S", 60.0)
     seeds = [int(ONE_SEED)] if ONE_SEED else range(part, SEEDS, PARTS)
     for seed in seeds:
         directory = workspace / str(seed)

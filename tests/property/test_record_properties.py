@@ -6,11 +6,13 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import raymq.record_shapes
 from raymq.columns import decode_columns
 from raymq.compression import Compression, CompressionType
 from raymq.hashing import index_key_hash, index_key_hashes, java_hash, tags_code
@@ -163,11 +165,17 @@ def column_rows(data: bytes, starts: list[int], body_type: Any) -> list[dict[str
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-@given(st.lists(stored_batches(), min_size=1, max_size=3), st.sampled_from(["binary", "binary_view"]))
-def test_columns_and_rows_agree(batches: list[Stored], body_type: str) -> None:
+@settings(deadline=None)
+@given(
+    st.lists(stored_batches(), min_size=1, max_size=3),
+    st.sampled_from(["binary", "binary_view"]),
+    st.sampled_from([1, 1 << 40]),
+)
+def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_shape: int) -> None:
     data = b"".join(stored.records for stored in batches)
     rows = [as_row(message) for message in decode_records(data, broker_name="broker-a")]
-    assert column_rows(data, record_starts(data).tolist(), body_type) == rows
+    with mock.patch.object(raymq.record_shapes, "_ROWS_PER_SHAPE", rows_per_shape):
+        assert column_rows(data, record_starts(data).tolist(), body_type) == rows
 
 
 def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
-"""The store beside a model of it: a list per queue. Append, repeat, fetch, delete, stop, kill, cut the power or the
-log: the two agree."""
+"""The store beside a model of it: a list per queue. Append, repeat, fetch, delete, let messages age, stop, kill, cut
+the power or the log: the two agree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
+import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,9 +21,11 @@ from raymq.config import FlushDiskType
 from raymq.hashing import tags_code
 from raymq.message import PullStatus
 from raymq.record import EncodedBatch, decode_records
-from raymq.store_api import FetchRequest
+from raymq.store_api import AppendResult, FetchRequest
+from storage import cleaner
+from storage.raw_log import truncate_log
 from tests.support.power import LossyDisk
-from tests.support.stores import bodies_of, killed_copy, make_batch, open_store
+from tests.support.stores import bodies_of, killed_copy, make_batch, open_store, small_settings
 
 TOPICS = ["alpha", "beta"]
 QUEUES = [(topic, queue_id) for topic in TOPICS for queue_id in (0, 1)]
@@ -29,14 +35,35 @@ queues = st.sampled_from(QUEUES)
 tags = st.sampled_from(TAGS)
 
 
+class Stored(NamedTuple):
+    """A message of the model; its queue offset is its place in the list."""
+
+    body: bytes
+    tag: str | None
+    physical_offset: int
+
+
+def physical_offsets(batch: EncodedBatch, result: AppendResult) -> list[int]:
+    if result.physical_offsets is not None:
+        return list(result.physical_offsets)
+    return (result.physical_offset + np.cumsum(batch.sizes) - batch.sizes).tolist()
+
+
 class StoreAgainstModel(RuleBasedStateMachine):
+    """Nothing leaves the model by its age: a message is expected to be readable if its record is behind the log's first
+    byte, and its offset to be taken for ever."""
+
     def __init__(self) -> None:
         super().__init__()
+        self.no_pause = mock.patch.object(cleaner, "DELETE_PAUSE_S", 0.0)
+        self.no_pause.start()
         self.directory = Path(tempfile.mkdtemp(prefix="store-model-"))
         self.generation = 0
-        self.model: dict[tuple[str, int], list[tuple[bytes, str | None]]] = {queue: [] for queue in QUEUES}
+        self.model: dict[tuple[str, int], list[Stored]] = {queue: [] for queue in QUEUES}
         self.next_sequence = dict.fromkeys(QUEUES, 0)
         self.last_batch: dict[tuple[str, int], tuple[EncodedBatch, int]] = {}
+        self.bodies: dict[tuple[str, int], list[bytes]] = {}
+        self.log_start = 0
         self.counter = 0
 
     @initialize(flush=st.sampled_from(FlushDiskType), log_file_bytes=st.sampled_from([4096, 16384]))
@@ -81,7 +108,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         for length in lengths:
             bodies.append(b"%d." % self.counter + b"x" * length)
             self.counter += 1
-        self.model[queue] += [(body, tag) for body in bodies]
+        self.bodies[queue] = bodies
         batch = make_batch(
             bodies, topic=queue[0], queue_id=queue[1], tags=tag, producer=("p", 0, self.next_sequence[queue])
         )
@@ -98,9 +125,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
         before = {queue: len(self.model[queue]) for queue, _, _ in work}
         batches = [self.batch(*item) for item in work]
         results = self.store.append(batches)
-        for (queue, _, _), batch, result in zip(work, batches, results, strict=True):
+        for (queue, _, tag), batch, result in zip(work, batches, results, strict=True):
             assert result.queue_offset == before[queue]
             assert not result.duplicate
+            places = zip(self.bodies[queue], physical_offsets(batch, result), strict=True)
+            self.model[queue] += [Stored(body, tag, place) for body, place in places]
             self.last_batch[queue] = batch, before[queue]
 
     @precondition(lambda self: self.last_batch)
@@ -114,8 +143,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(queue=queues, wanted=st.sampled_from(["red", "blue", "none of them"]), limit=st.integers(1, 40))
     def fetch_by_tag(self, queue: tuple[str, int], wanted: str, limit: int) -> None:
-        expected = [body for body, tag in self.model[queue] if tag == wanted]
-        found, offset = [], 0
+        expected = [message.body for message in self.readable(queue) if message.tag == wanted]
+        found, offset = [], self.min_offset(queue)
         while True:
             request = FetchRequest(*queue, offset, limit, frozenset([tags_code(wanted)]))
             [result] = self.store.fetch([request], max_bytes=3000, wait_s=0)
@@ -125,6 +154,30 @@ class StoreAgainstModel(RuleBasedStateMachine):
             assert 0 < result.count <= limit
             offset = result.next_offset
         assert found == expected
+
+    @rule()
+    def age_passes(self) -> None:
+        """Old files of the log go, and no other message than those in them."""
+        starts = self.store._log.starts
+        before = self.store.status().min_physical_offset
+        clean = self.store._cleaner
+        clean._by_hand = 1
+        deleted = clean.run_once(datetime.now() + timedelta(hours=100))
+        self.log_start = self.store.status().min_physical_offset
+        assert self.log_start == before + deleted * self.changes["mapped_file_size_commit_log_bytes"]
+        assert self.store._log.starts == starts[deleted:]
+        for queue, (_, offset) in list(self.last_batch.items()):
+            if self.model[queue][offset].physical_offset < self.log_start:
+                del self.last_batch[queue]  # Its repeat is recognised only for as long as a snapshot tells of it.
+
+    @rule(queue=queues, back=st.integers(1, 100))
+    def fetch_what_is_gone(self, queue: tuple[str, int], back: int) -> None:
+        min_offset = self.min_offset(queue)
+        for offset in (min_offset - back, len(self.model[queue]) + back):
+            [result] = self.store.fetch([FetchRequest(*queue, offset, 10)], max_bytes=3000, wait_s=0)
+            assert result.status is PullStatus.OFFSET_ILLEGAL
+            assert result.next_offset == (min_offset if offset < min_offset else len(self.model[queue]))
+            assert (result.min_offset, result.max_offset) == (min_offset, len(self.model[queue]))
 
     @rule(topic=st.sampled_from(TOPICS))
     def delete_topic(self, topic: str) -> None:
@@ -166,14 +219,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """The log's end is damaged from a record on: of each queue what was before it is left."""
         end = self.store.status().max_physical_offset
         self.store.close()
-        units = sorted(
-            int(unit["physical_offset"])
-            for queue in QUEUES
-            for unit in (self.store._queues.get(*queue).units(0, 10_000) if self.store._queues.get(*queue) else ())
-        )
         file_bytes = self.changes["mapped_file_size_commit_log_bytes"]
         # Recovery after a clean stop looks at the last file only, which may hold a deleted topic's records alone.
-        last = [offset for offset in units if offset // file_bytes == (end - 1) // file_bytes]
+        last = [offset for offset in self.places() if offset // file_bytes == (end - 1) // file_bytes]
         if last:
             offset = last[min(int(len(last) * share), len(last) - 1)]
             path = self.root / "commitlog" / f"{offset - offset % file_bytes:020d}"
@@ -183,13 +231,35 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store = open_store(self.root, **self.changes)
         self.forget_what_is_behind_the_end()
 
+    @rule(share=st.floats(0, 1))
+    def truncate_the_log_and_open(self, share: float) -> None:
+        """What a replica does that has more than its master."""
+        end = self.store.status().max_physical_offset
+        places = [*self.places(), end]
+        self.store.close()
+        truncate_log(small_settings(self.root, **self.changes), places[min(int(len(places) * share), len(places) - 1)])
+        self.store = open_store(self.root, **self.changes)
+        assert self.store.status().cut_bytes == 0
+        self.forget_what_is_behind_the_end()
+
+    def places(self) -> list[int]:
+        """Where the messages that are left are in the log, in order."""
+        return sorted(message.physical_offset for queue in QUEUES for message in self.readable(queue))
+
+    def min_offset(self, queue: tuple[str, int]) -> int:
+        return sum(message.physical_offset < self.log_start for message in self.model[queue])
+
+    def readable(self, queue: tuple[str, int]) -> list[Stored]:
+        return self.model[queue][self.min_offset(queue) :]
+
     def forget_what_is_behind_the_end(self) -> None:
         """The store holds a prefix of each queue, and it is a prefix of the log: take it over into the model."""
         # Files are so small here that the walk may not see a whole batch; a repeat of it is refused then, not stored.
         self.last_batch.clear()
+        log_end = self.store.status().max_physical_offset
         for queue, messages in self.model.items():
             end = self.store.queue_bounds(*queue).max_offset
-            assert end <= len(messages)
+            assert end == sum(message.physical_offset < log_end for message in messages)
             if end < len(messages):
                 del messages[end:]
                 self.next_sequence[queue] += 1000  # a producer that gave up
@@ -197,10 +267,17 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_queue_is_as_in_the_model(self) -> None:
         if hasattr(self, "store"):
+            # A power cut may bring the oldest files back, never take more of them.
+            log_start = self.store.status().min_physical_offset
+            assert log_start <= self.log_start
+            self.log_start = log_start
             for queue, messages in self.model.items():
-                assert bodies_of(self.store, *queue) == [body for body, _ in messages]
+                bounds = self.store.queue_bounds(*queue)
+                assert (bounds.min_offset, bounds.max_offset) == (self.min_offset(queue), len(messages))
+                assert bodies_of(self.store, *queue) == [message.body for message in self.readable(queue)]
 
     def teardown(self) -> None:
+        self.no_pause.stop()
         if hasattr(self, "store"):
             self.power_off()
         shutil.rmtree(self.directory)
@@ -208,5 +285,5 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
 TestStoreAgainstModel.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

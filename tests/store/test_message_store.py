@@ -114,6 +114,19 @@ class TestAppend:
         assert result.physical_offsets == tuple(message.physical_offset for message in read_queue(store))
         assert result.queue_offset == 0
 
+    def test_an_append_longer_than_max_append_bytes_is_refused_as_a_whole(self, root):
+        store = open_store(root, max_append_bytes=5000)
+        fitting = make_batch([b"x" * 1000] * 4)
+        for batches in ([fitting, make_batch([b"y" * 1000], queue_id=1)], [make_batch([b"x" * 1000] * 5)]):
+            with pytest.raises(MessageIllegalError, match="max_append_bytes, which is 5000"):
+                store.append(batches)
+        assert store.status().max_physical_offset == 0
+        assert store.topics() == {}
+        store.append([fitting])
+        store.append([make_batch([b"z" * 6000])])  # one message has a limit of its own
+        assert len(bodies_of(store)) == 5
+        store.close()
+
     def test_a_record_longer_than_a_file_is_refused(self, store):
         with pytest.raises(MessageIllegalError, match="exceeds this store's limit"):
             store.append([make_batch([b"x" * LOG_FILE_BYTES])])
@@ -154,6 +167,8 @@ class TestAppend:
             entered.wait(WAIT_S)
             with pytest.raises(SystemBusyError):
                 store.append([make_batch([b"late"])], timeout_s=0)
+            with pytest.raises(SystemBusyError, match="wait_time_in_send_queue_ms is 200"):
+                store.append([make_batch([b"late"])])
             leave.set()
             slow.result(WAIT_S)
         assert bodies_of(store) == [b"slow"]
@@ -501,7 +516,13 @@ class TestKilledInTheMiddle:
             copies.append(killed_copy(root, tmp_path / str(len(copies))))
             return pwrite(descriptor, data, position)
 
-        store = open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH, flush_interval_consume_queue_ms=60_000)
+        store = open_store(
+            root,
+            flush_disk_type=FlushDiskType.ASYNC_FLUSH,
+            flush_interval_consume_queue_ms=60_000,
+            warm_mapped_file_enable=False,
+            message_index_enable=False,  # its thread writes when it likes
+        )
         store.append([make_batch([b"x" * 1000] * 55)])
         work = [make_batch([b"%d" % queue_id + b"y" * 500] * 6, queue_id=queue_id) for queue_id in range(1, 4)]
         monkeypatch.setattr(os, "pwrite", copying_pwrite)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from datetime import datetime
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,10 +16,13 @@ from raymq.errors import StoreNotWritableError
 from raymq.message import PullStatus
 from raymq.record import decode_records
 from raymq.store_api import FetchRequest
-from storage import cleaner
+from storage import cleaner, disk
+from storage.index_service import IndexService
 from storage.message_store import MessageStore
+from storage.raw_log import truncate_log
 from storage.retention import HOUR_MS, Decision, LogFile, RetentionRules, decide, usage_ratio
-from tests.support.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
+from tests.support.power import LossyDisk
+from tests.support.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, small_settings
 
 NOW = 1_700_000_000_000
 RULES = RetentionRules.from_settings(StoreOptions())
@@ -237,4 +242,115 @@ def test_readers_and_writers_go_on_while_files_are_deleted(root):
     for reader in readers:
         reader.join()
     assert failures == []
+    store.close()
+
+
+def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_its_queues_end(root):
+    """Truncated where a file begins, the log has a last file without a record; the files before it go by their age."""
+    store = filled_store(root)
+    store.close()
+    truncate_log(small_settings(root), LOG_FILE_BYTES)
+    store = open_store(root)
+    end = store.queue_bounds("orders", 0).max_offset
+    age(root, 1, THREE_O_CLOCK)
+    assert clean_by_hand(store) == 1
+    killed = killed_copy(root, root.with_name("killed"))
+    store.close()
+    for path in (root, killed):
+        store = open_store(path)
+        assert store.queue_bounds("orders", 0).min_offset == store.queue_bounds("orders", 0).max_offset == end > 0
+        assert store.append([make_batch([b"next"])])[0].queue_offset == end
+        store.close()
+
+
+def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
+    """One queue is empty, the other's records are gone: neither belongs to the topic of that name deleted before."""
+    store = open_store(root)
+    store.append([make_batch([b"deleted"])])
+    store.delete_topic("orders")
+    store.append([make_batch(BODIES[:200]), make_batch([b"cut"], queue_id=1)])
+    end = store.queue_bounds("orders", 0).max_offset
+    physical_offset = store.status().max_physical_offset - len(make_batch([b"cut"]).records)
+    store.close()
+    truncate_log(small_settings(root), physical_offset)
+    store = open_store(root)
+    age(root, 1, THREE_O_CLOCK)
+    assert clean_by_hand(store) == 1
+    for _ in range(2):
+        store.close()
+        truncate_log(small_settings(root), LOG_FILE_BYTES)
+        store = open_store(root)
+        bounds = store.queue_bounds("orders", 0)
+        assert 0 < bounds.min_offset == bounds.max_offset <= end
+    store.close()
+
+
+def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, monkeypatch):
+    """Right after the store was opened, its thread looks at all files, and retention takes the first of them."""
+    store = filled_store(root, max_index_num=100)
+    assert store.query_by_key("orders", "none").complete
+    store.close()
+    age(root, 2, THREE_O_CLOCK)
+    looking, cleaned = threading.Event(), threading.Event()
+    after = IndexService._first_with_key
+
+    def waiting(service: IndexService, position: int, limit: int) -> int | None:
+        looking.set()
+        assert cleaned.wait(10)
+        return after(service, position, limit)
+
+    monkeypatch.setattr(IndexService, "_first_with_key", waiting)
+    store = open_store(root, max_index_num=100)
+    before = len(list((root / "index").iterdir()))
+    assert looking.wait(10)
+    assert clean_by_hand(store) == 2
+    cleaned.set()
+    assert store.query_by_key("orders", "none").complete
+    assert store.status().not_writable_reason == ""
+    assert store.status().index_files == len(list((root / "index").iterdir())) < before
+    store.append([make_batch(BODIES[:300])])
+    assert store.query_by_key("orders", "none").complete
+    store.close()
+
+
+def test_how_far_a_queue_went_is_on_disk_before_its_last_record_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    root = tmp_path / "0" / "store"
+    root.parent.mkdir()
+    lossy = LossyDisk(root.parent, Random(0), lose_at=-1, on_loss=lambda: None)
+    with lossy.installed():
+        store = open_store(root, flush_interval_consume_queue_ms=60_000)
+        store.append([make_batch([b"early"] * 3, queue_id=1)])
+        store.append([make_batch(BODIES[:400])])
+        age(root, 1, THREE_O_CLOCK)
+        assert clean_by_hand(store) == 1
+        lossy.lose_now()
+        store.close()
+    after = tmp_path / "1"
+    after.mkdir()
+    lossy.write_image(after)
+    store = open_store(after / "store")
+    assert store.queue_bounds("orders", 1).max_offset == 3
+    store.close()
+
+
+def test_a_deletion_is_not_forgotten_before_the_records_are_gone_from_the_disk(root, monkeypatch):
+    """A power cut in the middle may bring the files back, and with them the messages of the deleted topic."""
+    store = open_store(root)
+    store.append([make_batch(BODIES[:50], topic="deleted"), make_batch([b"x"], topic="passing")])
+    store.delete_topic("deleted")
+    store.append([make_batch(BODIES[:200])])
+    age(root, 1, THREE_O_CLOCK)
+    unlink = disk.unlink
+
+    def deleting_unlink(path: Path) -> None:
+        if path.parent.name == "commitlog":
+            store.delete_topic("passing")
+        unlink(path)
+
+    monkeypatch.setattr(disk, "unlink", deleting_unlink)
+    assert clean_by_hand(store) == 1
+    monkeypatch.undo()
+    assert set(json.loads(store.read_config("deletedTopics.json"))) == {"deleted", "passing"}
+    store.delete_topic("orders")
     store.close()

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import raymq.columns
+import raymq.record_shapes
 from raymq.columns import SCHEMA, BodyType, decode_columns
 from raymq.compression import Compression, CompressionType
 from raymq.crc import body_crc
@@ -95,6 +96,12 @@ def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = 
     return batch
 
 
+@pytest.fixture(autouse=True, params=[1, 1 << 40], ids=["shapes", "rows"])
+def rows_per_shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test goes both ways: by what the records have in common, however little, and with each looked at."""
+    monkeypatch.setattr(raymq.record_shapes, "_ROWS_PER_SHAPE", request.param)
+
+
 @pytest.fixture
 def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail when a test's rows leave the fast way."""
@@ -138,6 +145,29 @@ def test_topics_may_differ_from_row_to_row() -> None:
 def test_compressed_bodies_stand_beside_plain_ones(compression: CompressionType) -> None:
     batch = assert_columns_are_the_rows(stored(MIXED, compression=compression))
     assert batch.column("body")[3].as_py() == b"w" * 500
+
+
+@pytest.mark.usefixtures("fast_only")
+def test_values_of_equal_lengths_in_all_and_of_different_ones_are_told_apart() -> None:
+    rows = [
+        b"TAGS\x01aa\x02UNIQ_KEY\x01bb\x02n\x01cc\x02",
+        b"TAGS\x01ddd\x02UNIQ_KEY\x01e\x02n\x01ff\x02",
+        b"TAGS\x01g\x02UNIQ_KEY\x01hhh\x02n\x01ii\x02",
+        b"TAGS\x01jj\x02UNIQ_KEY\x01kk\x02m\x01ll\x02",
+        b"UNIQ_KEY\x01kk\x02TAGS\x01jj\x02m\x01ll\x02",
+        b"TAGS\x01\x00\x03\x02UNIQ_KEY\x01\xc3\xbc\x02n\x01\x7f\x7f\x02",
+    ]
+    data = b"".join(foreign(row, topic=topic) for row in rows * 3 for topic in (b"orders", b"refund", b"r"))
+    assert_columns_are_the_rows(data)
+
+
+@pytest.mark.parametrize(
+    "odd", [b"TAGS\x01a\x01\x02n\x01bb\x02", b"TAGS\x01\x02\x02\x02n\x01bb\x02", b"TAGS\x01\xff\xfe\x02n\x01bb\x02"]
+)
+def test_one_odd_record_among_many_of_its_size_is_read_right(odd: bytes) -> None:
+    plain = foreign(b"TAGS\x01aa\x02n\x01bb\x02")
+    assert len(plain) == len(foreign(odd))
+    assert_columns_are_the_rows(plain * 5 + foreign(odd) + plain * 5)
 
 
 @pytest.mark.usefixtures("fast_only")

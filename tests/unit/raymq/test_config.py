@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raymq.config import ClusterSettings, FlushDiskType, StoreOptions, StoreSettings, load_settings
+from raymq.config import BrokerOptions, ClusterSettings, FlushDiskType, StoreOptions, StoreSettings, load_settings
 from raymq.errors import ConfigError
 
 
@@ -127,3 +127,13 @@ def test_a_consume_queue_file_holds_whole_units(tmp_path):
 def test_every_setting_is_described():
     for model in (ClusterSettings, StoreSettings):
         assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(("period_ms", "interval_s"), [(1000, 10), (30_000, 30), (300_000, 60)])
+def test_golden_32_the_registration_period_has_bounds(period_ms, interval_s):
+    assert BrokerOptions(register_name_server_period_ms=period_ms).registration_interval_s == interval_s
+
+
+def test_an_unknown_key_of_the_broker_section_is_named_with_those_that_are_known():
+    with pytest.raises(ConfigError, match="did you mean 'auto_create_topic_enable'"):
+        load_settings(None, broker={"auto_create_topics_enable": True})

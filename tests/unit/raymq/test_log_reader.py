@@ -11,6 +11,7 @@ import pytest
 
 from raymq.errors import DataLossError
 from raymq.file_maps import FileMaps
+from raymq.hashing import tags_code
 from raymq.log_reader import LogReader
 from raymq.message import PullStatus
 from raymq.record import decode_records
@@ -115,6 +116,17 @@ def test_fetch_does_not_look_behind_the_end_it_is_given(reader):
     assert (result.count, result.next_offset) == (33, 33)
     result = reader.fetch(FetchRequest("orders", 0, 40, 1000), 0, 33, 1 << 20)
     assert (result.status, result.next_offset) == (PullStatus.OFFSET_ILLEGAL, 33)
+
+
+def test_a_unit_that_leads_to_an_extension_passes_every_tag(reader, root):
+    """RocketMQ put the address where the tag's code would be; the low half of it may be any tag's."""
+    path = root / "consumequeue" / "orders" / "0" / "00000000000000000000"
+    data = bytearray(path.read_bytes())
+    for place, code in ((3, -(2**63) + 22), (5, -(2**31) - 1), (7, -(2**31))):
+        data[place * 20 + 12 : place * 20 + 20] = code.to_bytes(8, signed=True)
+    path.write_bytes(data)
+    result = reader.fetch(FetchRequest("orders", 0, 0, 100, frozenset([tags_code("odd")])), 0, 20, 1 << 20)
+    assert [message.queue_offset for message in decode_records(result.records)] == [3, 5, *range(10, 20)]
 
 
 def test_fetch_from_a_queue_whose_file_is_gone_is_data_loss(reader, root):

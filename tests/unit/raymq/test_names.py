@@ -15,7 +15,11 @@ from raymq.names import (
     check_group,
     check_topic,
     check_user_topic,
+    dlq_topic,
+    is_internal_topic,
+    is_system_group,
     is_system_topic,
+    retry_topic,
 )
 
 
@@ -67,3 +71,43 @@ def test_a_storage_name_parses_what_it_prints(name):
 def test_a_text_that_is_no_storage_name_is_refused(text):
     with pytest.raises(IllegalNameError):
         StorageName.parse(text)
+
+
+@pytest.mark.parametrize("topic", ["Hello", "%RETRY%Hello", "_%RETRY%Hello", "223-%RETRY%Hello"])
+def test_golden_17_these_names_are_legal(topic):
+    assert check_user_topic(topic) == topic
+
+
+@pytest.mark.parametrize("topic", ["", "TOPIC&*^", "../TopicTest", "t" * 128])
+def test_golden_17_these_names_are_not(topic):
+    with pytest.raises(IllegalNameError):
+        check_topic(topic)
+
+
+@pytest.mark.parametrize("name", ["t" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250])
+def test_golden_18_the_longest_names(name):
+    assert check_topic(name) == name
+    with pytest.raises(IllegalNameError):
+        check_topic(name + "x")
+
+
+def test_golden_18_the_longest_group_and_its_topics():
+    group = "g" * 120
+    assert check_group(group) == group
+    assert check_topic(retry_topic(group)) == "%RETRY%" + group
+    assert check_topic(dlq_topic(group)) == "%DLQ%" + group
+    with pytest.raises(IllegalNameError):
+        check_group("g" * 121)
+    assert is_system_topic("rmq_sys_anything")
+
+
+@pytest.mark.parametrize("topic", ["rmq_sys_x", "%RETRY%g", "%DLQ%g", "TBW102"])
+def test_a_topic_that_no_user_made_is_internal(topic):
+    assert is_internal_topic(topic)
+    assert not is_internal_topic("orders")
+
+
+def test_system_groups_are_rocketmqs():
+    assert is_system_group("TOOLS_CONSUMER")
+    assert is_system_group("CID_RMQ_SYS_anything")
+    assert not is_system_group("billing")

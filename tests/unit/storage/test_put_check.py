@@ -158,9 +158,11 @@ class TestStore:
         batch = encode_batch([Message(topic, b"a"), Message(topic, b"b")], 0, born_host=(born, 5), born_timestamp_ms=1,
                              message_ids=["one", "two"], store_host_ipv6=True)  # fmt: skip
         store.append([batch])
-        with pytest.raises(MessageIllegalError, match="store host"):
-            store.append([make_batch([b"x"])])
         store.close()
+        other = open_store(tmp_path / "ipv4")
+        with pytest.raises(MessageIllegalError, match="store host"):
+            other.append([batch])
+        other.close()
         store = MessageStore.open(settings, broker_name="broker-a", store_host=("2001:db8::1", 10911))
         messages = read_queue(store, topic)
         assert [m.body for m in messages] == [b"a", b"b"]

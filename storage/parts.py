@@ -1,0 +1,55 @@
+"""What one open store is made of, for those of its workers that need several parts of it at a time."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from raymq.config import StoreSettings
+from raymq.log_reader import LogReader
+from storage.commit_log import CommitLog
+from storage.config_files import ConfigFiles
+from storage.dedup import DedupTable
+from storage.deliveries import Deliveries
+from storage.queue_table import QueueTable
+from storage.visibility import Visibility
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """The files of a store, and the tables in memory that go with them. `after_crash`: nobody closed it before."""
+
+    settings: StoreSettings
+    after_crash: bool
+    reader: LogReader
+    config: ConfigFiles
+    log: CommitLog
+    queues: QueueTable
+    dedup: DedupTable
+    deliveries: Deliveries
+    visibility: Visibility
+
+    @classmethod
+    def open(cls, settings: StoreSettings, resources: ExitStack, *, after_crash: bool) -> StoreParts:
+        """Find everything in the store's directory, ready to be recovered. `resources` gets what is to be closed.
+
+        StoreCorruptError when the files do not form a store. OSError when they cannot be read.
+        """
+        root = settings.store_path_root_dir
+        reader = LogReader(
+            root,
+            commit_log_file_size=settings.mapped_file_size_commit_log_bytes,
+            consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
+            max_mapped_bytes=settings.max_mapped_bytes,
+            max_mapped_files=settings.max_mapped_files,
+        )
+        resources.callback(reader.close)
+        config = ConfigFiles(root)
+        log = CommitLog(root, settings.mapped_file_size_commit_log_bytes, warm_up=settings.writes_through_maps)
+        resources.callback(log.close)
+        queues = QueueTable(root, settings, reader, config, after_crash=after_crash)
+        resources.callback(queues.close)
+        deliveries = Deliveries()
+        deliveries.load(config)
+        dedup = DedupTable(settings.dedup_producers_max)
+        return cls(settings, after_crash, reader, config, log, queues, dedup, deliveries, Visibility())

@@ -1,0 +1,249 @@
+"""Thousands of log records at a time, checked and taken apart as recovery needs them.
+
+A block says what `raymq.record.check_record` and `dispatch_view` say of each record, a column at a time. It says so
+only where nothing is out of the ordinary. On any doubt (damage, a record that cannot be, a property that is there
+twice, a number that is none) there is no block, and the reader has to look at those records one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.delay import is_waiting_topic
+from raymq.hashing import tags_code
+from raymq.message import PROPERTY_PRODUCER_EPOCH, PROPERTY_PRODUCER_ID, PROPERTY_SEQUENCE, PROPERTY_TAGS
+from raymq.record import dispatch_view
+from raymq.record_batch import windows
+from raymq.record_layout import MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE, RecordError
+from raymq.record_places import Bytes, Ints, Places, locate
+
+BLOCK_BYTES: Final = 4 << 20
+
+_INTS: Final = struct.Struct(">ii")
+_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
+_SEPARATOR: Final = 0x02
+_DIGITS_MAX: Final = 18
+_PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQUENCE)
+
+
+class Producers(NamedTuple):
+    """Who sent the records at `rows` of a block, with which sequence: `codes` are indices into `instances`, which are
+    (producer id, epoch)."""
+
+    rows: Ints
+    codes: Ints
+    sequences: Ints
+    instances: list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Good records back to back, one element of each array per record, in order.
+
+    The first record starts at byte 0 of the block; `length` is where the last ends. `topics` are numbered by
+    `topic_codes`.
+    """
+
+    length: int
+    starts: Ints
+    sizes: NDArray[np.int32]
+    sys_flags: Ints
+    topics: list[str]
+    topic_codes: Ints
+    queue_ids: Ints
+    queue_offsets: Ints
+    tags_codes: Ints
+    last_store_timestamp_ms: int
+    producers: Producers
+
+
+def read_block(
+    data: memoryview, position: int, physical_offset: int, *, check_crc: bool, delay_levels_ms: tuple[int, ...]
+) -> Block | None:
+    """The records from `position` of a log file on, about 4 MiB of them; None where they have to be looked at singly.
+
+    `physical_offset` is that of the first. The block ends before the first bytes that are no record.
+    """
+    starts = _hop(data, position)
+    if not starts:
+        return None
+    rest = data[position:]
+    bytes_of = np.frombuffer(rest, np.uint8)
+    try:
+        places = locate(bytes_of, np.array(starts, np.int64) - position)
+    except RecordError:
+        return None
+    if check_crc and not _crcs_hold(rest, places):
+        return None
+    named_topics = _topics(bytes_of, places)
+    if named_topics is None or not _is_plausible(bytes_of, places, physical_offset):
+        return None
+    topics, topic_codes = named_topics
+    properties = _PropertyTexts(bytes_of, places)
+    codes, producers = _tags_codes(properties, len(starts)), _producers(properties)
+    if codes is None or producers is None:
+        return None
+    for row in np.flatnonzero(np.array([is_waiting_topic(topic) for topic in topics])[topic_codes]).tolist():
+        codes[row] = dispatch_view(rest, int(places.starts[row]), delay_levels_ms=delay_levels_ms).tags_code
+    return Block(
+        int(places.starts[-1]) + int(places.head["total_size"][-1]),
+        places.starts,
+        places.head["total_size"].astype(np.int32),
+        places.sys_flag,
+        topics,
+        topic_codes,
+        places.head["queue_id"].astype(np.int64),
+        places.head["queue_offset"].astype(np.int64),
+        codes,
+        int(places.store_timestamp.max()),
+        producers,
+    )
+
+
+def can_be_topic(topic: str) -> bool:
+    """Whether a queue of that name can have a directory."""
+    return topic not in ("", ".", "..") and {"/", "\0"}.isdisjoint(topic)
+
+
+def _hop(data: memoryview, position: int) -> list[int]:
+    """Where records start, by their sizes and magics."""
+    starts = []
+    end, limit, unpack_from = len(data), position + BLOCK_BYTES, _INTS.unpack_from
+    while position < limit and position <= end - MIN_RECORD_SIZE:
+        size, magic = unpack_from(data, position)
+        if magic not in _MAGICS or not MIN_RECORD_SIZE <= size <= end - position:
+            break
+        starts.append(position)
+        position += size
+    return starts
+
+
+def _crcs_hold(data: memoryview, places: Places) -> bool:
+    ends = (places.body_at + places.body_size).tolist()
+    found = [crc32(data[at:end]) for at, end in zip(places.body_at.tolist(), ends, strict=True)]
+    same = (np.array(found, np.int64) & 0x7FFFFFFF) == places.head["body_crc"]
+    return bool((same | (places.body_size == 0)).all())
+
+
+def _topics(data: Bytes, places: Places) -> tuple[list[str], Ints] | None:
+    """The topics, and for each record the number of its own. None if one cannot be a topic, or is no text."""
+    at, size = places.topic_at, places.topic_size
+    first = data[at[0] : at[0] + size[0]].tobytes()
+    codes = np.zeros(len(at), np.int64)
+    names = {first: 0}
+    if not first or (size != size[0]).any() or (windows(data, len(first))[at] != np.void(first)).any():
+        ends = (at + size).tolist()
+        rows = [bytes(data.data[start:end]) for start, end in zip(at.tolist(), ends, strict=True)]
+        names = {name: code for code, name in enumerate(dict.fromkeys(rows))}
+        codes = np.array([names[name] for name in rows], np.int64)
+    try:
+        topics = [name.decode() for name in names]
+    except UnicodeDecodeError:
+        return None
+    return (topics, codes) if all(map(can_be_topic, topics)) else None
+
+
+def _is_plausible(data: Bytes, places: Places, physical_offset: int) -> bool:
+    """What recovery asks of a good record beside its checks (storage.recovery)."""
+    queue_offsets = places.head["queue_offset"]
+    offsets_max = (places.starts + physical_offset) // MIN_RECORD_SIZE
+    ends = places.properties_at + places.properties_size
+    cut = (data[ends - 1] == 0) & (places.properties_size > 0)
+    holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (places.head["queue_id"] >= 0) & ~cut
+    return bool(holds.all())
+
+
+class _PropertyTexts:
+    """The properties of many records: all their pieces (name, 0x01, value) in one text."""
+
+    def __init__(self, data: Bytes, places: Places) -> None:
+        self.text, self._row_ends = _join(data, places.properties_at, places.properties_size)
+        self.bytes = np.frombuffer(self.text, np.uint8)
+        self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
+        self._starts = np.empty_like(self._ends)
+        self._starts[0] = 0
+        self._starts[1:] = self._ends[:-1] + 1
+        self._beginnings = windows(self.bytes, 4)[self._starts].view(np.uint32)
+
+    def values(self, name: str) -> tuple[Ints, Ints, Ints] | None:
+        """In which records `name` is, and there the place of its value in `text`: from, to. Empty values are none. None
+        if a record has it twice: then the last one counts."""
+        mark = f"{name}\x01".encode()
+        pieces = np.flatnonzero(self._beginnings == np.frombuffer(mark, np.uint32, 1)[0])
+        at, end = self._starts[pieces] + len(mark), self._ends[pieces]
+        filled = at < end
+        at, end = at[filled], end[filled]
+        same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
+        at, end = at[same], end[same]
+        rows = np.searchsorted(self._row_ends, at, "right")
+        return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
+
+    def pieces(self, at: Ints, end: Ints) -> list[bytes]:
+        """The values that `values` found."""
+        text = self.text
+        return [text[one:other] for one, other in zip(at.tolist(), end.tolist(), strict=True)]
+
+
+def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
+    """The texts at `at`, a separator or more behind each, then room for windows; and where the rows end."""
+    width = int(sizes.max()) + 1
+    if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(at.max()) + width <= len(data):
+        rows = windows(data, width)[at].view(np.uint8).reshape(-1, width)
+        rows[np.arange(width) >= sizes[:, None]] = _SEPARATOR
+        return rows.tobytes() + bytes(16), np.arange(width, width * len(at) + 1, width)
+    ends = (at + sizes).tolist()
+    texts = [data.data[start:end] for start, end in zip(at.tolist(), ends, strict=True)]
+    return b"\x02".join(texts) + b"\x02" + bytes(16), np.cumsum(sizes + 1)
+
+
+def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
+    found = properties.values(PROPERTY_TAGS)
+    if found is None:
+        return None
+    rows, at, end = found
+    tags = properties.pieces(at, end)
+    code_of = {tag: tags_code(tag.decode("utf-8", "replace")) for tag in set(tags)}
+    codes = np.zeros(count, np.int64)
+    codes[rows] = [code_of[tag] for tag in tags]
+    return codes
+
+
+def _producers(properties: _PropertyTexts) -> Producers | None:
+    """None where a record has some but not all of the three properties, or a number that is more than digits."""
+    nobody = np.zeros(0, np.int64)
+    found = [properties.values(name) for name in _PRODUCER_NAMES]
+    if any(values is None for values in found):
+        return None
+    (rows, id_at, id_end), (epoch_rows, epoch_at, epoch_end), (sequence_rows, at, end) = (one for one in found if one)
+    if not np.array_equal(rows, epoch_rows) or not np.array_equal(rows, sequence_rows):
+        return None
+    if not len(rows):
+        return Producers(nobody, nobody, nobody, [])
+    sequences = _numbers(properties.bytes, at, end)
+    names = list(zip(properties.pieces(id_at, id_end), properties.pieces(epoch_at, epoch_end), strict=True))
+    code_of = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    if sequences is None or not all(epoch.isdigit() and len(epoch) <= _DIGITS_MAX for _, epoch in code_of):
+        return None
+    instances = [(producer_id.decode("utf-8", "replace"), int(epoch)) for producer_id, epoch in code_of]
+    return Producers(rows, np.array([code_of[name] for name in names], np.int64), sequences, instances)
+
+
+def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:
+    """The decimal numbers there; None if one is not all digits, or too long."""
+    sizes = end - at
+    numbers = np.zeros(len(at), np.int64)
+    if sizes.max() > _DIGITS_MAX:
+        return None
+    for size in np.unique(sizes).tolist():
+        chosen = np.flatnonzero(sizes == size)
+        digits = windows(text, size)[at[chosen]].view(np.uint8).reshape(-1, size) - np.uint8(ord("0"))
+        if (digits > 9).any():
+            return None
+        numbers[chosen] = digits.astype(np.int64) @ (10 ** np.arange(size - 1, -1, -1, dtype=np.int64))
+    return numbers

@@ -1,0 +1,290 @@
+"""Putting the records of a walk where they belong: missing units into the queues, producers into the dedup table.
+
+One record at a time, or a block of them (record_blocks.py) with the same result. A block that holds something out of
+the ordinary (a gap, a topic deleted in its middle, offsets out of order, an inner batch) is refused before anything is
+changed; its records have to come one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.delay import delivery_source
+from raymq.record import DispatchView, ProducerSequence
+from raymq.record_layout import (
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
+from raymq.record_places import Ints
+from storage.batch_dispatch import QueueGapError, put_batch
+from storage.consume_queue import ConsumeQueue
+from storage.dedup import DedupTable
+from storage.deliveries import Deliveries
+from storage.queue_table import QueueTable
+from storage.record_blocks import Block
+
+logger = logging.getLogger(__name__)
+
+_UNITS_HELD: Final = 4096
+_NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
+
+
+@dataclass(slots=True)
+class _Missing:
+    """Units found to be missing at the end of one queue, in order, not written yet."""
+
+    queue: ConsumeQueue
+    physical_offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    tags_codes: list[int] = field(default_factory=list)
+
+    @property
+    def next_offset(self) -> int:
+        """What the queue's next offset is with these units."""
+        return self.queue.next_offset + len(self.sizes)
+
+    def write(self) -> None:
+        if self.sizes:
+            self.queue.reserve(len(self.sizes))
+            self.queue.append_scattered(
+                np.array(self.physical_offsets, np.int64),
+                np.array(self.sizes, np.int32),
+                np.array(self.tags_codes, np.int64),
+            )
+            for column in (self.physical_offsets, self.sizes, self.tags_codes):
+                column.clear()
+
+    def write_if_many(self) -> None:
+        if len(self.sizes) >= _UNITS_HELD:
+            self.write()
+
+
+class _Addition(NamedTuple):
+    """The rows of a block that are missing in one queue."""
+
+    missing: _Missing
+    rows: Ints
+
+
+class _Run(NamedTuple):
+    """Messages of one producer in one queue, with consecutive sequences at consecutive offsets."""
+
+    last_row: int
+    producer: ProducerSequence
+    topic: str
+    queue_id: int
+    queue_offset: int
+    messages: int
+
+
+class Redispatch:
+    """What one recovery puts into the queues, the dedup table and the deliveries. `queued` counts units."""
+
+    def __init__(self, queues: QueueTable, dedup: DedupTable, deliveries: Deliveries, *, after_crash: bool) -> None:
+        self._queues, self._dedup, self._deliveries = queues, dedup, deliveries
+        self._after_crash = after_crash
+        self._missing: dict[tuple[str, int], _Missing] = {}
+        self.dispatched_end = -1
+        """Where the last record ends that a queue points to; after a crash nobody knows."""
+        self.queues_were_lost = False
+        self.queued = 0
+
+    def queues_reach(self, physical_offset: int) -> None:
+        """A queue points to records up to `physical_offset`."""
+        self.dispatched_end = max(self.dispatched_end, physical_offset)
+
+    def start_again(self) -> None:
+        """Forget the units that were not written."""
+        self._missing.clear()
+
+    def finish(self) -> None:
+        """Write the units that are left."""
+        for missing in self._missing.values():
+            missing.write()
+
+    def put(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
+        """Put a good record where it belongs, if it is not there. QueueGapError unless gaps may be filled: then the
+        walk started at the first record, so what is not there is lost."""
+        if view.sys_flag & SYS_FLAG_TRANSACTION_MASK in _NOT_QUEUED:
+            return
+        if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
+            if not self._was_deleted(view.topic, physical_offset):
+                self.queued += put_batch(self._queues, view, physical_offset, may_fill_gaps=may_fill_gaps)
+            return
+        missing = self._missing.get((view.topic, view.queue_id))
+        if missing is None:
+            if self._was_deleted(view.topic, physical_offset):
+                return
+            missing = self._missing_in(view.topic, view.queue_id)
+        gap = view.queue_offset - missing.next_offset
+        if view.queue_offset < missing.queue.first_offset and not may_fill_gaps:
+            raise QueueGapError(f"queue {view.topic}:{view.queue_id} has lost its offset {view.queue_offset}")
+        if gap >= 0:
+            if gap > 0:
+                self._skip_lost_units(missing, view, may_fill_gaps=may_fill_gaps)
+            missing.physical_offsets.append(physical_offset)
+            missing.sizes.append(view.size)
+            missing.tags_codes.append(view.tags_code)
+            self.queued += 1
+            missing.write_if_many()
+        self.remember(view, physical_offset)
+
+    def remember(self, view: DispatchView, physical_offset: int) -> None:
+        """Remember who sent a record."""
+        producer = view.producer
+        source = None if producer is None else delivery_source(producer.producer_id)
+        if producer is not None and source is not None:
+            self._deliveries.advance(source, producer.epoch, producer.first_sequence + 1)
+        elif producer is not None and not self._queues.was_deleted_after(view.topic, physical_offset):
+            self._dedup.record(producer, view.topic, view.queue_id, 1, view.queue_offset)
+
+    def put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+        """`put` for the records of a block, the first of which is at `physical_offset`. False: nothing was done."""
+        if (block.sys_flags & SYS_FLAG_INNER_BATCH).any():
+            return False
+        counted = _is_queued(block)
+        additions: list[_Addition] = []
+        for rows in _groups(block, np.flatnonzero(counted)):
+            if self._were_deleted(block, rows, physical_offset):
+                counted[rows] = False
+                continue
+            addition = self._addition(block, rows, physical_offset, may_fill_gaps=may_fill_gaps)
+            if addition is None:
+                return False
+            additions.append(addition)
+        if not self._remember_rows(block, counted, physical_offset):
+            return False
+        for missing, rows in additions:
+            missing.physical_offsets += (block.starts[rows] + physical_offset).tolist()
+            missing.sizes += block.sizes[rows].tolist()
+            missing.tags_codes += block.tags_codes[rows].tolist()
+            missing.write_if_many()
+            self.queued += len(rows)
+        return True
+
+    def remember_block(self, block: Block, physical_offset: int) -> bool:
+        """`remember` for the records of a block. False: nothing was done."""
+        return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
+
+    def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
+        """Whether all of `rows`, which are of one queue, belong to a topic that was deleted since."""
+        topic, queue_id = _queue_of(block, rows)
+        last = physical_offset + int(block.starts[rows[-1]])
+        return (topic, queue_id) not in self._missing and self._was_deleted(topic, last)
+
+    def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
+        """What of `rows`, all of one queue, is missing there; None where it takes more than to put it at the end."""
+        topic, queue_id = _queue_of(block, rows)
+        if self._queues.holds_batches(topic, queue_id):
+            return None
+        if self._was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
+            return None
+        missing = self._missing_in(topic, queue_id)
+        offsets = block.queue_offsets[rows]
+        known = missing.next_offset - int(offsets[0])
+        in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
+        lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
+        if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
+            return None
+        return _Addition(missing, rows[min(known, len(rows)) :] if in_order else rows[:0])
+
+    def _missing_in(self, topic: str, queue_id: int) -> _Missing:
+        missing = self._missing.get((topic, queue_id))
+        if missing is None:
+            missing = self._missing[topic, queue_id] = _Missing(self._queues.get_or_create(topic, queue_id))
+        return missing
+
+    def _was_deleted(self, topic: str, physical_offset: int) -> bool:
+        if self._queues.was_deleted_after(topic, physical_offset):
+            return True
+        if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
+            return False
+        # A clean stop, other queues are complete, this topic has none: RocketMQ deleted it, and left no other trace.
+        return not self._queues.has_topic(topic)
+
+    def _skip_lost_units(self, missing: _Missing, view: DispatchView, *, may_fill_gaps: bool) -> None:
+        queue, end = f"{view.topic}:{view.queue_id}", missing.next_offset
+        if not may_fill_gaps:
+            raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {view.queue_offset}")
+        missing.write()
+        if end:
+            logger.error("the records of %s from offset %d to %d are lost", queue, end, view.queue_offset - 1)
+        missing.queue.start_at(view.queue_offset)
+
+    def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
+        """Remember who sent the records for which `counted` is true. False, and nothing is done, if one is of a deleted
+        topic, or if producers would be forgotten: then their order counts."""
+        sources = [delivery_source(producer_id) for producer_id, _ in block.producers.instances]
+        runs = sorted(_runs(block, counted, np.array([source is None for source in sources], bool)))
+        keys = {(run.producer.producer_id, run.topic, run.queue_id) for run in runs}
+        was_deleted = any(self._queues.was_deleted_after(run.topic, physical_offset) for run in runs)
+        if was_deleted or not self._dedup.has_room_for(len(keys)):
+            return False
+        # In the order of their last messages: so the table knows who was silent longest.
+        for run in runs:
+            self._dedup.record(run.producer, run.topic, run.queue_id, run.messages, run.queue_offset)
+        rows, codes, sequences, instances = block.producers
+        of_scheduler = np.array([source is not None for source in sources], bool)[codes] & counted[rows]
+        for place in np.flatnonzero(of_scheduler).tolist():
+            code = int(codes[place])
+            source = sources[code]
+            assert source is not None
+            self._deliveries.advance(source, instances[code][1], int(sequences[place]) + 1)
+        return True
+
+
+def _is_queued(block: Block) -> NDArray[np.bool_]:
+    """Which records have a unit in a queue."""
+    transaction = block.sys_flags & SYS_FLAG_TRANSACTION_MASK
+    return ~np.isin(transaction, _NOT_QUEUED)
+
+
+def _queue_of(block: Block, rows: Ints) -> tuple[str, int]:
+    return block.topics[int(block.topic_codes[rows[0]])], int(block.queue_ids[rows[0]])
+
+
+def _groups(block: Block, rows: Ints) -> Iterator[Ints]:
+    """`rows` by queue, each in order, the queue first that comes first."""
+    keys = _queue_keys(block)[rows]
+    if not len(rows) or (keys == keys[0]).all():
+        return iter([rows] if len(rows) else [])
+    order = np.argsort(keys, kind="stable")
+    groups = np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
+    return iter(sorted(groups, key=lambda group: int(group[0])))
+
+
+def _queue_keys(block: Block) -> Ints:
+    return (block.topic_codes << 32) + block.queue_ids
+
+
+def _runs(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[_Run]:
+    """The messages of producers, as runs. `of_producer` tells which instances are not the scheduler."""
+    rows, codes, sequences, instances = block.producers
+    chosen = np.flatnonzero(of_producer[codes] & counted[rows])
+    rows, codes, sequences = rows[chosen], codes[chosen], sequences[chosen]
+    if not len(rows):
+        return
+    queues, offsets = _queue_keys(block)[rows], block.queue_offsets[rows]
+    order = np.lexsort((rows, codes, queues))
+    rows, codes, sequences, queues, offsets = (column[order] for column in (rows, codes, sequences, queues, offsets))
+    goes_on = (np.diff(queues) == 0) & (np.diff(codes) == 0) & (np.diff(sequences) == 1) & (np.diff(offsets) == 1)
+    firsts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
+    lasts = np.concatenate((firsts[1:], [len(rows)])) - 1
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        row, (producer_id, epoch) = int(rows[first]), instances[int(codes[first])]
+        yield _Run(
+            int(rows[last]),
+            ProducerSequence(producer_id, epoch, int(sequences[first])),
+            block.topics[int(block.topic_codes[row])],
+            int(block.queue_ids[row]),
+            int(offsets[first]),
+            last - first + 1,
+        )
