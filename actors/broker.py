@@ -13,44 +13,77 @@ May wait for: its own Storage, NameServers. Never for another Broker, Rebalance 
 
 from __future__ import annotations
 
-import json
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import ray
 
-from actors.core import broker_state
+from actors.broker_watch import BrokerWatch
 from actors.core.broker_state import STATE_TOPIC, BrokerState, Change
+from actors.core.broker_stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS
+from actors.core.client_registry import ClientRegistry
+from actors.core.group_offsets import Owners, TopicCommits
+from actors.core.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.options import PERSISTENT
 from actors.pull import PullActor
 from actors.rebalance import RebalanceActor
+from actors.registrar import Registrar
 from actors.shell import shell
+from actors.state_log import STORE_TIMEOUT_S, Decision, StateLog
+from raymq.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
 from raymq.config import BrokerSettings
-from raymq.errors import RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError, TopicNotExistError
-from raymq.group_info import GroupQueueProgress, StartOffsetQuery
+from raymq.errors import NoPermissionError, RaymqError, TopicNotExistError
+from raymq.group_info import (
+    CommitAnswer,
+    GroupConfig,
+    GroupQueueProgress,
+    OffsetCommit,
+    QueueOffset,
+    SendBackAnswer,
+    StartOffsetQuery,
+)
 from raymq.message import ConsumeFromWhere, Message, MessageQueue, PullResult, SendResult
-from raymq.names import PullName, RebalanceName, StorageName, check_group
+from raymq.names import (
+    AUTO_CREATE_TOPIC,
+    RETRY_PREFIX,
+    PullName,
+    RebalanceName,
+    StorageName,
+    check_group,
+    dlq_topic,
+    is_internal_topic,
+    retry_topic,
+)
 from raymq.producer import Producer
+from raymq.producer_settings import ProducerSettings
 from raymq.pulling import pull_messages
 from raymq.push_settings import PushSettings
-from raymq.ray_calls import ActorRef
-from raymq.record import decode_records
-from raymq.route import MASTER_ID, BrokerData, BrokerRegistration, QueueData, TopicConfig, TopicRoute
+from raymq.route import (
+    MASTER_ID,
+    PERM_ALL,
+    PERM_INHERIT,
+    PERM_READ,
+    BrokerData,
+    BrokerRegistration,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+)
+from raymq.stats import GroupStats, TopicStats
 from raymq.storage_client import StorageClient, persist_until
-from raymq.store_api import FetchRequest
 from raymq.subscription import Subscription
-from storage.cleaner import HOLDS_FILE
-from storage.config_files import parse_fastjson
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
 SNAPSHOT_INTERVAL_S: Final = 10.0
-STORE_TIMEOUT_S: Final = 20.0
-READY_WAIT_S: Final = 10.0
-REPLAY_BATCH: Final = 1000
+STATS_INTERVAL_S: Final = 10.0
+PROTECT_INTERVAL_S: Final = 180.0
+APPEND_TIMEOUT_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -58,24 +91,32 @@ T = TypeVar("T")
 
 
 class Broker:
-    """The shell around one BrokerState, and around the thread that keeps it registered and snapshotted."""
+    """The shell around one broker group's state and client registry, and around the thread that keeps it registered,
+    snapshotted and counted."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._node_id = ray.get_runtime_context().get_node_id()
         self._storage_name = str(StorageName(settings.broker_name, MASTER_ID))
         self._storage = StorageClient(self._storage_name, self._node_id)
-        self._nameservers = [ActorRef(str(name)) for name in settings.nameservers]
-        self._lock = threading.Lock()
-        self._state = BrokerState()
-        self._position = 0
-        self._snapshot_position = 0
-        self._ready = threading.Event()
-        self._stopping = threading.Event()
-        self._changed = threading.Event()
-        self._waiting_for = f"{self._storage_name} to open its store"
+        self._life = time.time_ns()
+        self._nodes: dict[int, str] = {}
         self._producer = self._make_producer("broker-send", allow_system_topics=False)
         self._state_producer = self._make_producer("broker-state", allow_system_topics=True)
+        self._log = StateLog(settings.broker_name, self._storage, self._state_producer.send_batch)
+        self._registrar = Registrar(
+            settings.broker_name,
+            settings.nameservers,
+            self._registration,
+            settings.options.registration_interval_s,
+        )
+        self._owners = Owners()
+        self._returns = ReturnWriter(f"send-back-{secrets.token_hex(8)}", secrets.randbelow)
+        self._returns_lock = threading.Lock()
+        self._clients = ClientRegistry()
+        self._clients_lock = threading.Lock()
+        self._watch = BrokerWatch(self._log, self._storage, settings.options, self.update_group)
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
         self._thread.start()
 
@@ -85,20 +126,25 @@ class Broker:
             routes=self,
             storage=lambda name: self._storage,
             born_host=(ray.util.get_node_ip_address(), 0),
-            send_timeout_s=STORE_TIMEOUT_S,
+            settings=ProducerSettings(send_timeout_s=STORE_TIMEOUT_S),
             allow_system_topics=allow_system_topics,
         )
 
     # What a Producer asks for: this broker sends to its own queues only.
 
     def get(self, topic: str) -> TopicRoute:
-        """The part of a topic's route that lies in this broker group."""
-        config = TopicConfig(topic, 1, 1) if topic == STATE_TOPIC else self._ready_state().require_topic(topic)
+        """The part of a topic's route that lies in this broker group; NoPermissionError where it may not be written."""
+        config = TopicConfig(topic, 1, 1) if topic == STATE_TOPIC else self._log.ready().require_topic(topic)
         name = self._settings.broker_name
         data = BrokerData(self._settings.cluster, name, {MASTER_ID: self._storage_name})
-        return TopicRoute(
-            topic, {name: data}, (QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm),)
-        )
+        queues = QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm)
+        return TopicRoute(topic, {name: data}, (queues,)).require_writable()
+
+    def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
+        """`get`, after creating the topic where auto_create_topic_enable is on."""
+        if topic != STATE_TOPIC and topic not in self._log.ready().topics:
+            self.auto_create_topic(topic, default_topic_queue_nums)
+        return self.get(topic)
 
     def forget(self, topic: str) -> None:
         """Nothing is cached here."""
@@ -109,65 +155,147 @@ class Broker:
         """Create a topic with so many queues in this group. Repeating it changes nothing; TopicExistsError if it
         exists with other numbers."""
         self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums))
-        self._register()
+
+    def update_topic(
+        self, topic: str, queue_nums: int | None = None, perm: int | None = None, order: bool | None = None
+    ) -> None:
+        """Change what is given: more queues (never fewer), the permission (raymq.route), whether it is an order topic.
+
+        TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
+        """
+        self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order))
+
+    def auto_create_topic(self, topic: str, default_topic_queue_nums: int) -> None:
+        """Create a topic that somebody sends to; nothing if it exists (spec/messaging.md §2.5).
+
+        TopicNotExistError where auto_create_topic_enable is off, IllegalNameError.
+        """
+        options = self._settings.options
+        if not options.auto_create_topic_enable:
+            self._log.ready().require_topic(topic)
+            return
+        most = options.default_topic_queue_nums
+        self._change(lambda state: state.decide_auto_topic(topic, default_topic_queue_nums, most))
 
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic, its queues and the offsets committed in it; TopicNotExistError."""
+        """Remove a topic, its queues and the offsets committed in it; TopicNotExistError.
+
+        On return its store refuses messages for it, until it is created again.
+        """
         try:
             self._change(lambda state: state.decide_topic_delete(topic))
         except TopicNotExistError:
             # This broker may have died between the two steps of an earlier attempt.
             self._store_control("delete_topic", topic)
             raise
-        self._register()
         self._store_control("delete_topic", topic)
+        self._log.read(lambda state: self._owners.forget(topic=topic))
+        self._watch.forget(topic=topic)
 
     def topic_config(self, topic: str) -> TopicConfig:
         """A topic as this group holds it; TopicNotExistError."""
-        return self._ready_state().require_topic(topic)
+        return self._log.ready().require_topic(topic)
 
     # Consumer groups
 
     def ensure_group(self, group: str) -> None:
-        """Make a consumer group known; IllegalNameError."""
-        self._change(lambda state: state.decide_group(group))
+        """Make a consumer group known, and its retry topic. IllegalNameError; GroupNotExistError for a new one where
+        auto_create_subscription_group is off."""
+        auto_create = self._settings.options.auto_create_subscription_group
+        self._change(lambda state: state.decide_group(group, auto_create=auto_create))
 
-    def delete_group(self, group: str) -> None:
-        """Forget a group and its offsets; GroupNotExistError."""
+    def group_config(self, group: str) -> GroupConfig:
+        """A group's configuration here; GroupNotExistError."""
+        return self._log.ready().require_group(group)
+
+    def update_group(self, config: GroupConfig) -> None:
+        """Set a group's configuration, making the group if it is new. IllegalNameError, InvalidArgumentError."""
+        self._change(lambda state: state.decide_group_config(config))
+
+    def delete_group(self, group: str, dead_letters: bool = False) -> None:
+        """Forget a group, its offsets and its retry topic, with `dead_letters` also those; GroupNotExistError."""
         self._change(lambda state: state.decide_group_delete(group))
+        self._log.read(lambda state: self._owners.forget(group=group))
+        self._watch.forget(group=group)
+        for topic in [retry_topic(group)] + ([dlq_topic(group)] if dead_letters else []):
+            with suppress(TopicNotExistError):
+                self.delete_topic(topic)
 
     def groups(self) -> list[str]:
         """All groups known here, sorted."""
-        return sorted(self._ready_state().groups)
+        return sorted(self._log.ready().groups)
 
-    def commit_offsets(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
+    def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
         """Commit, per topic and queue id, the offset of the next message to consume. Durable on return.
 
-        TopicNotExistError for a topic that is gone; the others' offsets are committed then.
+        The answer names the queues whose commits do not count, and why. In a group that may not consume (any more) they
+        count, and all queues are answered as fenced. GroupNotExistError, InvalidArgumentError.
         """
-        missing: TopicNotExistError | None = None
-        for topic, table in offsets.items():
-            try:
-                self._change(partial(BrokerState.decide_offsets, group=group, topic=topic, offsets=table))
-            except TopicNotExistError as error:
-                missing = error
-        if missing is not None:
-            raise missing
+        verdicts: dict[str, TopicCommits] = {}
+        gone: list[str] = []
+        before: dict[str, dict[int, int]] = {}
+
+        def decide(state: BrokerState) -> list[Change]:
+            nonlocal verdicts, gone, before
+            changes, verdicts, gone = state.decide_commits(self._owners, group, commits)
+            before = {topic: state.offsets.committed(group, topic) for topic in verdicts}
+            return changes
+
+        self._change(decide)
+        self._count_gets(group, before, verdicts)
+        stopped = not self.group_config(group).consume_enable
+        fenced = {topic: commits[topic] if stopped else verdict.fenced for topic, verdict in verdicts.items()}
+        return CommitAnswer(
+            {self._queue(topic, q): at for topic, verdict in verdicts.items() for q, at in verdict.reset.items()},
+            frozenset(self._queue(topic, q) for topic, queue_ids in fenced.items() for q in queue_ids),
+            frozenset(self._queue(topic, q) for topic in gone for q in commits[topic]),
+        )
+
+    def _count_gets(
+        self, group: str, before: Mapping[str, Mapping[int, int]], verdicts: Mapping[str, TopicCommits]
+    ) -> None:
+        for topic, verdict in verdicts.items():
+            got = sum(max(at - before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
+            self._watch.count(GROUP_GET_NUMS, f"{topic}@{group}", got)
+
+    def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set offsets outright, per queue id, also back; members hear of it with their next commit or question.
+
+        Durable on return. GroupNotExistError, TopicNotExistError, InvalidArgumentError.
+        """
+        self._change(lambda state: state.decide_reset(group, topic, offsets))
 
     def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Committed offset per queue id of this group's queues; queues without one are absent."""
-        return self._ready_state().committed(group, topic)
+        return self._log.ready().offsets.committed(group, topic)
 
-    def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery) -> int:
+    def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery, generation: int) -> QueueOffset:
         """Where the group starts in a queue (spec/messaging.md §2.9, §5.4): the committed offset, else by `query`.
 
-        CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first message is still in memory).
+        A member of the group asks with the generation of its assignment: where nothing is committed the start is,
+        durably, so that a member that dies at once skips nothing; and commits of older generations are fenced from
+        then on. Generation 0 only asks. CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first
+        message is still in memory), and so does a retry topic. TopicNotExistError, GroupNotExistError, and
+        NoPermissionError where the group's consume_enable is off or the topic may not be read.
         """
-        committed = self.committed_offsets(group, queue.topic).get(queue.queue_id)
-        if committed is not None:
-            return committed
+        topic, queue_id = queue.topic, queue.queue_id
+        state = self._log.ready()
+        self._check_readable(state, group, topic)
+        offset = 0 if state.offsets.get(group, topic, queue_id) else self._first_offset(queue, query)
+
+        def decide(state: BrokerState) -> Change | None:
+            change = state.decide_start(group, topic, queue_id, offset)
+            self._owners.note(group, topic, queue_id, generation)
+            return change
+
+        if generation:
+            self._change(decide)
+        table = state.offsets
+        return table.get(group, topic, queue_id) or QueueOffset(offset, table.version(group, topic, queue_id))
+
+    def _first_offset(self, queue: MessageQueue, query: StartOffsetQuery) -> int:
         bounds = self._read(lambda left_s: self._storage.queue_bounds(queue.topic, queue.queue_id, left_s))
-        if query.where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+        if query.where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
             return bounds.min_offset
         if query.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
             return self._read(
@@ -176,23 +304,77 @@ class Broker:
         young = bounds.min_offset == 0 and bounds.first_in_memory == 0
         return 0 if young else bounds.max_offset
 
+    def _check_readable(self, state: BrokerState, group: str, topic: str) -> TopicConfig:
+        config = state.require_topic(topic)
+        if not config.perm & PERM_READ:
+            raise NoPermissionError(
+                f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
+            )
+        if group in state.groups and not state.groups[group].consume_enable:
+            raise NoPermissionError(
+                f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
+            )
+        return config
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._settings.broker_name, queue_id)
+
+    def send_back(
+        self, group: str, records: bytes, *, delay_level: int = 0, max_reconsume_times: int = -1
+    ) -> SendBackAnswer:
+        """Take back messages that the group could not consume, whole records as consumed, back to back.
+
+        Each is delivered again from `%RETRY%group`, the later the more often it was given back, or after `delay_level`;
+        after `max_reconsume_times` returns (negative: the group's retry_max_times), and with a negative `delay_level`,
+        it goes to `%DLQ%group` instead (spec/messaging.md §5.9). Durable on return; a call that is repeated may do it
+        twice. GroupNotExistError, InvalidArgumentError (damaged records), MessageIllegalError (properties too long).
+        """
+        config = self._log.ready().require_group(group)
+        returned, answer = read_returned(
+            records, config, delay_level=delay_level, max_reconsume_times=max_reconsume_times
+        )
+        topics = ([retry_topic(group)] if answer.retried else []) + ([dlq_topic(group)] if answer.dead else [])
+        for topic in topics:
+            nums = config.retry_queue_nums if topic == retry_topic(group) else 1
+            self._change(partial(BrokerState.decide_group_topic, topic=topic, queue_nums=nums))
+        self._store_returned(config, returned)
+        for item in returned:
+            self._watch.count(SNDBCK_PUT_NUMS, f"{item.parts.topic}@{group}", 1)
+        return answer
+
+    def replay(self, group: str, records: bytes) -> None:
+        """Have the group consume dead letters again, whole records of `%DLQ%group` back to back, as if for the first
+        time. Durable on return; a call that is repeated may do it twice. Raises as `send_back` does.
+        """
+        config = self._log.ready().require_group(group)
+        self._store_returned(config, read_replayed(records))
+
+    def _store_returned(self, config: GroupConfig, returned: Sequence[Returned]) -> None:
+        with self._returns_lock:
+            self._returns.store_host_ipv6 = ":" in self._storage.describe().store_host[0]
+            batches = self._returns.batches(config.group, returned, config.retry_queue_nums)
+            if batches:
+                self._read(lambda left_s: self._storage.append(batches, min(left_s, APPEND_TIMEOUT_S)))
+
     def group_topics(self, group: str) -> list[str]:
         """Topics in whose queues here the group has committed; GroupNotExistError."""
-        state = self._ready_state()
+        state = self._log.ready()
         state.require_group(group)
-        return state.group_topics(group)
+        return state.offsets.topics(group)
 
     def group_progress(self, group: str, topic: str) -> list[GroupQueueProgress]:
-        """The group's committed offset and the end of every queue of a topic here; TopicNotExistError."""
-        state = self._ready_state()
-        committed = state.committed(group, topic)
+        """The group's committed offset, the end and the lag of every queue of a topic here; TopicNotExistError."""
+        state = self._log.ready()
+        committed = state.offsets.committed(group, topic)
         progress = []
         for queue_id in range(state.require_topic(topic).read_queue_nums):
             bounds = self._read(partial(self._storage.queue_bounds, topic, queue_id))
-            queue = MessageQueue(topic, self._settings.broker_name, queue_id)
-            progress.append(
-                GroupQueueProgress(group, queue, committed.get(queue_id), bounds.min_offset, bounds.max_offset)
-            )
+            offset = committed.get(queue_id)
+            following = max(offset or 0, bounds.min_offset)
+            message = self._watch.message_at(topic, queue_id, following) if following < bounds.max_offset else None
+            lag_ms = 0 if message is None else max(time.time_ns() // 1_000_000 - message.store_timestamp_ms, 0)
+            queue = self._queue(topic, queue_id)
+            progress.append(GroupQueueProgress(group, queue, offset, bounds.min_offset, bounds.max_offset, lag_ms))
         return progress
 
     def open_group(self, group: str) -> str:
@@ -227,7 +409,10 @@ class Broker:
         delay_level: int = 0,
         deliver_at_ms: int | None = None,
     ) -> SendResult:
-        """Store one message in a queue of this group. Not safe to repeat: each call is a new message."""
+        """Store one message in a queue of this group. Not safe to repeat: each call is a new message.
+
+        TopicNotExistError, unless auto_create_topic_enable is on; NoPermissionError.
+        """
         message = Message(
             topic,
             body,
@@ -250,148 +435,121 @@ class Broker:
         tags: str = "*",
         wait_s: float = 0.0,
     ) -> PullResult:
-        """Read a queue of this group from `offset`, waiting up to `wait_s` (at most 15 s) for a message."""
+        """Read a queue of this group from `offset`, waiting up to `wait_s` (at most 15 s) for a message.
+
+        TopicNotExistError, NoPermissionError (a topic that may not be read, a group that may not consume).
+        """
         check_group(group)
-        config = self._ready_state().require_topic(topic)
-        queue = MessageQueue(topic, self._settings.broker_name, queue_id)
+        config = self._check_readable(self._log.ready(), group, topic)
+        queue = self._queue(topic, queue_id)
         subscription = Subscription.parse(topic, tags)
         return pull_messages(self._storage, queue, config.read_queue_nums, subscription, offset, max_messages, wait_s)
+
+    # Clients and counters
+
+    def heartbeat(self, heartbeat: ClientHeartbeat) -> None:
+        """Hear a client: what it says it has replaces what it said before. Its groups become known here."""
+        for group in {consumer.group for consumer in heartbeat.consumers} - set(self._log.ready().groups):
+            self.ensure_group(group)
+        with self._clients_lock:
+            self._clients.heartbeat(heartbeat, time.monotonic())
+
+    def unregister_client(self, client_id: str) -> None:
+        """Forget a client that ends."""
+        with self._clients_lock:
+            self._clients.unregister(client_id)
+
+    def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
+        """The clients that produce in a group, or in any, as they said in the last two minutes."""
+        with self._clients_lock:
+            return self._clients.producers(time.monotonic(), group)
+
+    def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
+        """The consumers of a group, or of all, as their clients said in the last two minutes."""
+        with self._clients_lock:
+            return self._clients.consumers(time.monotonic(), group)
+
+    def topic_stats(self, topic: str) -> TopicStats:
+        """What was put into a topic here; TopicNotExistError."""
+        self._log.ready().require_topic(topic)
+        return self._watch.topic_stats(topic)
+
+    def group_stats(self, group: str) -> dict[str, GroupStats]:
+        """What a group got and gave back here, by topic; GroupNotExistError."""
+        self._log.ready().require_group(group)
+        return self._watch.group_stats(group)
 
     # Life
 
     def status(self) -> dict[str, Any]:
         """Counts, for `raymq status`."""
-        ready = self._ready.is_set()
-        with self._lock:
-            return {
-                "broker": self._settings.broker_name,
-                "ready": ready,
-                "waiting_for": "" if ready else self._waiting_for,
-                "topics": sorted(self._state.topics),
-                "groups": sorted(self._state.groups),
-                "storage": self._storage_name,
-            }
+        state = self._log.ready() if self._log.is_ready else BrokerState()
+        return {
+            "broker": self._settings.broker_name,
+            "ready": self._log.is_ready,
+            "waiting_for": "" if self._log.is_ready else self._log.waiting_for,
+            "topics": sorted(topic for topic in list(state.topics) if not is_internal_topic(topic)),
+            "groups": sorted(state.groups),
+            "storage": self._storage_name,
+        }
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
         self._stopping.set()
-        self._changed.set()
         self._thread.join(STORE_TIMEOUT_S)
         self._producer.close()
         self._state_producer.close()
-        if self._ready.is_set():
-            self._snapshot()
-        for server in self._nameservers:
-            self._tell(server, "unregister_broker", self._settings.broker_name)
+        if self._log.is_ready:
+            self._log.snapshot()
+        self._registrar.leave()
         self._storage.close()
 
     def _run(self) -> None:
-        while not self._stopping.is_set() and not self._ready.is_set():
-            try:
-                self._load()
-                self._ready.set()
-            except RaymqError as error:
-                self._waiting_for = str(error)
-                _log.warning("%s waits for its state: %s", self._settings.broker_name, error)
-                self._stopping.wait(0.5)
-        snapshot_at_s = time.monotonic() + SNAPSHOT_INTERVAL_S
+        self._log.load_until(self._stopping)
+        tasks = {
+            self._watch.sample: STATS_INTERVAL_S,
+            self._log.snapshot: SNAPSHOT_INTERVAL_S,
+            self._watch.protect: PROTECT_INTERVAL_S,
+        }
+        due_s = dict.fromkeys(tasks, 0.0)
         while not self._stopping.is_set():
-            for server in self._nameservers:
-                if not self._tell(server, "broker_heartbeat", self._settings.broker_name, self._state.topics_version):
-                    self._tell(server, "register_broker", self._registration())
-            if time.monotonic() >= snapshot_at_s:
-                self._try_snapshot()
-                snapshot_at_s = time.monotonic() + SNAPSHOT_INTERVAL_S
-            self._changed.wait(HEARTBEAT_INTERVAL_S)
-            self._changed.clear()
+            self._registrar.beat()
+            for task, every_s in tasks.items():
+                if time.monotonic() >= due_s[task]:
+                    due_s[task] = time.monotonic() + every_s
+                    self._try(task)
+            self._stopping.wait(HEARTBEAT_INTERVAL_S)
 
-    def _load(self) -> None:
-        """Snapshot, then the records behind it."""
-        state, position = broker_state.load_snapshot(
-            lambda name: self._storage.control("read_config", name, timeout_s=STORE_TIMEOUT_S), parse_fastjson
-        )
-        # Before anything is changed: retention keeps the state's records from here on until a snapshot has them.
-        if self._storage.control("read_config", HOLDS_FILE, timeout_s=STORE_TIMEOUT_S) is None:
-            self._hold(position)
-        # A snapshot may be behind a log whose start was deleted by retention: what is missing then is in the snapshot.
-        position = max(position, self._storage.queue_bounds(STATE_TOPIC, 0, STORE_TIMEOUT_S).min_offset)
-        snapshot_position = position
-        while True:
-            request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
-            [result] = self._storage.fetch([request], 4 << 20, 0.0, STORE_TIMEOUT_S)
-            if not result.count:
-                break
-            records = decode_records(result.records, broker_name=self._settings.broker_name)
-            broker_state.replay(state, [(record.body, record.store_timestamp_ms) for record in records])
-            position = result.next_offset
-        with self._lock:
-            self._state, self._position, self._snapshot_position = state, position, snapshot_position
+    def _try(self, task: Callable[[], None]) -> None:
+        """A task that comes again by itself: a failure now is only noted."""
+        try:
+            task()
+        except RaymqError as error:
+            _log.warning("%s: %s failed and is tried again later: %s", self._settings.broker_name, task.__name__, error)
 
-    def _ready_state(self) -> BrokerState:
-        if not self._ready.wait(READY_WAIT_S):
-            raise ServiceNotAvailableError(f"{self._settings.broker_name} is starting and waits: {self._waiting_for}")
-        return self._state
-
-    def _change(self, decide: Callable[[BrokerState], Change | None]) -> None:
-        """Decide, store, apply: in this order and one change at a time, so that the log's order is the state's."""
-        self._ready_state()
-        with self._lock:
-            change = decide(self._state)
-            if change is None:
-                return
-            try:
-                result = self._state_producer.send(Message(STATE_TOPIC, broker_state.encode_change(change)))
-            except SendUnknownError:
-                # Stored or not, storing the same change again does no harm: the caller may try again.
-                raise RequestTimeoutError(f"{self._storage_name}, to store a change,", STORE_TIMEOUT_S) from None
-            self._state.apply(change, time.time_ns() // 1_000_000)
-            self._position = result.queue_offset + 1
-
-    def _register(self) -> None:
-        """Tell every NameServer now, so that a created topic can be used at once."""
-        registration = self._registration()
-        for server in self._nameservers:
-            self._tell(server, "register_broker", registration)
+    def _change(self, decide: Callable[[BrokerState], Decision]) -> None:
+        """Carry a change out. If it concerns topics, the NameServers are told before it is answered."""
+        if self._log.change(decide):
+            self._registrar.register()
 
     def _registration(self) -> BrokerRegistration:
-        with self._lock:
-            return BrokerRegistration(
-                self._settings.cluster,
-                self._settings.broker_name,
-                {MASTER_ID: self._storage_name},
-                tuple(self._state.topics.values()),
-                self._state.topics_version,
-            )
-
-    def _tell(self, server: ActorRef, method: str, *args: Any) -> Any:
-        """A call to a NameServer that may be away: it asks again by itself when it is back."""
         try:
-            return server.call(method, *args, timeout_s=5.0)
+            self._nodes = {MASTER_ID: self._storage.describe().node_id}
         except RaymqError as error:
-            _log.info("%s: %s did not take %s: %s", self._settings.broker_name, server.name, method, error)
-            return True
-
-    def _try_snapshot(self) -> None:
-        try:
-            self._snapshot()
-        except RaymqError as error:
-            _log.warning("%s: no snapshot now, the log has everything: %s", self._settings.broker_name, error)
-
-    def _snapshot(self) -> None:
-        with self._lock:
-            position = self._position
-            files = broker_state.dump_snapshot(self._state, position)
-        if position == self._snapshot_position:
-            return
-        for name, text in files.items():
-            self._store_control("write_config", name, text)
-        # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
-        self._hold(self._snapshot_position)
-        self._snapshot_position = position
-
-    def _hold(self, position: int) -> None:
-        """Let retention delete the state's records before `position`, which snapshots have, and no others."""
-        self._store_control("write_config", HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": position}}))
+            _log.info("%s does not say where it is: %s", self._storage_name, error)
+        topics, version = self._log.read(lambda state: (tuple(state.topics.values()), state.topics_version))
+        if self._settings.options.auto_create_topic_enable:
+            nums = self._settings.options.default_topic_queue_nums
+            topics += (TopicConfig(AUTO_CREATE_TOPIC, nums, nums, PERM_ALL | PERM_INHERIT),)
+        return BrokerRegistration(
+            self._settings.cluster,
+            self._settings.broker_name,
+            {MASTER_ID: self._storage_name},
+            topics,
+            version,
+            dict(self._nodes),
+            self._life,
+        )
 
     def _store_control(self, method: str, *args: Any) -> Any:
         return self._read(lambda left_s: self._storage.control(method, *args, timeout_s=left_s))

@@ -1,34 +1,45 @@
 """NameServer: tells clients which brokers hold a topic.
 
-What survives its death: nothing, and nothing has to. Brokers send a heartbeat every 2 s and register
-again when they are told that they are unknown; clients go on with the routes they have. Every call is safe to repeat.
-Several NameServers do not talk to each other (spec/messaging.md §1).
+What survives its death: the KV configuration, in a file of its own that each change rewrites before it is answered. The
+rest need not: brokers send a heartbeat every 2 s and register again when they are told that they are unknown; clients
+go on with the routes they have. Every call is safe to repeat. Several NameServers do not talk to each other: who
+changes the KV configuration tells each (spec/messaging.md §1).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import ray
 
+from actors.core.kv_config import KvConfig
 from actors.core.route_table import RouteTable
 from actors.options import PERSISTENT
 from actors.shell import shell
-from raymq.errors import ServiceNotAvailableError, TopicNotExistError
-from raymq.route import BrokerData, BrokerRegistration, DataVersion, TopicRoute
+from raymq.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
+from raymq.route import ORDER_TOPIC_CONFIG, BrokerData, BrokerRegistration, DataVersion, TopicRoute
+from storage import disk
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
 """After a restart, for every broker to have been told by a heartbeat that it must register."""
 
+_log = logging.getLogger(__name__)
+
 
 class NameServer:
     """The shell around one RouteTable. Silent brokers are dropped whenever anybody asks."""
 
-    def __init__(self, broker_expiry_s: float = BROKER_EXPIRY_S) -> None:
+    def __init__(self, kv_path: str, broker_expiry_s: float = BROKER_EXPIRY_S) -> None:
+        """`kv_path`: the file of the KV configuration, on the node where this actor runs."""
         self._lock = threading.Lock()
+        self._kv_path = Path(kv_path)
+        self._kv = self._load_kv()
         self._table = RouteTable(broker_expiry_s)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._complete_from_s = time.monotonic() + WARM_UP_S if restarted else 0.0
@@ -54,7 +65,7 @@ class NameServer:
         with self._lock:
             self._table.expire(now_s)
             try:
-                return self._table.route(topic)
+                return self._table.route(topic, self._kv.get(ORDER_TOPIC_CONFIG, topic) or "")
             except TopicNotExistError:
                 if now_s < self._complete_from_s:
                     raise ServiceNotAvailableError(
@@ -67,6 +78,56 @@ class NameServer:
         with self._lock:
             self._table.expire(time.monotonic())
             return self._table.brokers()
+
+    def clusters(self) -> dict[str, list[str]]:
+        """The live broker groups of each cluster."""
+        with self._lock:
+            self._table.expire(time.monotonic())
+            return self._table.clusters()
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Show the broker's topics as not writable until it registers a change; returns how many there are."""
+        with self._lock:
+            return self._table.wipe_write_perm(broker_name)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Show the broker's topics as readable and writable; returns how many there are."""
+        with self._lock:
+            return self._table.add_write_perm(broker_name)
+
+    def get_kv(self, namespace: str, key: str) -> str | None:
+        """A value, None where there is none."""
+        with self._lock:
+            return self._kv.get(namespace, key)
+
+    def list_kv(self, namespace: str) -> dict[str, str]:
+        """All keys and values of a namespace."""
+        with self._lock:
+            return self._kv.list(namespace)
+
+    def put_kv(self, namespace: str, key: str, value: str | None) -> None:
+        """Set a value, or delete it with None; on disk on return. InvalidArgumentError, StoreError."""
+        with self._lock:
+            changed = self._kv.changed(namespace, key, value)
+            try:
+                disk.make_directory(self._kv_path.parent)
+                disk.replace_file(self._kv_path, changed.dump().encode())
+            except OSError as error:
+                raise StoreError(f"cannot write {self._kv_path}: {error}; nothing was changed") from None
+            self._kv = changed
+
+    def _load_kv(self) -> KvConfig:
+        """The table on disk. A file that cannot be used is set aside: routes matter more than what is in it."""
+        try:
+            return KvConfig.load(self._kv_path.read_text())
+        except FileNotFoundError:
+            return KvConfig()
+        except (OSError, UnicodeDecodeError, StoreCorruptError) as error:
+            aside = self._kv_path.with_suffix(".damaged")
+            _log.error("%s cannot be used and becomes %s: %s", self._kv_path, aside, error)
+            with suppress(OSError):
+                disk.rename(self._kv_path, aside)
+            return KvConfig()
 
     def topics(self) -> list[str]:
         """The names of all topics."""

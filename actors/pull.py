@@ -1,11 +1,12 @@
 """Pull: one instance of a push consumer. It fetches for the queues it holds, feeds its Listener, commits.
 
-What survives its death: nothing but the committed offsets, at the brokers. Ray starts it again; it joins its group anew
-and goes on from there, so what was in flight is delivered again. It ends by itself when its Listener is gone for good,
-which happens when the user's program ends.
+What survives its death: nothing but the committed offsets, at the brokers (BROADCASTING: in a file on this node). Ray
+starts it again; it joins its group anew and goes on from there, so what was in flight is delivered again. Its Listener
+remembers for it what the user has suspended or paused. It ends by itself when its Listener is gone for good, which
+happens when the user's program ends.
 
-    Fetcher threads → ProcessQueues (actors.core) → Listener → commit
-    member thread: heartbeats, grants, revocations, commits; once a second
+    Fetcher threads → ProcessQueues (actors.core) → Feed → Listener
+    GroupMember: heartbeats, grants, revocations      OffsetKeepers: start offsets, commits
 
 May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull.
 """
@@ -15,37 +16,34 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import ray
-from ray.exceptions import ActorDiedError
 
-from actors.core.process_queues import Batch, ProcessQueues
+from actors.core.message_run import MessageRun
+from actors.core.process_queue import ProcessQueue
 from actors.options import PERSISTENT
+from actors.pull_feed import Feed
+from actors.pull_member import GroupMember, Loner
+from actors.pull_offsets import BrokerOffsets, FileOffsets, OffsetKeepers
+from actors.pull_shared import Shared
 from actors.shell import shell
-from raymq.errors import RaymqError, TopicNotExistError
+from raymq.clients import ConsumerData
 from raymq.fetcher import Fetcher
-from raymq.listener import ConsumeOutcome
-from raymq.membership import HEARTBEAT_INTERVAL_S, SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
-from raymq.message import ConsumeStatus, MessageQueue, PullStatus
+from raymq.heartbeats import Heartbeats
+from raymq.message import MessageQueue, PullStatus
 from raymq.names import NameServerName
 from raymq.offsets import GroupOffsets
 from raymq.push_settings import PushSettings
+from raymq.ray_calls import ActorRef
 from raymq.rebalance_client import RebalanceClient
 from raymq.routes import Routes
 from raymq.storages import Storages
 from raymq.store_api import FetchRequest, FetchResult
 
-FETCH_MESSAGES: Final = 512
-IDLE_WAIT_S: Final = 0.5
 STOP_TIMEOUT_S: Final = 30.0
-START_OFFSET_TIMEOUT_S: Final = 5.0
-"""Short beside the session: the next heartbeat grants the queue again."""
-FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
-"""Counted from the sending of the last heartbeat that was answered: the group's own count begins no earlier."""
+SEND_BACK_TIMEOUT_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -54,218 +52,177 @@ class Pull:
     """The shell around one ProcessQueues. `listener` is the handle of the instance's Listener actor."""
 
     def __init__(self, name: str, settings: PushSettings, nameservers: Sequence[NameServerName], listener: Any) -> None:
-        self._name = name
         self._settings = settings
-        self._listener = listener
-        self._topics = frozenset(subscription.topic for subscription in settings.subscriptions)
-        self._routes = Routes(nameservers)
-        self._storages = Storages(ray.get_runtime_context().get_node_id())
-        self._offsets = GroupOffsets(settings.group)
-        self._rebalance = RebalanceClient(settings.group, self._routes)
-        self._lock = threading.Lock()
-        self._queues = ProcessQueues(threshold_count=settings.threshold_count, threshold_bytes=settings.threshold_bytes)
-        self._lease_until_s = 0.0
-        self._work = threading.Event()
-        self._stopping = threading.Event()
+        self._shared = shared = Shared(name, settings)
+        node_id = ray.get_runtime_context().get_node_id()
+        routes = Routes(nameservers)
+        self._storages = Storages(node_id)
         self._stopped = threading.Event()
-        self._consumed = 0
-        self._failures = 0
-        self._failing: dict[MessageQueue, str] = {}
+        offsets = GroupOffsets(settings.group)
+        self._brokers: dict[str, ActorRef] = {}
+        if settings.clustering:
+            self._keepers = OffsetKeepers(shared, lambda broker: BrokerOffsets(shared, offsets, broker))
+            rebalance = RebalanceClient(settings.group, routes)
+            self._member: GroupMember | Loner = GroupMember(shared, rebalance, node_id, self._keepers.ask)
+        else:
+            local = FileOffsets(shared, offsets)
+            self._keepers = OffsetKeepers(shared, lambda broker: local)
+            self._member = Loner(shared, routes)
+        self._feed = Feed(
+            shared, listener, send_back=self._send_back, before=self._member.fence_when_late, on_gone=self._end
+        )
         self._fetcher = Fetcher(
             wanted=self._wanted,
-            held=self._held,
+            held=shared.holding,
             deliver=self._deliver,
             request=self._request,
-            storage_name=lambda queue: self._routes.get(queue.topic).master_storage(queue.broker_name),
+            storage_name=lambda queue: routes.get(queue.topic).master_storage(queue.broker_name),
             storage=self._storages.get,
         )
-        threading.Thread(target=self._dispatch, name="dispatch", daemon=True).start()
-        threading.Thread(target=self._member, name="member", daemon=True).start()
+        shared.on_room, shared.on_finished = self._fetcher.wake, self._keepers.wake
+        shared.on_released = self._member.wake
+        self._heartbeats = Heartbeats(routes, ray.util.get_node_ip_address())
+        self._heartbeats.set_consumer(self, consumer_data(settings))
+        self._feed.start()
+        threading.Thread(target=self._live, name="member", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
         """What this instance holds and how it is doing."""
-        with self._lock:
+        shared, feed = self._shared, self._feed
+        now_s = time.monotonic()
+        with shared.lock:
+            queues = sorted(shared.core.held(), key=lambda held: held.queue)
+            troubles = [held.trouble for held in queues if held.trouble]
             return {
-                "instance": self._name,
-                "holding": sorted(str(queue) for queue in self._queues.holding),
-                "buffered": sum(self._queues.lag_buffered().values()),
-                "consumed": self._consumed,
-                "failures": self._failures,
-                "last_error": next(reversed(self._failing.values()), ""),
+                "instance": shared.name,
+                "holding": [str(held.queue) for held in queues],
+                "buffered": sum(held.count for held in queues),
+                "consumed": feed.consumed,
+                "failures": feed.failures,
+                "last_error": troubles[0] if troubles else feed.broken,
+                "suspended": shared.core.suspended,
+                "listener_deaths": feed.deaths,
+                "listener_away": feed.away_because,
+                "listener_silent_s": feed.silent_s(),
+                "stuck_threads": feed.stuck,
+                "queues": [self._queue_status(held) for held in queues],
+                "stats": shared.stats.figures(now_s),
             }
+
+    def _queue_status(self, held: ProcessQueue) -> dict[str, Any]:
+        return {
+            "queue": held.queue,
+            "state": self._shared.core.pull_state(held).value,
+            "fetch_offset": held.fetch_offset or 0,
+            "commit_offset": held.commit_offset,
+            "committed_offset": held.committed_offset,
+            "buffered": held.count,
+            "buffered_bytes": held.size_bytes,
+            "in_flight": sum(len(task.unfinished) for task in held.flying),
+            "trouble": held.trouble,
+        }
+
+    def suspend(self) -> None:
+        """Fetch and deliver nothing until `resume`. The queues are kept; what is at the listener is finished."""
+        self._change_pauses(suspended=True)
+
+    def resume(self) -> None:
+        """Go on after `suspend`."""
+        self._change_pauses(suspended=False)
+
+    def pause_queues(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch and deliver nothing of these queues, whether they are held now or later."""
+        self._change_pauses(pause=frozenset(queues))
+
+    def resume_queues(self, queues: Iterable[MessageQueue]) -> None:
+        """Go on with paused queues."""
+        self._change_pauses(resume=frozenset(queues))
 
     def stop(self, timeout_s: float) -> bool:
         """Finish what is in flight, commit, leave the group. False when that was not done in time."""
-        self._stopping.set()
-        self._work.set()
+        self._shared.stopping.set()
+        self._member.wake()
         return self._stopped.wait(timeout_s)
+
+    def _change_pauses(
+        self,
+        *,
+        suspended: bool | None = None,
+        pause: frozenset[MessageQueue] = frozenset(),
+        resume: frozenset[MessageQueue] = frozenset(),
+    ) -> None:
+        with self._shared.lock:
+            core = self._shared.core
+            core.suspended = core.suspended if suspended is None else suspended
+            core.pause(pause)
+            core.resume(resume)
+            state = (core.suspended, core.paused)
+        self._feed.keep(state)
+        self._shared.work.set()
+        self._fetcher.wake()
 
     # Fetching
 
     def _wanted(self) -> dict[MessageQueue, int]:
-        with self._lock:
-            return self._queues.wanted()
-
-    def _held(self) -> frozenset[MessageQueue]:
-        with self._lock:
-            return self._queues.holding
+        with self._shared.lock:
+            return self._shared.core.wanted(time.monotonic())
 
     def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         codes = self._settings.subscription(queue.topic).tag_codes
-        return FetchRequest(queue.topic, queue.queue_id, offset, FETCH_MESSAGES, codes)
+        return FetchRequest(queue.topic, queue.queue_id, offset, self._settings.pull_batch_size, codes)
 
     def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        with self._lock:
+        run, now_s = MessageRun.read(result.records), time.monotonic()
+        with self._shared.lock:
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 _log.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
-                self._queues.jump(queue, offset, result.next_offset)
+                self._shared.core.jump(queue, offset, result.next_offset)
             else:
-                self._queues.fetched(queue, offset, result.records, result.count, result.next_offset)
-        self._work.set()
+                self._shared.core.fetched(queue, offset, run, result.next_offset, now_s)
+                self._shared.stats.pulled(queue.topic, len(run), now_s)
+        if len(run):
+            self._shared.work.set()
+        elif result.next_offset != offset:
+            self._keepers.wake()
 
-    # Feeding the listener
+    def _send_back(self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int) -> None:
+        broker = self._brokers.setdefault(broker_name, ActorRef(broker_name))
+        broker.call(
+            "send_back",
+            self._settings.group,
+            records,
+            delay_level=delay_level,
+            max_reconsume_times=max_reconsume_times,
+            timeout_s=SEND_BACK_TIMEOUT_S,
+        )
 
-    def _dispatch(self) -> None:
-        while not self._stopped.is_set():
-            with self._lock:
-                retry_at_s = self._queues.next_retry_s()
-            now_s = time.monotonic()
-            self._work.wait(IDLE_WAIT_S if retry_at_s is None else min(IDLE_WAIT_S, max(retry_at_s - now_s, 0.01)))
-            self._work.clear()
-            self._fence_when_late()  # the process may have stood still, or the member thread waits for a broker
-            with self._lock:
-                batches = self._queues.deliverable(time.monotonic())
-            for batch in batches:
-                self._feed(batch)
+    # Life
 
-    def _feed(self, batch: Batch) -> None:
-        reference = self._listener.consume.remote(batch.records, batch.queue.broker_name)
-        reference.future().add_done_callback(partial(self._done, batch))
-
-    def _done(self, batch: Batch, future: Future[ConsumeOutcome]) -> None:
-        """The listener answered, or died. Runs in a thread of Ray's."""
-        error = future.exception()
-        outcome = ConsumeOutcome(ConsumeStatus.RECONSUME_LATER, str(error)) if error else future.result()
-        with self._lock:
-            if outcome.status is ConsumeStatus.CONSUME_SUCCESS:
-                self._queues.consumed(batch)
-                self._consumed += batch.count
-                self._failing.pop(batch.queue, None)
-            else:
-                self._queues.failed(batch, time.monotonic())
-                self._failures += 1
-                self._failing.pop(batch.queue, None)  # so that the latest failure is the last
-                self._failing[batch.queue] = outcome.error or "the listener answered RECONSUME_LATER"
-        if isinstance(error, ActorDiedError):
-            self._end("its listener is gone")
-        self._work.set()
-        self._fetcher.wake()
-
-    # Membership
-
-    def _member(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._take(self._beat())
-            except RaymqError as error:
-                _log.info("%s: %s", self._name, error)
-            self._fence_when_late()
-            released = self._commit_and_release()
-            if not released:  # after a release, say so at once: somebody waits for the queue
-                self._stopping.wait(HEARTBEAT_INTERVAL_S)
-        self._leave()
-
-    def _beat(self) -> GroupAssignment:
-        """Say what is held. The answer renews the lease on it."""
-        sent_s = time.monotonic()
-        assignment = self._rebalance.heartbeat(GroupHeartbeat(self._name, self._topics, self._held()))
-        self._lease_until_s = sent_s + FENCE_AFTER_S
-        return assignment
-
-    def _take(self, assignment: GroupAssignment) -> None:
-        held = self._held()
-        with self._lock:
-            for queue in held - assignment.queues:
-                self._queues.revoke(queue)
-        for queue in sorted(assignment.queues - held):
-            self._offsets.ensure_group(queue.broker_name, START_OFFSET_TIMEOUT_S)
-            offset = self._offsets.start_offset(queue, self._settings.start, START_OFFSET_TIMEOUT_S)
-            with self._lock:
-                self._queues.add(queue, offset)
-            self._fetcher.wake()
-
-    def _commit_and_release(self) -> bool:
-        """Commit what the listener finished; let go of revoked queues that are done. True if any was let go."""
-        with self._lock:
-            uncommitted = self._queues.uncommitted()
-        if uncommitted:
-            try:
-                self._offsets.commit(uncommitted)
-            except TopicNotExistError as error:
-                _log.warning("%s lets go of deleted topic %s", self._name, error.topic)
-                with self._lock:
-                    for queue in [queue for queue in self._queues.holding if queue.topic == error.topic]:
-                        self._drop(queue)
-                return False
-            except RaymqError as error:
-                _log.warning("%s could not commit, trying again: %s", self._name, error)
-                return False
-        with self._lock:
-            for queue, offset in uncommitted.items():
-                self._queues.committed(queue, offset)
-            released = self._queues.released()
-            for queue in released:
-                self._drop(queue)
-        return bool(released)
-
-    def _fence_when_late(self) -> None:
-        if time.monotonic() > self._lease_until_s:
-            self._fence()
-
-    def _fence(self) -> None:
-        """Not heard by the group for long: others may get the queues, so deliver and commit nothing more of them."""
-        with self._lock:
-            for queue in self._queues.holding:
-                self._drop(queue)
-
-    def _drop(self, queue: MessageQueue) -> None:
-        self._queues.drop(queue)
-        self._failing.pop(queue, None)
-
-    def _leave(self) -> None:
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        with self._lock:
-            for queue in self._queues.holding:
-                self._queues.revoke(queue)
-        beat_at_s = time.monotonic()
-        while self._held() and time.monotonic() < deadline_s:
-            if self._commit_and_release():
-                continue
-            if time.monotonic() >= beat_at_s:  # a slow listener must not cost the member its session
-                beat_at_s = time.monotonic() + HEARTBEAT_INTERVAL_S
-                try:
-                    self._beat()
-                except RaymqError as error:
-                    _log.info("%s: %s", self._name, error)
-            self._work.wait(0.05)
-            self._work.clear()
+    def _live(self) -> None:
+        self._member.run()
+        self._feed.close()
         self._fetcher.stop()
-        try:
-            self._rebalance.heartbeat(GroupHeartbeat(self._name, self._topics, frozenset(), leaving=True))
-        except RaymqError as error:
-            _log.info("%s leaves without a word, the group will notice: %s", self._name, error)
+        self._keepers.close()
+        self._heartbeats.close()
         self._storages.close()
         self._stopped.set()
 
-    def _end(self, reason: str) -> None:
-        _log.info("%s ends: %s", self._name, reason)
-        self._stopping.set()
+    def _end(self) -> None:
+        _log.info("%s ends: its listener is gone", self._shared.name)
+        self._shared.stopping.set()
         threading.Thread(target=self._end_process, name="end", daemon=True).start()
 
     def _end_process(self) -> None:
-        self._fence()
+        self._shared.drop_all()
+        self._member.wake()
         self._stopped.wait(STOP_TIMEOUT_S)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def consumer_data(settings: PushSettings) -> ConsumerData:
+    """What administrators are told of an instance."""
+    subscriptions = {subscription.topic: subscription.expression for subscription in settings.subscriptions}
+    return ConsumerData(settings.group, "PUSH", subscriptions, settings.message_model, settings.start.where)
 
 
 OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}

@@ -3,6 +3,10 @@
 What survives its death: nothing. A new instance is rebuilt from the members' heartbeats (actors.core.rebalance_group).
 Every call is safe to repeat. It ends by itself when the group has had no member for IDLE_EXIT_S.
 
+    heartbeats → RebalanceGroup ← route thread, once every ROUTE_INTERVAL_S and when a topic is new
+
+Routes are asked for in a thread of their own: heartbeats are answered while no NameServer does.
+
 May wait for: NameServers.
 """
 
@@ -19,15 +23,18 @@ import ray
 from actors.core.rebalance_group import RebalanceGroup
 from actors.options import PERSISTENT
 from actors.shell import shell
-from raymq.errors import RaymqError
+from raymq.errors import RaymqError, TopicNotExistError
 from raymq.membership import SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
 from raymq.names import NameServerName
+from raymq.route import MASTER_ID, TopicRoute
 from raymq.routes import Routes
 
 ROUTE_INTERVAL_S: Final = 5.0
+FIRST_ROUTE_WAIT_S: Final = 1.0
+"""How long a heartbeat with a new topic waits for its route, so that the answer names queues already."""
+TOPIC_GONE_AFTER_S: Final = 30.0
+"""NameServers that were restarted know no topic until brokers have registered; one unknown for longer is deleted."""
 IDLE_EXIT_S: Final = 120.0
-GRACE_S: Final = SESSION_TIMEOUT_S
-"""Whoever has not said by then what it holds has fenced itself."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,36 +46,50 @@ class Rebalance:
         self._group = group
         self._routes = Routes(nameservers)
         self._lock = threading.Lock()
-        # A restarted instance must hear from every living member first; a first one has nobody to wait for.
-        restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._core = RebalanceGroup(
-            time.monotonic(), session_timeout_s=SESSION_TIMEOUT_S, grace_s=GRACE_S if restarted else 0.0
+            time.monotonic(),
+            session_timeout_s=SESSION_TIMEOUT_S,
+            # A restarted instance must hear from every living member first; a first one has nobody to wait for.
+            grace=ray.get_runtime_context().was_current_actor_reconstructed,
+            first_version=time.time_ns(),
         )
-        self._routes_at_s: dict[str, float] = {}
+        self._asked = threading.Condition(self._lock)  # for `_asked_topics`
+        self._asked_topics: set[str] = set()
+        self._unknown_since_s: dict[str, float] = {}
+        self._wake = threading.Event()
         self._last_member_s = time.monotonic()
+        threading.Thread(target=self._follow_routes, name="routes", daemon=True).start()
         threading.Thread(target=self._end_when_idle, name="idle", daemon=True).start()
 
     def heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
         """Hear a member; answers what it may hold."""
-        for topic in heartbeat.topics:
-            self._refresh_route(topic)
-        now_s = time.monotonic()
         with self._lock:
-            assignment = self._core.heartbeat(heartbeat, now_s)
-            if self._core.members:
-                self._last_member_s = now_s
+            assignment = self._hear(heartbeat)
+            if not heartbeat.topics <= self._asked_topics and not heartbeat.leaving:
+                self._wake.set()
+                self._asked.wait_for(lambda: heartbeat.topics <= self._asked_topics, FIRST_ROUTE_WAIT_S)
+                assignment = self._hear(heartbeat)
         return assignment
 
-    def status(self) -> dict[str, Any]:
-        """Members and who holds what, for `raymq group describe`."""
+    def offsets_reset(self) -> int:
+        """Brokers have reset offsets of this group: members see it by the offsets version, which is returned."""
         with self._lock:
-            self._core.expire(time.monotonic())
-            return {
-                "group": self._group,
-                "generation": self._core.generation,
-                "members": list(self._core.members),
-                "holders": {str(queue): member for queue, member in sorted(self._core.holders().items())},
-            }
+            return self._core.offsets_reset()
+
+    def status(self) -> dict[str, Any]:
+        """The group for `raymq group describe`; see RebalanceGroup.describe."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._core.expire(now_s)
+            return {"group": self._group, **self._core.describe(now_s)}
+
+    def _hear(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
+        """Called with the lock."""
+        now_s = time.monotonic()
+        assignment = self._core.heartbeat(heartbeat, now_s)
+        if self._core.members:
+            self._last_member_s = now_s
+        return assignment
 
     def _end_when_idle(self) -> None:
         while True:
@@ -80,20 +101,42 @@ class Rebalance:
                 _log.info("group %s has had no member for %.0f s: its Rebalance actor ends", self._group, idle_s)
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
+    def _follow_routes(self) -> None:
+        while True:
+            self._wake.wait(ROUTE_INTERVAL_S)
+            self._wake.clear()
+            with self._lock:
+                topics = self._core.topics
+                self._asked_topics &= topics
+            for topic in sorted(topics):
+                self._refresh_route(topic)
+
     def _refresh_route(self, topic: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._routes_at_s.get(topic, -ROUTE_INTERVAL_S) < ROUTE_INTERVAL_S:
-            return
-        self._routes_at_s[topic] = now_s
+        """No route, no change: the present assignment stays (spec/messaging.md §5.2), unless the topic is deleted."""
+        route: TopicRoute | None = None
         try:
             self._routes.forget(topic)
-            queues = self._routes.get(topic).subscribe_queues
+            route = self._routes.get(topic)
         except RaymqError as error:
-            # No route, no change: keep the present assignment (spec/messaging.md §5.2).
             _log.info("group %s keeps its assignment of %s: %s", self._group, topic, error)
-            return
+            gone = isinstance(error, TopicNotExistError) and self._gone_for_long(topic)
         with self._lock:
-            self._core.set_queues(topic, queues)
+            if route is not None:
+                self._unknown_since_s.pop(topic, None)
+                self._core.set_queues(topic, route.subscribe_queues, _rooms(route))
+            elif gone:
+                self._core.set_queues(topic, ())
+            self._asked_topics.add(topic)
+            self._asked.notify_all()
+
+    def _gone_for_long(self, topic: str) -> bool:
+        now_s = time.monotonic()
+        return now_s - self._unknown_since_s.setdefault(topic, now_s) > TOPIC_GONE_AFTER_S
+
+
+def _rooms(route: TopicRoute) -> dict[str, str]:
+    """A broker's room is the Ray node of its master storage."""
+    return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 
 OPTIONS: Final = {**PERSISTENT, "max_concurrency": 16}

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import ray
 
+from actors.core.append_turns import AppendTurns
+from actors.core.deleted_topics import DeletedTopics
 from actors.options import PERSISTENT
 from actors.shell import shell
 from raymq.config import StoreSettings
@@ -47,6 +49,8 @@ class Storage:
         self._lock = threading.Lock()
         self._lane: LaneServer | None = None
         self._store: MessageStore | None = None
+        self._turns = AppendTurns(settings.send_queue_capacity)
+        self._deleted: DeletedTopics  # from the store's directory, once it is open
         try:
             self._open()
         except RaymqError as error:
@@ -59,6 +63,7 @@ class Storage:
                 self._store = MessageStore.open(
                     self._settings, broker_name=self._name.broker_name, store_host=self._store_host
                 )
+                self._deleted = DeletedTopics(self._store.read_config, self._store.write_config)
                 # The only replica is the master.
                 self._store.start_delivery()
                 methods = {"append": self.append, "fetch": self.fetch, "queue_bounds": self.queue_bounds}
@@ -67,8 +72,17 @@ class Storage:
 
     @ray.method(concurrency_group="append")
     def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
-        """Store batches; returns when they are as durable as the flush setting promises (MessageStore.append)."""
-        return self._open().append(batches)
+        """Store batches; returns when they are as durable as the flush setting promises (MessageStore.append).
+
+        TopicNotExistError for a topic that was deleted and not created again. SystemBusyError when too many appends
+        wait. Nothing was stored then, or nothing that anybody will see.
+        """
+        store = self._open()
+        with self._turns.take():
+            self._deleted.check(batches)
+            results = store.append(batches)
+            self._deleted.check(batches)  # it may have been deleted meanwhile, and then nobody will see them
+            return results
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
@@ -102,8 +116,19 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic's queues. Its messages leave the disk with the log files they are in."""
-        self._open().delete_topic(topic)
+        """Remove a topic's queues, and take no messages for it until `open_topic`. What is in the log leaves the disk
+        with its files."""
+        store = self._open()
+        self._deleted.add(topic)
+        store.delete_topic(topic)
+
+    @ray.method(concurrency_group="control")
+    def open_topic(self, topic: str) -> None:
+        """Take messages for a topic that is about to be created; what was left of one of its name is gone."""
+        store = self._open()
+        if topic in self._deleted:
+            store.delete_topic(topic)
+            self._deleted.remove(topic)
 
     @ray.method(concurrency_group="control")
     def read_config(self, name: str) -> str | None:
@@ -130,6 +155,7 @@ class Storage:
             consume_queue_file_size=self._settings.mapped_file_size_consume_queue_bytes,
             store_host=self._store_host,
             lane=self._lane.address,
+            max_message_size_bytes=self._settings.max_message_size_bytes,
         )
 
     @ray.method(concurrency_group="control")

@@ -70,7 +70,7 @@ def start(plan: Plan, progress: Progress = lambda step: None, timeout_s: float =
 def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
     progress("starting the NameServer")
     for nameserver in plan.nameservers:
-        NameServerActor.options(name=str(nameserver), get_if_exists=True).remote()
+        NameServerActor.options(name=str(nameserver.name), get_if_exists=True).remote(str(nameserver.kv_path))
     progress("opening the stores")
     for storage in plan.storages:
         strategy = NodeAffinitySchedulingStrategy(storage.node_id, soft=False)
@@ -87,11 +87,11 @@ def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
     progress("waiting for the brokers to register")
     expected = {broker.broker_name for broker in plan.brokers}
     for nameserver in plan.nameservers:
-        server = ActorRef(str(nameserver))
+        server = ActorRef(str(nameserver.name))
         while missing := expected - set(server.call("brokers", timeout_s=max(0.1, deadline_s - time.monotonic()))):
             if time.monotonic() > deadline_s:
                 raise RequestTimeoutError(
-                    f"registration of {', '.join(sorted(missing))} at {nameserver}", READY_TIMEOUT_S
+                    f"registration of {', '.join(sorted(missing))} at {nameserver.name}", READY_TIMEOUT_S
                 )
             time.sleep(0.05)
 

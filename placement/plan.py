@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from raymq.config import BrokerSettings, ClusterSettings, StoreSettings
 from raymq.errors import ConfigError
@@ -18,6 +19,8 @@ from raymq.route import MASTER_ID
 
 FIRST_PORT = 10911
 """RocketMQ's listen port. Nothing listens there: with the node's address it names a store in message ids."""
+
+KV_FILE: Final = "kvConfig.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,18 @@ class StoragePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class NameServerPlan:
+    """One NameServer: its actor's name, and the file it keeps its KV configuration in."""
+
+    name: NameServerName
+    kv_path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that has to run."""
 
-    nameservers: tuple[NameServerName, ...]
+    nameservers: tuple[NameServerPlan, ...]
     storages: tuple[StoragePlan, ...]
     brokers: tuple[BrokerSettings, ...]
 
@@ -52,7 +63,8 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node]) -> Plan:
     """Place every broker group's store. ConfigError when there is no node to place it on."""
     if not nodes:
         raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
-    nameservers = tuple(NameServerName(index) for index in range(settings.name_servers))
+    servers = tuple(NameServerName(index) for index in range(settings.name_servers))
+    nameservers = tuple(NameServerPlan(name, settings.data_dir / str(name) / KV_FILE) for name in servers)
     names = [StorageName(broker_name, MASTER_ID) for broker_name in settings.broker_names]
     homes = _homes(names, nodes)
     storages = []
@@ -61,7 +73,9 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node]) -> Plan:
         root = Path(settings.data_dir) / store_directory(name)
         store = StoreSettings(**settings.store.model_dump(), store_path_root_dir=root)
         storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index)))
-    brokers = tuple(BrokerSettings(settings.cluster_name, name, nameservers) for name in settings.broker_names)
+    brokers = tuple(
+        BrokerSettings(settings.cluster_name, name, servers, settings.broker) for name in settings.broker_names
+    )
     return Plan(nameservers, tuple(storages), brokers)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any, Final
 
 from placement.launch import running
 from raymq.errors import RaymqError
+from raymq.message import MessageQueue
 from raymq.ray_calls import ActorRef
 
 CALL_TIMEOUT_S: Final = 5.0
@@ -36,4 +39,17 @@ def _ask(name: str, method: str) -> dict[str, Any]:
         answer = dict(ActorRef(name).call(method, timeout_s=CALL_TIMEOUT_S))
     except RaymqError as error:
         return {"actor": name, "error": str(error)}
-    return {"actor": name, "error": "", **answer}
+    return {"actor": name, "error": "", **_plain(answer)}
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can say it: queues by their names, records as mappings."""
+    if isinstance(value, MessageQueue):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return value

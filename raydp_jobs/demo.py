@@ -72,7 +72,7 @@ def run(keep: Path | None, *, kill: bool, console: Console) -> bool:
 def _run_on(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> Figures:
     reopened = _prepare(client, len(flights))
     fold = ray.remote(num_cpus=0)(DelayTotals).remote()
-    push = client.push_consumer(PUSH_GROUP, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    push = client.push_consumer(PUSH_GROUP, orderly=True, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     subscription = push.subscribe(TOPIC).on_messages(FoldInto(fold)).start(instances=2)
     found: Figures = {}
     with subscription:

@@ -15,8 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raymq.async_consumer import AsyncPullConsumer
+    from raymq.async_producer import AsyncProducer
     from raymq.client import Client, connect
     from raymq.compression import Compression, CompressionType
+    from raymq.consume_hook import ConsumeContext, ConsumeHook
+    from raymq.consume_result import ConsumeLater
     from raymq.errors import (
         ClientStateError,
         ClusterNotFoundError,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
         TopicExistsError,
         TopicNotExistError,
     )
+    from raymq.membership import AllocateStrategy, Allocation
     from raymq.message import (
         ConsumeFromWhere,
         ConsumeStatus,
@@ -55,17 +60,31 @@ if TYPE_CHECKING:
         SendResult,
         SendStatus,
     )
+    from raymq.producer import Producer
+    from raymq.producer_settings import ProducerSettings
+    from raymq.pull_consumer import PullConsumer
+    from raymq.queue_selection import QueueSelector, select_queue_by_hash, select_queue_by_random
+    from raymq.send_hooks import CheckForbiddenHook, SendContext, SendMessageHook
+    from raymq.table_send import QueueRange, TableResult
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AllocateStrategy",
+    "Allocation",
+    "AsyncProducer",
+    "AsyncPullConsumer",
+    "CheckForbiddenHook",
     "Client",
     "ClientStateError",
     "ClusterNotFoundError",
     "Compression",
     "CompressionType",
     "ConfigError",
+    "ConsumeContext",
     "ConsumeFromWhere",
+    "ConsumeHook",
+    "ConsumeLater",
     "ConsumeStatus",
     "DataLossError",
     "GroupNotExistError",
@@ -80,10 +99,17 @@ __all__ = [
     "NoPermissionError",
     "NotMasterError",
     "OffsetOutOfRangeError",
+    "Producer",
+    "ProducerSettings",
+    "PullConsumer",
     "PullResult",
     "PullStatus",
+    "QueueRange",
+    "QueueSelector",
     "RaymqError",
     "RequestTimeoutError",
+    "SendContext",
+    "SendMessageHook",
     "SendResult",
     "SendStatus",
     "SendUnknownError",
@@ -94,10 +120,13 @@ __all__ = [
     "StoreLockedError",
     "StoreNotWritableError",
     "SystemBusyError",
+    "TableResult",
     "TopicExistsError",
     "TopicNotExistError",
     "__version__",
     "connect",
+    "select_queue_by_hash",
+    "select_queue_by_random",
 ]
 
 
@@ -109,12 +138,35 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+_MODULES = {
+    "AsyncProducer": "async_producer",
+    "CheckForbiddenHook": "send_hooks",
+    "AsyncPullConsumer": "async_consumer",
+    "AllocateStrategy": "membership",
+    "Allocation": "membership",
+    "Client": "client",
+    "ConsumeContext": "consume_hook",
+    "ConsumeHook": "consume_hook",
+    "ConsumeLater": "consume_result",
+    "PullConsumer": "pull_consumer",
+    "Compression": "compression",
+    "CompressionType": "compression",
+    "Producer": "producer",
+    "ProducerSettings": "producer_settings",
+    "QueueRange": "table_send",
+    "QueueSelector": "queue_selection",
+    "SendContext": "send_hooks",
+    "SendMessageHook": "send_hooks",
+    "TableResult": "table_send",
+    "connect": "client",
+    "select_queue_by_hash": "queue_selection",
+    "select_queue_by_random": "queue_selection",
+}
+"""Where a public name is, unless it is an error's or a message's."""
+
+
 def _module_of(name: str) -> str:
-    if name in ("Client", "connect"):
-        return "client"
-    if name.startswith("Compression"):
-        return "compression"
-    return "errors" if name.endswith("Error") else "message"
+    return _MODULES.get(name) or ("errors" if name.endswith("Error") else "message")
 
 
 def __dir__() -> list[str]:

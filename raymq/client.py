@@ -5,32 +5,39 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
 import ray
 
 from raymq.attach import attach_ray
-from raymq.compression import Compression
 from raymq.config import ClusterSettings, load_settings
 from raymq.embedded import EmbeddedCluster
 from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.group_info import StartOffsetQuery
+from raymq.heartbeats import Heartbeats
 from raymq.launcher import Progress
 from raymq.message import ConsumeFromWhere
 from raymq.names import NAMESPACE, NameServerName
-from raymq.producer import MAX_BUFFERED_BYTES, SEND_TIMEOUT_S, Producer
+from raymq.producer import Producer
+from raymq.producer_settings import ProducerSettings
 from raymq.routes import Routes
 from raymq.storages import Storages
 
 if TYPE_CHECKING:
     from raymq.admin import Admin
+    from raymq.async_consumer import AsyncPullConsumer
+    from raymq.async_producer import AsyncProducer
     from raymq.pull_consumer import PullConsumer
-    from raymq.push_consumer import PushConsumer
+    from raymq.pull_engine import PullEngine
+    from raymq.pull_settings import PullOptions
+    from raymq.push_consumer import PushConsumer, PushOptions
 
 NAME_SERVERS_MAX: Final = 3
+CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
 
 T = TypeVar("T")
 
@@ -113,6 +120,7 @@ class Client:
         self._born_host = (ray.util.get_node_ip_address(), 0)
         self.routes = Routes(_nameservers())
         self.storages = Storages(self.node_id)
+        self.heartbeats = Heartbeats(self.routes, self._born_host[0])
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -124,69 +132,80 @@ class Client:
         self._check_open()
         return Admin(self.routes, self.storages)
 
-    def producer(
-        self,
-        group: str = "default",
-        *,
-        send_timeout_s: float = SEND_TIMEOUT_S,
-        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
-        compression: Compression | None = None,
-    ) -> Producer:
-        """A producer. `send_timeout_s`: how long a send is tried; `max_buffered_bytes`: what may wait in memory;
-        `compression`: for bodies of 4 KiB and more, zstd by default."""
+    def producer(self, group: str = "default", **settings: Any) -> Producer:
+        """A producer. `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `when_full`,
+        `compression`, `hooks` …"""
         self._check_open()
         producer = Producer(
             group,
             routes=self.routes,
             storage=self.storages.get,
             born_host=self._born_host,
-            send_timeout_s=send_timeout_s,
-            max_buffered_bytes=max_buffered_bytes,
-            compression=compression,
+            settings=ProducerSettings(**settings),
             on_close=self._forget,
         )
+        self.heartbeats.set_producer(producer, group)
         return self._track(producer)
 
-    def pull_consumer(
-        self,
-        group: str,
-        *,
-        consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-        consume_timestamp_ms: int = 0,
-        auto_commit: bool = True,
-    ) -> PullConsumer:
-        """A consumer in this process, read with `poll`. `consume_from` counts where the group has not committed yet;
-        `auto_commit` commits, at each poll, what earlier polls returned."""
+    def async_producer(self, group: str = "default", **settings: Any) -> AsyncProducer:
+        """A producer for programs with an event loop, with the settings of `producer`."""
+        from raymq.async_producer import AsyncProducer
+
+        return AsyncProducer(self.producer(group, **settings))
+
+    def pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> PullConsumer:
+        """A consumer in this process, read with `poll`. The options are raymq.pull_settings.PullSettings', and
+        `consume_from`, `consume_timestamp_ms`: where to start in queues the group has committed nothing in."""
         from raymq.pull_consumer import PullConsumer
 
+        return PullConsumer(self._pull_engine(group, options))
+
+    def async_pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
+        """As `pull_consumer`, for the event loop that runs now: ``async with client.async_pull_consumer("g") as c:``"""
+        from raymq.async_consumer import AsyncPullConsumer
+
+        return AsyncPullConsumer(self._pull_engine(group, options))
+
+    def _pull_engine(self, group: str, options: PullOptions) -> PullEngine:
+        from raymq.pull_engine import PullEngine
+        from raymq.pull_settings import PullSettings
+
         self._check_open()
-        consumer = PullConsumer(
-            group,
+        settings = PullSettings.of(group, **options)
+        engine = PullEngine(
+            settings,
             routes=self.routes,
             storages=self.storages,
-            start=StartOffsetQuery(consume_from, consume_timestamp_ms),
-            auto_commit=auto_commit,
+            room=self.node_id,
+            announce=self.heartbeats.set_consumer,
             on_close=self._forget,
         )
-        return self._track(consumer)
+        return self._track(engine)
 
     def push_consumer(
         self,
         group: str,
         *,
         consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-        consume_timestamp_ms: int = 0,
-        threads: int = 20,
+        consume_timestamp_ms: int | None = None,
+        **options: Unpack[PushOptions],
     ) -> PushConsumer:
-        """A consumer in the cluster that calls a listener: subscribe, give it a listener, start it."""
+        """A consumer in the cluster that calls a listener: subscribe, give it a listener, start it.
+
+        `consume_from` counts where the group has not committed yet, `consume_timestamp_ms` (by default 30 minutes ago)
+        is for CONSUME_FROM_TIMESTAMP. The `options` are settings (raymq.push_settings), such as ``orderly=True``: one
+        message of a queue after another, ``threads=4``, ``message_model=MessageModel.BROADCASTING``.
+        """
         from raymq.push_consumer import PushConsumer
 
         self._check_open()
+        if consume_timestamp_ms is None:
+            consume_timestamp_ms = time.time_ns() // 1_000_000 - CONSUME_TIMESTAMP_AGO_MS
         return PushConsumer(
             group,
             routes=self.routes,
             start=StartOffsetQuery(consume_from, consume_timestamp_ms),
-            threads=threads,
+            options=options,
             track=self._track,
             on_close=self._forget,
         )
@@ -205,6 +224,7 @@ class Client:
                 item.close()
             except Exception as error:  # close the rest all the same, then say so
                 failures.append(error)
+        self.heartbeats.close()
         self.storages.close()
         self._release()
         if failures:
@@ -231,5 +251,6 @@ class Client:
         return item
 
     def _forget(self, item: Any) -> None:
+        self.heartbeats.remove(item)
         with self._lock:
             self._open.pop(id(item), None)

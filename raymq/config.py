@@ -54,7 +54,7 @@ class StoreOptions(BaseModel):
     warm_mapped_file_enable: Annotated[
         bool,
         Field(description="ASYNC_FLUSH: write through maps, with the log's next pages in memory before a fast writer."),
-    ] = True
+    ] = False
     mapper_file_size_batch_consume_queue_bytes: Annotated[
         int,
         Field(

@@ -62,17 +62,18 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     return tuple(levels)
 
 
-def parse_deliver_at(text: str, now_ms: int) -> int:
-    """A time in ms since 1970 from ``"+30s"`` (from now on; s, m, h or d) or ISO 8601 such as
+def parse_time(text: str, now_ms: int) -> int:
+    """A time in ms since 1970 from ``"+30s"`` or ``"-2h"`` (from now on, or ago; s, m, h or d) or ISO 8601 such as
     ``"2026-03-01T12:00:00+01:00"``, which is UTC without an offset. InvalidArgumentError for anything else."""
-    if text.startswith("+"):
-        [delay_ms] = parse_delay_levels(text[1:])[:1]
-        return now_ms + delay_ms
+    if text[:1] in ("+", "-"):
+        [distance_ms] = parse_delay_levels(text[1:])[:1]
+        return now_ms + distance_ms if text[0] == "+" else now_ms - distance_ms
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgumentError(
-            f"{text!r} is not a time: write ISO 8601 such as 2026-03-01T12:00:00+01:00, or +30s, +5m, +2h, +1d from now"
+            f"{text!r} is not a time: write ISO 8601 such as 2026-03-01T12:00:00+01:00, or +30s, +5m, +2h, +1d from "
+            "now, -2h ago"
         ) from None
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 

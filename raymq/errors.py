@@ -112,7 +112,10 @@ class GroupNotExistError(RaymqError):
         self.group = group
 
     def __str__(self) -> str:
-        return f"consumer group {self.group!r} does not exist: no consumer of it has connected yet"
+        return (
+            f"consumer group {self.group!r} does not exist: no consumer of it has connected yet; one can also make it, "
+            "with admin.create_group"
+        )
 
 
 class NoPermissionError(RaymqError):

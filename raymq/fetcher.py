@@ -1,15 +1,18 @@
-"""Long polls: one thread per storage actor that reads every queue a consumer instance wants from it.
+"""Long polls: threads that read, per storage actor, every queue a consumer instance wants from it.
 
 Used by consumers of both kinds, in the user's process and in Pull actors. What is wanted and where results go are
 functions of the owner, so that all state about queues is in one place, the owner's; here are only threads, and a pause
 after failures.
+
+One thread per storage actor asks for all its wanted queues. A queue that comes to be wanted while that one waits in its
+long poll (it was granted, its buffer has room again, its offset was moved) is asked for at once, by a further thread.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from raymq.backoff import Backoff
@@ -20,19 +23,36 @@ from raymq.store_api import FetchRequest, FetchResult
 
 LONG_POLL_S: Final = 1.0
 """Short compared with RocketMQ's 15 s: it also bounds how long a newly granted queue waits for its first read."""
-PAUSED_POLL_S: Final = 0.1
-"""The wait while a queue is left out because its buffer is full: it may be wanted again at any moment."""
+GONE_PAUSE_S: Final = 0.1
+"""A question for an offset that is gone is answered at once, also while the owner cannot jump yet."""
+READERS_MAX: Final = 3
+"""Threads per storage actor. If all of them wait, what comes to be wanted does too, at most for one poll."""
 CALL_TIMEOUT_S: Final = 10.0
 FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
 
-class Fetcher:
-    """Runs one loop per storage actor that has wanted queues.
+Question = tuple[MessageQueue, int]
 
-    `wanted()` gives queue to next offset for the queues with room; `held()` how many queues there are in all, by
-    storage name; `deliver(queue, from_offset, result)` takes one result. They are called from several threads.
+
+class _Source:
+    """One storage actor: the threads that read from it, and what they have asked it for."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.asked: set[Question] = set()
+        self.readers = 0
+        self.idle = 0
+        self.version = 0
+
+
+class Fetcher:
+    """Reads from every storage actor that has wanted queues.
+
+    `wanted()` gives queue to next offset for the queues with room; `held()` all queues; `storage_name(queue)` where one
+    is; `deliver(queue, from_offset, result)` takes one result. They are called from several threads.
     """
 
     def __init__(
@@ -53,55 +73,90 @@ class Fetcher:
         self._storage = storage
         self._lock = threading.Lock()
         self._names: dict[MessageQueue, str] = {}
-        self._loops: dict[str, threading.Event] = {}
+        self._sources: dict[str, _Source] = {}
         self._stopped = threading.Event()
 
     def wake(self) -> None:
         """Something may be wanted that was not before."""
-        for name in {name for queue in self._held() if (name := self._name_of(queue)) is not None}:
+        if self._stopped.is_set():
+            return
+        wanted = self._wanted()
+        by_name: dict[str, set[Question]] = {}
+        for queue in self._held():
+            name = self._name_of(queue)
+            if name is not None:
+                questions = by_name.setdefault(name, set())
+                if queue in wanted:
+                    questions.add((queue, wanted[queue]))
+        for name, questions in by_name.items():
             with self._lock:
-                if name not in self._loops and not self._stopped.is_set():
-                    self._loops[name] = threading.Event()
-                    threading.Thread(target=self._run, args=(name,), name=f"fetch-{name}", daemon=True).start()
-        for event in list(self._loops.values()):
-            event.set()
+                source = self._sources.setdefault(name, _Source())
+            with source.lock:
+                if questions and not questions <= source.asked:
+                    self._call_reader(name, source)
 
     def stop(self) -> None:
-        """End the loops; a long poll under way ends within its wait."""
+        """End the threads; a long poll under way ends within its wait."""
         self._stopped.set()
-        for event in list(self._loops.values()):
-            event.set()
+        with self._lock:
+            sources = list(self._sources.values())
+        for source in sources:
+            with source.lock:
+                source.changed.notify_all()
 
-    def _run(self, name: str) -> None:
+    def _call_reader(self, name: str, source: _Source) -> None:
+        source.version += 1
+        if source.idle:
+            source.changed.notify()
+        elif source.readers < READERS_MAX:
+            source.readers += 1
+            threading.Thread(target=self._run, args=(name, source), name=f"fetch-{name}", daemon=True).start()
+
+    def _run(self, name: str, source: _Source) -> None:
         storage = self._storage(name)
-        changed = self._loops[name]
         backoff = Backoff()
         while not self._stopped.is_set():
-            changed.clear()
-            mine = {queue for queue in self._held() if self._name_of(queue) == name}
-            wanted = [(queue, offset) for queue, offset in self._wanted().items() if queue in mine]
-            if not wanted:
-                changed.wait(LONG_POLL_S)
+            with source.lock:
+                version = source.version
+            questions = self._take_questions(name, source)
+            if not questions:
+                with source.lock:
+                    if source.version == version and not self._stopped.is_set():
+                        source.idle += 1
+                        source.changed.wait(LONG_POLL_S)
+                        source.idle -= 1
                 continue
-            requests = [self._request(queue, offset) for queue, offset in wanted]
-            wait_s = LONG_POLL_S if len(wanted) == len(mine) else PAUSED_POLL_S
             try:
-                results = storage.fetch(requests, FETCH_MAX_BYTES, wait_s, CALL_TIMEOUT_S)
-                for (queue, offset), result in zip(wanted, results, strict=True):
-                    self._deliver(queue, offset, result)
+                pause_s = self._read(storage, questions)
+                backoff.reset()
             except RaymqError as error:
                 _log.info("reading from %s fails, trying again: %s", name, error)
-                for queue in mine:
+                for queue, _ in questions:
                     self._names.pop(queue, None)  # it may have moved
-                self._stopped.wait(backoff.next())
-                continue
+                pause_s = backoff.next()
             except Exception:  # records that cannot be decoded, or a bug: without this loop the consumer would hang
                 _log.exception("what %s answered cannot be used, trying again", name)
-                self._stopped.wait(backoff.next())
-                continue
-            backoff.reset()
-            if any(result.status is PullStatus.OFFSET_ILLEGAL for result in results):
-                self._stopped.wait(PAUSED_POLL_S)  # such an answer comes at once, also while the owner cannot jump yet
+                pause_s = backoff.next()
+            if pause_s:
+                self._stopped.wait(pause_s)
+            with source.lock:
+                source.asked.difference_update(questions)
+
+    def _take_questions(self, name: str, source: _Source) -> list[Question]:
+        """What is wanted from this storage actor and not being asked for; it is on return."""
+        wanted = [(queue, offset) for queue, offset in self._wanted().items() if self._name_of(queue) == name]
+        with source.lock:
+            questions = [question for question in wanted if question not in source.asked]
+            source.asked.update(questions)
+        return questions
+
+    def _read(self, storage: StorageClient, questions: Sequence[Question]) -> float:
+        """Ask, and deliver the answers. How long to pause then, in seconds."""
+        requests = [self._request(queue, offset) for queue, offset in questions]
+        results = storage.fetch(requests, FETCH_MAX_BYTES, LONG_POLL_S, CALL_TIMEOUT_S)
+        for (queue, offset), result in zip(questions, results, strict=True):
+            self._deliver(queue, offset, result)
+        return GONE_PAUSE_S if any(result.status is PullStatus.OFFSET_ILLEGAL for result in results) else 0.0
 
     def _name_of(self, queue: MessageQueue) -> str | None:
         """The storage actor of a queue; None while that is not known, which must not end the reading of the others."""

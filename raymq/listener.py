@@ -4,8 +4,11 @@ It lives on the ground floor and not among the server's actors, because it runs 
 `runtime_env`, the user's import path, which may hold packages of any name. The listener comes as bytes of cloudpickle,
 pickled by value, so a function of the user's own module needs no installation on the workers.
 
+Its Pull actor hands it tasks, and asks about each until it has ended: a report says which messages are finished. The
+listener is called in threads of a ConsumePool, so that a call that blocks holds up neither the answers nor the others.
+
 What survives its death: nothing. Ray starts it again with the same listener; what it was working on is delivered again
-by its Pull actor. `consume` is therefore called at least once per message.
+by its Pull actor. A listener is therefore called at least once per message.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import inspect
 import logging
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -25,13 +29,20 @@ from typing import Any, Final
 import cloudpickle
 import ray
 
+from raymq.consume_hook import ConsumeHook
+from raymq.consume_pool import Call, ConsumePool, Work
+from raymq.consume_result import ConsumeLater, ConsumeReport
 from raymq.errors import ListenerError
-from raymq.message import ConsumeStatus, MessageExt
+from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeStatus, MessageExt, MessageQueue
+from raymq.names import RETRY_PREFIX
 from raymq.push_settings import PushSettings
-from raymq.record import decode_records
+from raymq.record import RecordError, decode_record, decode_records, record_starts
 
-MessageHandler = Callable[[MessageExt], ConsumeStatus | None]
-BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | None]
+MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
+BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | None]
+
+REPORT_S: Final = 0.5
+"""A task that takes longer is reported in parts."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +57,14 @@ class ShippedListener:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumeOutcome:
-    """How a run of messages went. `error` is the user's traceback when the listener raised."""
+class ShippedTask:
+    """Messages of one queue for the listener, whole records back to back. `epoch` grows from one life of the Pull actor
+    to the next; `number` is the task's in that life."""
 
-    status: ConsumeStatus
-    error: str = ""
+    epoch: int
+    number: int
+    queue: MessageQueue
+    records: bytes
 
 
 def ship(handler: Callable[[Any], Any], *, takes_batch: bool) -> ShippedListener:
@@ -58,25 +72,36 @@ def ship(handler: Callable[[Any], Any], *, takes_batch: bool) -> ShippedListener
     name = getattr(handler, "__qualname__", type(handler).__qualname__)
     if not callable(handler):
         raise ListenerError(f"a listener must be callable with one argument, {name} object is not")
-    module = _user_module(handler)
+    return ShippedListener(_dumps(handler, f"listener {name}"), takes_batch, name)
+
+
+def ship_hook(hook: ConsumeHook) -> ShippedListener:
+    """Pickle a consume hook by value, like a listener. ListenerError when it is none, or cannot be pickled."""
+    name = type(hook).__qualname__
+    if not all(callable(getattr(hook, method, None)) for method in ("before", "after")):
+        raise ListenerError(f"a consume hook must have the methods before(context) and after(context), {name} has not")
+    return ShippedListener(_dumps(hook, f"consume hook {name}"), False, name)
+
+
+def _dumps(thing: Any, what: str) -> bytes:
+    module = _user_module(thing)
     if module is not None and module.__name__ in cloudpickle.list_registry_pickle_by_value():
         module = None  # the user's own registration, which stays
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
-        payload = cloudpickle.dumps(handler)
+        return cloudpickle.dumps(thing)  # type: ignore[no-any-return]  # cloudpickle has no types
     except Exception as error:  # whatever a user's object does when it is pickled
         raise ListenerError(
-            f"listener {name} cannot be shipped to its actor: {error}. It must not hold locks, open files, connections "
+            f"{what} cannot be shipped to its actor: {error}. It must not hold locks, open files, connections "
             "or a raymq client; make those in the listener's first call"
         ) from error
     finally:
         if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
-    return ShippedListener(payload, takes_batch, name)
 
 
-def _user_module(handler: Callable[[Any], Any]) -> ModuleType | None:
+def _user_module(handler: Any) -> ModuleType | None:
     """The user's own module or package that a listener is from; None for the standard library and installed ones."""
     owner: Any = handler
     while isinstance(owner, functools.partial):
@@ -96,47 +121,113 @@ def _user_module(handler: Callable[[Any], Any]) -> ModuleType | None:
 class Listener:
     """The shell around the user's function."""
 
-    def __init__(self, shipped: ShippedListener, settings: PushSettings) -> None:
+    def __init__(
+        self, shipped: ShippedListener, settings: PushSettings, hooks: tuple[ShippedListener, ...] = ()
+    ) -> None:
         self._takes_batch = shipped.takes_batch
-        self._name = shipped.name
         self._settings = settings
-        self._handler: Any = None
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._works: dict[int, Work] = {}
+        self._state: object = None
         self._failure = ""
         try:
-            self._handler = cloudpickle.loads(shipped.payload)
+            handler = cloudpickle.loads(shipped.payload)
+            made = [cloudpickle.loads(hook.payload) for hook in hooks]
         except Exception:  # a user's module may fail in any way when it is imported here
             self._failure = traceback.format_exc()
+            return
+        self._pool = ConsumePool(
+            handler if shipped.takes_batch else lambda messages: handler(messages[0]),
+            threads=settings.threads,
+            timeout_s=settings.consume_timeout_s,
+            group=settings.group,
+            hooks=made,
+        )
 
     def ready(self) -> str:
         """Empty, or why the listener could not be loaded here."""
         return self._failure
 
-    def consume(self, records: bytes, broker_name: str) -> ConsumeOutcome:
-        """Hand a queue's messages to the listener, in order. Ends at the first that fails: all are delivered again."""
-        if self._handler is None:
-            return ConsumeOutcome(ConsumeStatus.RECONSUME_LATER, self._failure)
-        messages = decode_records(records, broker_name=broker_name)
-        wanted = [m for m in messages if self._settings.subscription(m.topic).matches(m.tags)]
+    def keep(self, state: object) -> None:
+        """Remember something for the Pull actor, in case it dies."""
+        self._state = state
+
+    def kept(self) -> object:
+        """What `keep` was last given; None if nothing."""
+        return self._state
+
+    def consume(self, task: ShippedTask) -> ConsumeReport:
+        """Begin a task, and report after REPORT_S or when it has ended.
+
+        A task of a later life of the Pull actor takes all those of earlier lives away: nobody asks for them any more.
+        """
+        work = Work(self._calls(task), str(task.queue) if self._settings.orderly else None)
+        with self._lock:
+            if task.epoch > self._epoch:
+                left, self._works, self._epoch = self._works, {}, task.epoch
+                for other in left.values():
+                    self._pool.cancel(other)
+            self._works[task.number] = work
+        self._pool.submit(work)
+        return self._report(task.number, work)
+
+    def progress(self, epoch: int, number: int) -> ConsumeReport | None:
+        """How far a task is that has not ended yet; None if this process does not know it."""
+        with self._lock:
+            work = self._works.get(number) if epoch == self._epoch else None
+        return None if work is None else self._report(number, work)
+
+    def _report(self, number: int, work: Work) -> ConsumeReport:
+        report = self._pool.wait(work, REPORT_S)
+        if report.ended:
+            with self._lock:
+                if self._works.get(number) is work:
+                    del self._works[number]
+        return report
+
+    def _calls(self, task: ShippedTask) -> list[Call]:
+        """The listener calls of a task. What only shares its tag's code with one that is subscribed to needs none."""
+        subscription, retry = self._settings.subscription(task.queue.topic), task.queue.topic.startswith(RETRY_PREFIX)
+        size = self._settings.consume_message_batch_max_size if self._takes_batch else 1
+        calls: list[Call] = []
+        for index, message in enumerate(_decode(task)):
+            if isinstance(message, RecordError):
+                calls.append(Call(index, [], f"the message cannot be decoded: {message}"))
+                continue
+            if not subscription.matches(message.tags):
+                continue
+            last = calls[-1] if size > 1 and calls else None
+            if last is not None and 0 < len(last.messages) < size and index == last.indices.stop:
+                last.messages.append(with_original_topic(message) if retry else message)
+            else:
+                calls.append(Call(index, [with_original_topic(message) if retry else message]))
+        return calls
+
+
+def _decode(task: ShippedTask) -> Sequence[MessageExt | RecordError]:
+    """The messages of a task; the error in place of one that is damaged."""
+    broker_name = task.queue.broker_name
+    try:
+        return decode_records(task.records, broker_name=broker_name)
+    except RecordError:
+        _log.exception("a task of %s has a damaged record", task.queue)
+    messages: list[MessageExt | RecordError] = []
+    for start in record_starts(task.records):
         try:
-            status = self._consume_batches(wanted) if self._takes_batch else self._consume_each(wanted)
-        except (Exception, SystemExit):  # the user's code, and sys.exit would end the actor; they need the traceback
-            _log.exception("listener %s failed", self._name)
-            return ConsumeOutcome(ConsumeStatus.RECONSUME_LATER, traceback.format_exc())
-        return ConsumeOutcome(status)
+            messages.append(decode_record(task.records, int(start), broker_name=broker_name))
+        except RecordError as error:
+            messages.append(error)
+    return messages
 
-    def _consume_each(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
-        for message in messages:
-            if self._handler(message) is ConsumeStatus.RECONSUME_LATER:
-                return ConsumeStatus.RECONSUME_LATER
-        return ConsumeStatus.CONSUME_SUCCESS
 
-    def _consume_batches(self, messages: list[MessageExt]) -> ConsumeStatus:
-        size = self._settings.batch_max
-        for start in range(0, len(messages), size):
-            if self._handler(messages[start : start + size]) is ConsumeStatus.RECONSUME_LATER:
-                return ConsumeStatus.RECONSUME_LATER
-        return ConsumeStatus.CONSUME_SUCCESS
+def with_original_topic(message: MessageExt) -> MessageExt:
+    """A message from a retry topic, as if it came from its own (spec/messaging.md §5.8)."""
+    topic = message.system_properties.get(PROPERTY_RETRY_TOPIC)
+    return message if topic is None else replace(message, topic=topic)
 
 
 OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
+CONCURRENCY: Final = 64 + 8
+"""Tasks that a Pull actor has here at a time, and room for the other methods."""
 ListenerActor = ray.remote(**OPTIONS)(Listener)

@@ -7,7 +7,8 @@ stopped and committed, and only then is left out of the next heartbeat. Only aft
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from raymq.message import MessageQueue
@@ -17,25 +18,69 @@ SESSION_TIMEOUT_S: Final = 15.0
 """A member silent for longer is dead: its queues go to others. The member itself stops before that."""
 
 
+class AllocateStrategy(Enum):
+    """How a topic's queues are shared among a group's members (spec/messaging.md §5.2), and STICKY: as balanced as
+    AVG, moving the fewest queues."""
+
+    AVG = "AVG"
+    AVG_BY_CIRCLE = "AVG_BY_CIRCLE"
+    CONFIG = "CONFIG"
+    MACHINE_ROOM = "MACHINE_ROOM"
+    MACHINE_ROOM_NEARBY = "MACHINE_ROOM_NEARBY"
+    CONSISTENT_HASH = "CONSISTENT_HASH"
+    STICKY = "STICKY"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """How a member wants the group's queues shared. All members of a group should say the same.
+
+    `queues` is for CONFIG: what this member always gets. `machine_rooms` is for MACHINE_ROOM: the rooms whose queues
+    are shared out, by the part before `@` in their broker names.
+    """
+
+    strategy: AllocateStrategy = AllocateStrategy.AVG
+    queues: frozenset[MessageQueue] = frozenset()
+    machine_rooms: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class GroupHeartbeat:
-    """`topics` the member subscribes to; `holding` the queues it still reads, delivers or has not yet committed.
+    """`topics` the member subscribes to; `holding` the queues it still reads, delivers or has not yet committed. `room`
+    is the Ray node the member runs on, for MACHINE_ROOM_NEARBY.
 
-    `sequence` grows from one heartbeat of a member to the next, also over a restart of the member. One that arrives
-    behind a newer one says what is no longer so, and is not heeded.
+    RebalanceClient fills in the last three. `session`: which process speaks under the member's name, as the Rebalance
+    actor has named it; 0 asks for that. So nothing that a dead process has left on its way speaks for the one that
+    follows it. `sequence` grows from one heartbeat of a session to the next: one that arrives behind a newer one says
+    what is no longer so, and is not heeded; the same one again changes nothing. `generation`: the newest that the
+    member was told (0: none yet), by which a Rebalance actor learns of an instance before it.
     """
 
     member: str
     topics: frozenset[str]
     holding: frozenset[MessageQueue]
     leaving: bool = False
+    allocation: Allocation = field(default_factory=Allocation)
+    room: str = ""
+    session: int = 0
     sequence: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
-    """The queues the member may hold. `generation` grows with each change of the group's target."""
+    """The queues the member may hold.
+
+    `generation` grows with each change of the group's target, also over restarts of the Rebalance actor. A member takes
+    it along to the brokers, which refuse what an owner of an older generation commits once a newer one has begun with
+    a queue. For each queue that is the generation of the last assignment that *named* the queue: a member that hears of
+    a newer one in which the queue is another's must not commit with that. `offsets_version` changes when somebody has
+    reset offsets of the group: each member then asks the brokers about the queues it holds. Where `session` is not that
+    of the heartbeat, the heartbeat was not heeded: it is to be said again with this session (RebalanceClient does).
+    """
 
     generation: int
     queues: frozenset[MessageQueue]
     members: int
+    offsets_version: int = 0
+    session: int = 0

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from raymq.errors import TopicNotExistError
-from raymq.group_info import StartOffsetQuery
+from raymq.errors import RaymqError
+from raymq.group_info import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.message import MessageQueue
 from raymq.ray_calls import ActorRef
 from raymq.storage_client import persist_until
 
 TIMEOUT_S: Final = 20.0
-
-_log = logging.getLogger(__name__)
 
 
 class GroupOffsets:
@@ -35,12 +33,18 @@ class GroupOffsets:
             time.monotonic() + timeout_s, lambda left_s: broker.call("ensure_group", self.group, timeout_s=left_s)
         )
 
-    def start_offset(self, queue: MessageQueue, query: StartOffsetQuery, timeout_s: float = TIMEOUT_S) -> int:
-        """The committed offset, or where the query says to start."""
+    def start(
+        self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = TIMEOUT_S
+    ) -> QueueOffset:
+        """The committed offset, or where the query says to start, which is committed then.
+
+        Commits with an older `generation` are fenced from then on. Generation 0, of who is no member of the group,
+        only asks. GroupNotExistError, TopicNotExistError.
+        """
         broker = self._broker(queue.broker_name)
-        offset: int = persist_until(
+        offset: QueueOffset = persist_until(
             time.monotonic() + timeout_s,
-            lambda left_s: broker.call("start_offset", self.group, queue, query, timeout_s=left_s),
+            lambda left_s: broker.call("start_offset", self.group, queue, query, generation, timeout_s=left_s),
         )
         return offset
 
@@ -53,28 +57,47 @@ class GroupOffsets:
         )
         return table.get(queue.queue_id)
 
-    def commit(self, offsets: Mapping[MessageQueue, int], timeout_s: float = TIMEOUT_S) -> None:
-        """Commit the next offset to consume, per queue. Durable on return; on failure some queues may be committed.
+    def commit(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = TIMEOUT_S) -> CommitAnswer:
+        """Commit the next offset to consume, per queue; durable on return, but for the queues the answer names.
 
-        Offsets in a topic that was deleted meanwhile are dropped, as the topic's were.
+        The brokers are asked at the same time. When one fails, what the others took is committed, and its failure is
+        raised: commit again, which is safe.
         """
-        tables: dict[str, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
-        for queue, offset in offsets.items():
-            tables[queue.broker_name][queue.topic][queue.queue_id] = offset
+        tables: dict[str, dict[str, dict[int, OffsetCommit]]] = defaultdict(lambda: defaultdict(dict))
+        for queue, commit in commits.items():
+            tables[queue.broker_name][queue.topic][queue.queue_id] = commit
+        plain = {name: {topic: dict(by_queue) for topic, by_queue in table.items()} for name, table in tables.items()}
         deadline_s = time.monotonic() + timeout_s
-        for broker_name, table in tables.items():
-            broker = self._broker(broker_name)
-            plain = {topic: dict(by_queue) for topic, by_queue in table.items()}
-            self._commit_at(broker, plain, deadline_s)
+        if len(plain) < 2:
+            return _merged([self._commit_at(name, table, deadline_s) for name, table in plain.items()])
+        with ThreadPoolExecutor(len(plain), "commit") as pool:
+            return _merged(list(pool.map(lambda name: self._commit_at(name, plain[name], deadline_s), plain)))
 
-    def _commit_at(self, broker: ActorRef, offsets: dict[str, dict[int, int]], deadline_s: float) -> None:
+    def _commit_at(
+        self, broker_name: str, commits: Mapping[str, Mapping[int, OffsetCommit]], deadline_s: float
+    ) -> CommitAnswer | RaymqError:
+        broker = self._broker(broker_name)
         try:
-            persist_until(
-                deadline_s, lambda left_s: broker.call("commit_offsets", self.group, offsets, timeout_s=left_s)
+            answer: CommitAnswer = persist_until(
+                deadline_s, lambda left_s: broker.call("commit_offsets", self.group, commits, timeout_s=left_s)
             )
-        except TopicNotExistError as error:
-            _log.info("group %s: an offset is not committed: %s", self.group, error)
+        except RaymqError as error:
+            return error
+        return answer
 
     def _broker(self, name: str) -> ActorRef:
         with self._lock:
             return self._brokers.setdefault(name, ActorRef(name))
+
+
+def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:
+    """The brokers' answers as one; the first failure is raised."""
+    reset: dict[MessageQueue, QueueOffset] = {}
+    fenced: frozenset[MessageQueue] = frozenset()
+    gone: frozenset[MessageQueue] = frozenset()
+    for answer in answers:
+        if isinstance(answer, RaymqError):
+            raise answer
+        reset.update(answer.reset)
+        fenced, gone = fenced | answer.fenced, gone | answer.gone
+    return CommitAnswer(reset, fenced, gone)

@@ -1,31 +1,53 @@
 """The push consumer: a listener, run in the cluster, for as long as this program runs.
 
 `start` makes, per instance, a Listener actor in the user's environment and asks a broker for a Pull actor that feeds
-it. The instances share the group's queues with all other members of the group.
+it. The instances share the group's queues with all other members of the group; in BROADCASTING each has them all.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, TypedDict
 
-import ray
-
-from raymq.errors import ClientStateError, ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.consume_hook import ConsumeHook
+from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.group_info import StartOffsetQuery
-from raymq.listener import BatchHandler, ListenerActor, MessageHandler, ShippedListener, ship
-from raymq.names import NAMESPACE, check_group
-from raymq.push_settings import PushSettings
-from raymq.ray_calls import ActorRef, resolve
+from raymq.listener import CONCURRENCY, BatchHandler, ListenerActor, MessageHandler, ShippedListener, ship, ship_hook
+from raymq.membership import Allocation
+from raymq.message import MessageModel
+from raymq.names import check_group
+from raymq.offsets import GroupOffsets
+from raymq.push_settings import BATCH_MAX_MOST, PushSettings
+from raymq.push_subscription import PushSubscription
+from raymq.ray_calls import ActorRef
 from raymq.routes import Routes
 from raymq.subscription import Subscription
 
 START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 40.0
 INSTANCES_MAX: Final = 256
+BATCH_MAX: Final = 512
+
+
+class PushOptions(TypedDict, total=False):
+    """The keywords of `Client.push_consumer` that are settings: see raymq.push_settings.PushSettings."""
+
+    orderly: bool
+    message_model: MessageModel
+    allocation: Allocation
+    threads: int
+    pull_batch_size: int
+    pull_interval_ms: int
+    pull_threshold_for_queue: int
+    pull_threshold_for_topic: int
+    pull_threshold_size_for_queue_mib: int
+    pull_threshold_size_for_topic_mib: int
+    consume_concurrently_max_span: int
+    consume_timeout_s: float
+    max_reconsume_times: int
+    suspend_current_queue_time_ms: int
+    offsets_dir: str | None
+    instance_name: str | None
 
 
 class PushConsumer:
@@ -37,19 +59,17 @@ class PushConsumer:
         *,
         routes: Routes,
         start: StartOffsetQuery,
-        threads: int,
+        options: PushOptions,
         track: Callable[[PushSubscription], PushSubscription],
         on_close: Callable[[PushSubscription], None],
     ) -> None:
-        self._group = check_group(group)
+        self._settings = PushSettings(check_group(group), (), start, **options)
         self._routes = routes
-        self._start = start
-        self._threads = threads
         self._track = track
         self._on_close = on_close
         self._subscriptions: dict[str, Subscription] = {}
         self._listener: ShippedListener | None = None
-        self._batch_max = 1
+        self._hooks: list[ShippedListener] = []
 
     def subscribe(self, topic: str, expression: str = "*") -> PushConsumer:
         """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``.
@@ -62,19 +82,29 @@ class PushConsumer:
         return self
 
     def on_message(self, listener: MessageHandler) -> PushConsumer:
-        """Call `listener(message)` for each message, in the order of its queue.
+        """Call `listener(message)` for each message, in threads of one process per instance.
 
-        It may return None or ConsumeStatus.CONSUME_SUCCESS; RECONSUME_LATER or an exception has the messages delivered
-        again after a pause. Calls for different queues run at the same time in threads of one process. ListenerError
-        when it cannot be pickled.
+        None or ConsumeStatus.CONSUME_SUCCESS means that it is consumed. After ConsumeStatus.RECONSUME_LATER, a
+        `ConsumeLater`, or an exception it is delivered again: by way of the group's retry topic, after 10 s, 30 s, 1
+        min … 2 h, and then it goes to the dead letters. An orderly consumer's queue waits a second instead, and goes on
+        with the same message. ListenerError when the listener cannot be pickled.
         """
         self._listener = ship(listener, takes_batch=False)
+        self._settings = replace(self._settings, consume_message_batch_max_size=1)
         return self
 
-    def on_messages(self, listener: BatchHandler, *, batch_max: int = 512) -> PushConsumer:
-        """As `on_message`, with lists of up to `batch_max` messages of one queue."""
+    def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
+        """As `on_message`, with lists of up to `batch_max` (1 to 1024) messages of one queue; what the listener answers
+        or raises concerns all of a list, unless a `ConsumeLater` says from which one on."""
+        if not isinstance(batch_max, int) or not 1 <= batch_max <= BATCH_MAX_MOST:
+            raise InvalidArgumentError(f"batch_max must be 1 to {BATCH_MAX_MOST}, not {batch_max!r}")
         self._listener = ship(listener, takes_batch=True)
-        self._batch_max = batch_max
+        self._settings = replace(self._settings, consume_message_batch_max_size=batch_max)
+        return self
+
+    def hook(self, hook: ConsumeHook) -> PushConsumer:
+        """Have `hook.before(context)` and `hook.after(context)` called around each listener call, where it runs."""
+        self._hooks.append(ship_hook(hook))
         return self
 
     def start(
@@ -82,7 +112,8 @@ class PushConsumer:
     ) -> PushSubscription:
         """Start `instances` instances; returns when their listeners are loaded and their Pull actors run.
 
-        `runtime_env` and `num_cpus` are Ray's, for the listeners' processes. Raises ClientStateError without a
+        The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
+        listeners' processes. Raises ClientStateError without a
         subscription or a listener, ListenerError when the listener cannot be loaded there; nothing runs then.
         """
         if not self._subscriptions:
@@ -91,19 +122,22 @@ class PushConsumer:
             raise ClientStateError("this push consumer has no listener; call on_message(function) before start()")
         if not 1 <= instances <= INSTANCES_MAX:
             raise ClientStateError(f"instances must be 1 to {INSTANCES_MAX}, not {instances}")
-        settings = PushSettings(
-            self._group, tuple(self._subscriptions.values()), self._start, self._batch_max, self._threads
-        )
-        options: dict[str, Any] = {"max_concurrency": self._threads, "num_cpus": num_cpus}
+        settings = replace(self._settings, subscriptions=tuple(self._subscriptions.values()))
+        if settings.clustering:
+            offsets = GroupOffsets(settings.group)
+            for broker_name in self._routes.brokers():
+                offsets.ensure_group(broker_name)
+        options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus}
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
-        subscription = PushSubscription(self._group, self._on_close)
+        subscription = PushSubscription(settings.group, self._on_close)
         try:
             for _ in range(instances):
-                subscription.add(ListenerActor.options(**options).remote(self._listener, settings))
-            subscription.wait_loaded(self._listener.name)
-            for listener in subscription.listeners:
-                subscription.pulls.append(ActorRef(self._start_pull(settings, listener)))
+                listener = ListenerActor.options(**options).remote(self._listener, settings, tuple(self._hooks))
+                subscription.listeners.append(listener)
+            subscription.wait_loaded(self._listener.name, START_TIMEOUT_S)
+            for index, listener in enumerate(subscription.listeners):
+                subscription.pulls.append(ActorRef(self._start_pull(_named(settings, index), listener)))
         except BaseException:
             subscription.close()
             raise
@@ -119,91 +153,7 @@ class PushConsumer:
         raise failure
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceStatus:
-    """One instance: its name, the queues it holds, and how its listener is doing."""
-
-    instance: str
-    holding: tuple[str, ...]
-    buffered: int
-    consumed: int
-    failures: int
-    last_error: str
-
-
-class PushSubscription:
-    """A push consumer that runs. `stop` ends it: batches in flight are finished and committed."""
-
-    def __init__(self, group: str, on_close: Callable[[PushSubscription], None]) -> None:
-        self.group = group
-        self._on_close = on_close
-        self.listeners: list[Any] = []
-        self.pulls: list[ActorRef] = []
-        self._closed = False
-
-    def add(self, listener: Any) -> None:
-        self.listeners.append(listener)
-
-    def wait_loaded(self, name: str) -> None:
-        """Wait for the listeners' processes; ListenerError with the traceback when one cannot load its listener."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        for listener in self.listeners:
-            failure = resolve(listener.ready.remote(), f"listener {name}", max(0.1, deadline_s - time.monotonic()))
-            if failure:
-                raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
-
-    def status(self) -> list[InstanceStatus]:
-        """What each instance holds and has done, and its listener's last traceback."""
-        statuses = []
-        for pull in self.pulls:
-            answer = pull.call("status")
-            statuses.append(InstanceStatus(**{**answer, "holding": tuple(answer["holding"])}))
-        return statuses
-
-    def raise_listener_error(self) -> None:
-        """Raise ListenerError with the listener's traceback if a delivery failed and has not succeeded since."""
-        for status in self.status():
-            if status.last_error:
-                raise ListenerError(
-                    f"the listener of group {self.group!r} failed {status.failures} time(s) in {status.instance}; its "
-                    f"messages are delivered again. The last failure:\n{status.last_error}"
-                )
-
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Finish and commit what is in flight, leave the group, end the actors. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        failures = []
-        for pull in self.pulls:
-            try:
-                if not pull.call("stop", timeout_s, timeout_s=timeout_s + 5.0):
-                    failures.append(f"{pull.name} did not finish within {timeout_s:g} s")
-            except (ServiceNotAvailableError, RequestTimeoutError) as error:
-                failures.append(str(error))
-            self._kill(pull)
-        for listener in self.listeners:
-            ray.kill(listener, no_restart=True)
-        self._on_close(self)
-        if failures:
-            raise ServiceNotAvailableError(
-                f"group {self.group!r} was stopped, but {'; '.join(failures)}: its last messages may be delivered again"
-            )
-
-    def close(self) -> None:
-        """The same as `stop`."""
-        self.stop()
-
-    def __enter__(self) -> PushSubscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _kill(self, pull: ActorRef) -> None:
-        try:
-            ray.kill(ray.get_actor(pull.name, namespace=NAMESPACE), no_restart=True)
-        except ValueError:
-            return  # it has ended by itself
+def _named(settings: PushSettings, index: int) -> PushSettings:
+    """The settings of one instance: its own name, if the instances have one."""
+    name = settings.instance_name
+    return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

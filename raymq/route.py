@@ -11,11 +11,53 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.message import MessageQueue
 
-PERM_READ: Final = 4
+PERM_INHERIT: Final = 1
 PERM_WRITE: Final = 2
+PERM_READ: Final = 4
+PERM_ALL: Final = PERM_READ | PERM_WRITE
 MASTER_ID: Final = 0
+
+ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
+"""The namespace of a NameServer's KV table that says, per topic, which queues an order topic has."""
+
+
+def check_perm(perm: int) -> int:
+    """`perm` if it is one (spec/messaging.md §2.5: 0 to 7), else NoPermissionError, whose code RocketMQ answers."""
+    if isinstance(perm, bool) or not isinstance(perm, int) or not 0 <= perm <= 7:
+        raise NoPermissionError(
+            f"{perm!r} is no permission: add up {PERM_READ} to read, {PERM_WRITE} to write, {PERM_INHERIT} to inherit"
+        )
+    return perm
+
+
+def perm_text(perm: int) -> str:
+    """``"RW-"``: what may be done with a topic, as RocketMQ prints it.
+
+    >>> perm_text(6), perm_text(5)
+    ('RW-', 'R-X')
+    """
+    return "".join(
+        letter if perm & bit else "-" for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE), ("X", PERM_INHERIT))
+    )
+
+
+def parse_order_config(text: str) -> dict[str, int]:
+    """How many queues of an order topic each broker group holds, from ``"broker-a:4;broker-b:2"``.
+
+    InvalidArgumentError for text of another form.
+    """
+    counts: dict[str, int] = {}
+    for piece in text.split(";"):
+        name, _, count = piece.strip().rpartition(":")
+        if not name or not count.isascii() or not count.isdecimal() or not int(count) or name in counts:
+            raise InvalidArgumentError(
+                f"{text!r} is no order configuration: write BROKER:QUEUES;BROKER:QUEUES, such as broker-a:4;broker-b:2"
+            )
+        counts[name] = int(count)
+    return counts
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,27 +79,33 @@ class TopicConfig:
     topic: str
     read_queue_nums: int
     write_queue_nums: int
-    perm: int = PERM_READ | PERM_WRITE
+    perm: int = PERM_ALL
+    order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """All a NameServer is told by one broker. `storages`: replica id (0 = master) to storage actor name."""
+    """All a NameServer is told by one broker. `storages`: replica id (0 = master) to storage actor name; `nodes`:
+    replica id to the Ray node its storage runs on. `life` grows with each start of the broker (ns since 1970)."""
 
     cluster: str
     broker_name: str
     storages: Mapping[int, str]
     topics: tuple[TopicConfig, ...]
     data_version: DataVersion
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """A broker group: `storages` maps replica id (0 = master) to the name of its storage actor."""
+    """A broker group: `storages` maps replica id (0 = master) to the name of its storage actor, `nodes` to the Ray node
+    it runs on (empty where that is not known)."""
 
     cluster: str
     broker_name: str
     storages: Mapping[int, str]
+    nodes: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +120,33 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Everything a client needs to produce to and consume from a topic."""
+    """Everything a client needs to produce to and consume from a topic.
+
+    With an `order_config` (parse_order_config) the topic is written to in those queues and no others, also while one
+    of the brokers is away: a sharding key's queue must not change.
+    """
 
     topic: str
     brokers: Mapping[str, BrokerData]
     queues: tuple[QueueData, ...]
+    order_config: str = ""
     _publish: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
     _subscribe: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        writable = [
-            MessageQueue(self.topic, data.broker_name, queue_id)
+        writable = {
+            data.broker_name: data.write_queue_nums
             for data in self.queues
             if data.perm & PERM_WRITE and MASTER_ID in self.brokers[data.broker_name].storages
-            for queue_id in range(data.write_queue_nums)
-        ]
-        readable = [
-            MessageQueue(self.topic, data.broker_name, queue_id)
-            for data in self.queues
-            if data.perm & PERM_READ
-            for queue_id in range(data.read_queue_nums)
-        ]
-        object.__setattr__(self, "_publish", tuple(sorted(writable)))
-        object.__setattr__(self, "_subscribe", tuple(sorted(readable)))
+        }
+        readable = {data.broker_name: data.read_queue_nums for data in self.queues if data.perm & PERM_READ}
+        if self.order_config:
+            writable = parse_order_config(self.order_config)
+        object.__setattr__(self, "_publish", self._numbered(writable))
+        object.__setattr__(self, "_subscribe", self._numbered(readable))
+
+    def _numbered(self, counts: Mapping[str, int]) -> tuple[MessageQueue, ...]:
+        return tuple(MessageQueue(self.topic, name, q) for name in sorted(counts) for q in range(counts[name]))
 
     @property
     def publish_queues(self) -> tuple[MessageQueue, ...]:
@@ -106,9 +158,27 @@ class TopicRoute:
         """Queues a consumer may read, sorted."""
         return self._subscribe
 
+    def require_writable(self) -> TopicRoute:
+        """This route; NoPermissionError where nothing may be written to the topic, ServiceNotAvailableError where
+        nothing can be now."""
+        if not self._publish and not any(data.perm & PERM_WRITE for data in self.queues):
+            raise NoPermissionError(
+                f"topic {self.topic!r} may not be written to (its permission has no W); see `raymq topic describe "
+                f"{self.topic}`, or admin.update_topic"
+            )
+        if not self._publish:
+            raise ServiceNotAvailableError(f"topic {self.topic!r} has no writable queue now; see `raymq status`")
+        return self
+
     def master_storage(self, broker_name: str) -> str:
-        """The name of the storage actor that takes writes for `broker_name`."""
-        return self.brokers[broker_name].storages[MASTER_ID]
+        """The name of the storage actor that takes writes for `broker_name`; ServiceNotAvailableError where that
+        broker group is not registered now, or has no master."""
+        data = self.brokers.get(broker_name)
+        if data is None or MASTER_ID not in data.storages:
+            raise ServiceNotAvailableError(
+                f"{broker_name}, which holds queues of topic {self.topic!r}, is away; see `raymq status`"
+            )
+        return data.storages[MASTER_ID]
 
 
 def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
@@ -120,3 +190,21 @@ def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
     share, rest = divmod(queues, len(broker_names))
     counts = {name: share + (index < rest) for index, name in enumerate(sorted(broker_names))}
     return {name: count for name, count in counts.items() if count}
+
+
+def grow_queues(counts: Mapping[str, int], queues: int) -> dict[str, int]:
+    """Share `queues` queues among broker groups that have `counts` already: none gets fewer, the emptiest get more.
+
+    InvalidArgumentError for fewer queues than there are.
+
+    >>> grow_queues({"broker-a": 4, "broker-b": 0}, 6)
+    {'broker-a': 4, 'broker-b': 2}
+    """
+    if queues < sum(counts.values()):
+        raise InvalidArgumentError(
+            f"the topic has {sum(counts.values())} queues and cannot have {queues}: messages may be in each of them"
+        )
+    grown = dict(counts)
+    for _ in range(queues - sum(counts.values())):
+        grown[min(grown, key=lambda name: (grown[name], name))] += 1
+    return grown

@@ -9,11 +9,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from raymq.errors import RaymqError, TopicNotExistError
-from raymq.names import NameServerName
+from raymq.names import AUTO_CREATE_TOPIC, NameServerName
 from raymq.ray_calls import ActorRef
 from raymq.route import BrokerData, TopicRoute
 
@@ -21,6 +22,11 @@ POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
 ASK_AGAIN_AFTER_S: Final = 2.0
 """How long an outdated route serves after an attempt to refresh it has failed."""
 CALL_TIMEOUT_S: Final = 5.0
+CALL_TIMEOUT_MIN_S: Final = 2.0
+"""Several NameServers share the time for one, but each has so long."""
+CREATE_TIMEOUT_S: Final = 15.0
+DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
+"""RocketMQ's producers ask for so many in a topic that they create by sending to it."""
 
 T = TypeVar("T")
 
@@ -29,6 +35,7 @@ T = TypeVar("T")
 class _Cached:
     route: TopicRoute
     valid_until_s: float
+    forgotten: bool = False
 
 
 class Routes:
@@ -38,19 +45,69 @@ class Routes:
         self._nameservers = [ActorRef(str(name)) for name in nameservers]
         self._lock = threading.Lock()
         self._cache: dict[str, _Cached] = {}
+        self._outdated: set[str] = set()
+        self._refreshing = False
 
     def get(self, topic: str) -> TopicRoute:
-        """The topic's route, at most 30 s old if a NameServer answers.
+        """The topic's route, at most 30 s old or being refreshed while NameServers answer.
 
-        Raises TopicNotExistError when a NameServer says so; the failure to reach any only if no route is known.
+        An old one is returned at once and refreshed by a thread; so a NameServer that hangs holds nobody up. One that
+        was forgotten is asked for before this returns. Raises TopicNotExistError when a NameServer says so; the failure
+        to reach any only if no route is known.
         """
         with self._lock:
             cached = self._cache.get(topic)
-        if cached is not None and time.monotonic() < cached.valid_until_s:
-            return cached.route
+            if cached is not None and not cached.forgotten:
+                if time.monotonic() >= cached.valid_until_s:
+                    self._refresh_later(topic)
+                return cached.route
+        return self._refresh(topic, cached)
+
+    def get_or_create(self, topic: str, default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRoute:
+        """The route of a topic that is to be sent to.
+
+        A topic that does not exist is created where the cluster's auto_create_topic_enable says so, with up to
+        `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3), else TopicNotExistError.
+        NoPermissionError where nothing may be written to it, ServiceNotAvailableError where nothing can be now.
+        """
+        try:
+            return self.get(topic).require_writable()
+        except TopicNotExistError:
+            try:
+                creators = self.get(AUTO_CREATE_TOPIC).brokers
+            except TopicNotExistError:
+                raise TopicNotExistError(topic) from None
+        for broker_name in creators:
+            ActorRef(broker_name).call("auto_create_topic", topic, default_topic_queue_nums, timeout_s=CREATE_TIMEOUT_S)
+        self.forget(topic)
+        return self.get(topic).require_writable()
+
+    def _refresh_later(self, topic: str) -> None:
+        """Have the topic's route refreshed by the one thread that does so. Called with the lock."""
+        self._outdated.add(topic)
+        if not self._refreshing:
+            self._refreshing = True
+            threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
+
+    def _refresh_outdated(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    if not self._outdated:
+                        return
+                    topic = self._outdated.pop()
+                    cached = self._cache.get(topic)
+                if cached is not None and time.monotonic() >= cached.valid_until_s:
+                    with suppress(TopicNotExistError):
+                        self._refresh(topic, cached)
+        finally:  # also after a fault, or nothing would be refreshed any more
+            with self._lock:
+                self._refreshing = False
+
+    def _refresh(self, topic: str, cached: _Cached | None) -> TopicRoute:
         valid_s = POLL_NAME_SERVER_INTERVAL_S
         try:
-            route: TopicRoute = self._ask(lambda server: server.call("topic_route", topic, timeout_s=CALL_TIMEOUT_S))
+            route: TopicRoute = self._ask(lambda server, left_s: server.call("topic_route", topic, timeout_s=left_s))
         except TopicNotExistError:
             with self._lock:
                 self._cache.pop(topic, None)
@@ -68,26 +125,50 @@ class Routes:
         with self._lock:
             cached = self._cache.get(topic)
             if cached is not None:
-                self._cache[topic] = _Cached(cached.route, 0.0)
+                self._cache[topic] = _Cached(cached.route, 0.0, forgotten=True)
 
     def topics(self) -> list[str]:
         """All topics the cluster knows, as one NameServer answers now."""
-        return self._ask(lambda server: list(server.call("topics", timeout_s=CALL_TIMEOUT_S)))
+        return self._ask(lambda server, left_s: list(server.call("topics", timeout_s=left_s)))
 
     def brokers(self) -> dict[str, BrokerData]:
         """All live broker groups, as one NameServer answers now."""
-        return self._ask(lambda server: dict(server.call("brokers", timeout_s=CALL_TIMEOUT_S)))
+        return self._ask(lambda server, left_s: dict(server.call("brokers", timeout_s=left_s)))
 
-    def _ask(self, question: Callable[[ActorRef], T]) -> T:
+    def clusters(self) -> dict[str, list[str]]:
+        """The live broker groups of each cluster, as one NameServer answers now."""
+        return self._ask(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
+
+    def list_kv(self, namespace: str) -> dict[str, str]:
+        """A namespace of the KV configuration, as one NameServer answers now."""
+        return self._ask(lambda server, left_s: dict(server.call("list_kv", namespace, timeout_s=left_s)))
+
+    def tell_all(self, method: str, *args: Any) -> list[Any]:
+        """A call to every NameServer, which know nothing of each other; their answers. Safe to repeat.
+
+        Each one is told, also when another fails; then the first failure is raised.
+        """
+        answers, failures = [], []
+        for server in self._nameservers:
+            try:
+                answers.append(server.call(method, *args, timeout_s=CALL_TIMEOUT_S))
+            except RaymqError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return answers
+
+    def _ask(self, question: Callable[[ActorRef, float], T]) -> T:
         """Put a question to the NameServers in random order until one answers.
 
         A NameServer that has just been restarted does not know every broker yet; so "no such topic" counts only when
         no NameServer knows better.
         """
         failures: list[RaymqError] = []
+        timeout_s = max(CALL_TIMEOUT_S / len(self._nameservers), CALL_TIMEOUT_MIN_S)
         for server in random.sample(self._nameservers, len(self._nameservers)):
             try:
-                return question(server)
+                return question(server, timeout_s)
             except RaymqError as error:
                 failures.append(error)
         raise next((error for error in failures if isinstance(error, TopicNotExistError)), failures[-1])

@@ -23,6 +23,7 @@ from raymq.backoff import Backoff
 from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.lane import Lane, LaneAddress
 from raymq.log_reader import LogReader
+from raymq.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.ray_calls import ActorRef
 from raymq.record import EncodedBatch
 from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
@@ -36,7 +37,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StorageDescription:
-    """What a storage actor tells a client about itself. `store_host` goes into every record and message id."""
+    """What a storage actor tells a client about itself. `store_host` goes into every record and message id;
+    it stores bodies of up to `max_message_size_bytes`."""
 
     name: str
     broker_name: str
@@ -47,6 +49,7 @@ class StorageDescription:
     consume_queue_file_size: int
     store_host: tuple[str, int]
     lane: LaneAddress
+    max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
 
 
 class StorageClient:

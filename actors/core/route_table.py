@@ -3,14 +3,30 @@
 All of it is soft. A NameServer that lost its tables has them back as soon as each broker has registered again, which a
 broker does when a heartbeat tells it that it is not known. A registration is always complete: what it does not name,
 the broker does not hold.
+
+Each register call says which life of the broker it comes from. A newer life, or a newer version in the same life, takes
+the place of what is known; an older one was overtaken on its way and is ignored, and so is everything of an older state
+version: that is of a replica that is master no more.
+
+Permissions may be changed here alone (`wipe_write_perm`), to take writes off a broker; its next change undoes that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from raymq.errors import TopicNotExistError
-from raymq.route import BrokerData, BrokerRegistration, DataVersion, QueueData, TopicConfig, TopicRoute
+from raymq.route import (
+    PERM_ALL,
+    PERM_WRITE,
+    BrokerData,
+    BrokerRegistration,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+)
 
 
 @dataclass(slots=True)
@@ -28,15 +44,17 @@ class RouteTable:
         self._brokers: dict[str, _LiveBroker] = {}
 
     def register(self, registration: BrokerRegistration, now_s: float) -> None:
-        """Take all of a broker's data, in place of what it registered before. An older version is ignored.
+        """Take all of a broker's data, in place of what it registered before. An older one is ignored.
 
         The time in a version does not count here: a broker that was restarted may have its last change a little earlier
         in its log than it had in memory, and must not stay unregistered for that.
         """
         known = self._brokers.get(registration.broker_name)
-        if known is not None and _order(registration.data_version) < _order(known.registration.data_version):
+        if known is not None and _order(registration) < _order(known.registration):
             return
         topics = {config.topic: config for config in registration.topics}
+        if known is not None and registration.data_version == known.registration.data_version:
+            topics = known.topics  # the broker says what it said before: permissions changed here stay
         self._brokers[registration.broker_name] = _LiveBroker(registration, topics, now_s)
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
@@ -58,7 +76,23 @@ class RouteTable:
             del self._brokers[name]
         return silent
 
-    def route(self, topic: str) -> TopicRoute:
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Let nothing be written to a broker until it registers a change; returns how many topics it holds."""
+        return self._change_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Let its topics be read and written again; returns how many. As RocketMQ does, it sets READ and WRITE whatever
+        was set before."""
+        return self._change_perm(broker_name, lambda perm: PERM_ALL)
+
+    def _change_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
+        broker = self._brokers.get(broker_name)
+        if broker is None:
+            return 0
+        broker.topics = {topic: replace(config, perm=change(config.perm)) for topic, config in broker.topics.items()}
+        return len(broker.topics)
+
+    def route(self, topic: str, order_config: str = "") -> TopicRoute:
         """Where `topic` is. TopicNotExistError when no live broker holds it."""
         holders = {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
         if not holders:
@@ -67,24 +101,35 @@ class RouteTable:
             topic,
             {name: _broker_data(broker) for name, broker in holders.items()},
             tuple(_queue_data(name, broker.topics[topic]) for name, broker in holders.items()),
+            order_config,
         )
 
     def brokers(self) -> dict[str, BrokerData]:
         """Every live broker group, by name."""
         return {name: _broker_data(broker) for name, broker in sorted(self._brokers.items())}
 
+    def clusters(self) -> dict[str, list[str]]:
+        """The broker groups of each cluster, sorted."""
+        names: dict[str, list[str]] = {}
+        for name, broker in sorted(self._brokers.items()):
+            names.setdefault(broker.registration.cluster, []).append(name)
+        return names
+
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         return sorted({topic for broker in self._brokers.values() for topic in broker.topics})
 
 
-def _order(version: DataVersion) -> tuple[int, int]:
-    return version.state_version, version.counter
+def _order(registration: BrokerRegistration) -> tuple[int, int, int]:
+    version = registration.data_version
+    return version.state_version, registration.life, version.counter
 
 
 def _broker_data(broker: _LiveBroker) -> BrokerData:
     registration = broker.registration
-    return BrokerData(registration.cluster, registration.broker_name, dict(registration.storages))
+    return BrokerData(
+        registration.cluster, registration.broker_name, dict(registration.storages), dict(registration.nodes)
+    )
 
 
 def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:

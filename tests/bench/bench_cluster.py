@@ -80,12 +80,31 @@ def _throughput(client: raymq.Client, count: int) -> list[tuple[str, float, floa
         while left > 0:
             left -= len(consumer.poll(5000))
         consumed = target / (time.perf_counter() - started)
+    pushed = _pushed(client, target)
     started = time.perf_counter()
     for _ in range(count // BATCH):
         queue.get_nowait_batch(BATCH)
     got = count / (time.perf_counter() - started)
     queue.shutdown()
-    return [("produced", produced / 1000, put / 1000, "k/s"), ("consumed", consumed / 1000, got / 1000, "k/s")]
+    return [
+        ("produced", produced / 1000, put / 1000, "k/s"),
+        ("consumed", consumed / 1000, got / 1000, "k/s"),
+        ("consumed by a listener", pushed / 1000, got / 1000, "k/s"),
+    ]
+
+
+def _pushed(client: raymq.Client, target: int) -> float:
+    """Messages per second at a listener that does nothing, from its first to its last."""
+    push = client.push_consumer("bench-push", consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with push.subscribe("bench").on_message(lambda message: None).start() as subscription:
+        first = 0
+        while True:
+            consumed = subscription.status()[0].consumed
+            if consumed and not first:
+                started, first = time.perf_counter(), consumed
+            if consumed >= target:
+                return (consumed - first) / (time.perf_counter() - started)
+            time.sleep(0.01)
 
 
 def _timed(call: Callable[[], object]) -> list[float]:

@@ -139,7 +139,7 @@ def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
     size = ROUND_BYTES if count > 1 else ROUND_BYTES // 16
     for name, changes in (
         ("ASYNC_FLUSH", {"flush_disk_type": ASYNC}),
-        ("ASYNC_FLUSH, no warm-up", {"flush_disk_type": ASYNC, "warm_mapped_file_enable": False}),
+        ("ASYNC_FLUSH, warm-up", {"flush_disk_type": ASYNC, "warm_mapped_file_enable": True}),
         ("SYNC_FLUSH", {"flush_disk_type": SYNC}),
     ):
         rates, with_index, shares = [], [], []

@@ -257,7 +257,7 @@ def test_what_a_listener_raises_is_shown_and_its_message_comes_again(
 
     with mq.producer() as producer:
         producer.send(raymq.Message(topic, b"1"))
-    push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(listen)
+    push = mq.push_consumer(group, orderly=True, consume_from=FIRST).subscribe(topic).on_message(listen)
     with push.start() as subscription:
         eventually(lambda: subscription.status()[0].failures == 1, "the first failure")
         with pytest.raises(

@@ -18,6 +18,7 @@ from raymq.hashing import java_hash
 from raymq.message import MessageExt, MessageQueue, PullStatus, SendStatus
 from raymq.record_layout import SYS_FLAG_COMPRESSED
 from tests.support.cluster import poll_until
+from tests.support.journal import Journal
 from tests.support.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -355,30 +356,6 @@ def test_a_deleted_topic_does_not_keep_a_consumer_from_its_other_topic(
 # Consuming with a listener
 
 
-class Journal:
-    """A listener's own record of what it was given, in a file: a line per call. Listeners run in other processes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.touch()
-
-    def __call__(self, message: MessageExt) -> None:
-        self.write(message.body.decode())
-
-    def write(self, line: str) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, f"{line}\n".encode())
-        finally:
-            os.close(descriptor)
-
-    def lines(self) -> list[str]:
-        return self.path.read_text().splitlines()
-
-    def numbers(self) -> list[int]:
-        return sorted(int(line) for line in self.lines())
-
-
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal")
@@ -398,7 +375,8 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
             producer.send_async(raymq.Message(topic, b"%d" % number, tags=tag), sharding_key=str(number))
         eventually(lambda: len(journal.lines()) >= 100, "100 messages at the listener")
         [status] = subscription.status()
-        assert (len(status.holding), status.failures, status.last_error) == (4, 0, "")
+        assert (status.failures, status.last_error) == (0, "")
+        assert sum(queue.topic == topic for queue in subscription.queues()) == 4
         subscription.raise_listener_error()
     subscription.stop()
     assert journal.numbers() == list(range(1, 200, 2))
@@ -427,7 +405,7 @@ def test_an_object_listens_to_lists_of_one_queue_and_keeps_its_state(
     mq: raymq.Client, topic: str, group: str, journal: Journal
 ) -> None:
     send_numbers(mq, topic, range(500), sharding=True)
-    push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic)
+    push = mq.push_consumer(group, orderly=True, consume_from=FIRST).subscribe(topic)
     with push.on_messages(SumPerQueue(journal), batch_max=50).start():
         eventually(lambda: sum(int(line.split()[0]) for line in journal.lines()) >= 500, "500 messages")
     totals: dict[str, int] = {}
@@ -448,7 +426,8 @@ def test_messages_answered_with_reconsume_later_come_again_and_are_not_committed
 
     with mq.producer() as producer:
         producer.send(raymq.Message(topic, b"1"))
-    with mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(listen).start() as subscription:
+    push = mq.push_consumer(group, orderly=True, consume_from=FIRST).subscribe(topic).on_message(listen)
+    with push.start() as subscription:
         eventually(lambda: subscription.status()[0].failures == 1, "a failure")
         assert sum(entry.committed or 0 for entry in mq.admin.describe_group(group)) == 0
         with pytest.raises(raymq.ListenerError, match="RECONSUME_LATER"):
@@ -465,7 +444,9 @@ def test_several_instances_share_the_queues_and_each_message_is_heard_once(
     with push.start(instances=3) as subscription:
 
         def holding() -> list[int]:
-            return sorted(len(status.holding) for status in subscription.status())
+            return sorted(
+                sum(queue.queue.topic == topic for queue in status.queues) for status in subscription.status()
+            )
 
         eventually(lambda: holding() == [1, 1, 2], "four queues shared by three")
         send_numbers(mq, topic, range(300), sharding=True)
@@ -490,7 +471,7 @@ def test_a_push_and_a_pull_consumer_of_one_group_share_its_queues(
 
         def shared() -> bool:
             heard()
-            return [len(consumer.assignment()), len(subscription.status()[0].holding)] == [2, 2]
+            return [len(consumer.assignment()), sum(q.topic == topic for q in subscription.queues())] == [2, 2]
 
         eventually(shared, "two queues at each")
         send_numbers(mq, topic, range(100), sharding=True)

@@ -1,8 +1,10 @@
-"""Process queues against a simple model: a store with a log per queue, a listener that works, fails or is slow, a
-broker that keeps committed offsets; queues come and go, and retention takes messages away.
+"""Process queues against a simple model: a store with a log per queue, a listener that works, fails, is slow, is taken
+away or dies, a broker that keeps committed offsets and takes messages back; queues come and go, are reset, and
+retention takes messages away.
 
-The laws: within a queue nothing is skipped except what the store no longer has, and batches come in order, one at a
-time; the committed offset never passes a message that was neither consumed nor gone; in the end all is consumed.
+The laws: the committed offset never passes a message that was neither consumed, nor sent back, nor gone; in order,
+nothing of a queue is delivered before what comes ahead of it, and one task at a time; what was fetched is finished or
+held; in the end all is consumed or sent back, and in order no more is repeated by a crash than one full task.
 """
 
 from __future__ import annotations
@@ -11,98 +13,52 @@ import random
 
 import pytest
 
-from actors.core.process_queues import Batch, ProcessQueues
+from actors.core.consume_service import SendBack
+from actors.core.process_queue import ProcessQueue, Task
+from actors.core.process_queues import ProcessQueues
+from raymq.consume_result import ConsumeReport, Failure
+from raymq.group_info import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.message import MessageQueue
+from raymq.push_settings import PushSettings
+from raymq.subscription import Subscription
+from tests.support.runs import run_of
 
 NAMES = [MessageQueue("orders", "broker-a", number) for number in range(3)]
 LENGTH = 40
+SEEDS_PER_BLOCK = 60
 
 
 class Model:
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.core = ProcessQueues(
-            threshold_count=self.chance.choice([1, 5, 1000]), threshold_bytes=self.chance.choice([8, 1000])
+    def __init__(self, seed: int, *, orderly: bool) -> None:
+        self.chance = chance = random.Random(seed)
+        self.orderly = orderly
+        self.settings = PushSettings(
+            "billing",
+            (Subscription.parse("orders"),),
+            orderly=orderly,
+            threads=chance.choice([1, 3, 20]),
+            pull_batch_size=chance.choice([1, 4, 512]),
+            pull_threshold_for_queue=chance.choice([1, 5, 1000]),
+            consume_concurrently_max_span=chance.choice([1, 7, 2000]),
+            max_reconsume_times=chance.choice([-1, 0, 2]),
         )
+        self.core = ProcessQueues(self.settings)
         self.now_s = 0.0
         self.first = dict.fromkeys(NAMES, 0)  # what retention has left
         self.gone = dict.fromkeys(NAMES, 0)  # what the owner was told is gone
         self.end = dict.fromkeys(NAMES, 0)
-        self.wanted = {queue: {n for n in range(LENGTH) if self.chance.random() < 0.7} for queue in NAMES}  # by tags
-        self.committed = dict.fromkeys(NAMES, 0)
+        self.wanted = {queue: {n for n in range(LENGTH) if chance.random() < 0.7} for queue in NAMES}  # by tags
+        self.stored = dict.fromkeys(NAMES, QueueOffset(0))
         self.done: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
-        self.place: dict[MessageQueue, int] = {}  # where this instance stands in a queue it holds
-        self.flying: list[Batch] = []
-        self.orphans: list[Batch] = []  # in flight when their queue was given up
-        self.answers: list[tuple[MessageQueue, int, bytes, int, int]] = []
+        self.place: dict[ProcessQueue, int] = {}  # in order: what a tenure has finished
+        self.flying: list[Task] = []
+        self.sending: list[SendBack] = []
+        self.answers: list[tuple[MessageQueue, int, tuple[int, ...], int]] = []
+        self.asked: tuple[dict[MessageQueue, OffsetCommit], CommitAnswer] | None = None
+        self.generation = 1
+        self.back()
 
-    def fetch(self) -> None:
-        for queue, offset in self.core.wanted().items():
-            if offset < self.first[queue]:
-                self.gone[queue] = max(self.gone[queue], self.first[queue])
-                self.core.jump(queue, offset, self.first[queue])
-            elif offset < self.end[queue]:
-                upto = min(self.end[queue], offset + self.chance.randint(1, 6))
-                found = sorted(self.wanted[queue] & set(range(offset, upto)))
-                answer = (queue, offset, bytes(found), len(found), upto)
-                self.answers.append(answer)
-                self.core.fetched(*answer)
-
-    def fetched_late(self) -> None:
-        if self.answers:
-            self.core.fetched(*self.chance.choice(self.answers[-6:]))
-
-    def deliver(self) -> None:
-        for batch in self.core.deliverable(self.now_s):
-            assert all(other.queue != batch.queue for other in self.flying), f"two batches of {batch.queue} in flight"
-            assert batch.count == len(batch.records) > 0
-            before = self.wanted[batch.queue] & set(range(self.place[batch.queue], batch.records[0]))
-            # What lies before the batch and was not consumed here must have been gone when it was asked for.
-            assert all(offset < self.gone[batch.queue] for offset in before), f"{batch.queue} skips {before}"
-            assert batch.records[0] >= self.place[batch.queue], f"{batch.queue} goes back"
-            self.flying.append(batch)
-
-    def finish(self) -> None:
-        if not self.flying:
-            return
-        batch = self.flying.pop(self.chance.randrange(len(self.flying)))
-        if self.chance.random() < 0.3:
-            self.core.failed(batch, self.now_s)
-            return
-        self.done[batch.queue] |= set(batch.records)
-        if not any(batch is orphan for orphan in self.orphans):
-            self.place[batch.queue] = batch.records[-1] + 1
-        self.core.consumed(batch)
-
-    def commit(self) -> None:
-        for queue, offset in self.core.uncommitted().items():
-            unseen = {n for n in self.wanted[queue] if n < offset and n >= self.gone[queue]} - self.done[queue]
-            assert not unseen, f"{queue}: {offset} is committed over {unseen}"
-            if self.chance.random() < 0.8:
-                self.committed[queue] = offset
-                self.core.committed(queue, offset)
-
-    def grant(self) -> None:
-        queue = self.chance.choice(NAMES)
-        if queue not in self.core.holding:
-            self.core.add(queue, self.committed[queue])
-            self.place[queue] = self.committed[queue]
-
-    def revoke(self) -> None:
-        if self.core.holding:
-            self.core.revoke(self.chance.choice(sorted(self.core.holding)))
-
-    def release(self) -> None:
-        for queue in self.core.released():
-            assert all(batch.queue != queue for batch in self.flying), f"{queue} is released with a batch in flight"
-            self.core.drop(queue)
-            del self.place[queue]
-
-    def fence(self) -> None:
-        self.orphans += self.flying
-        for queue in self.core.holding:
-            self.core.drop(queue)
-            del self.place[queue]
+    # The store
 
     def write(self) -> None:
         for queue in NAMES:
@@ -112,48 +68,237 @@ class Model:
         queue = self.chance.choice(NAMES)
         self.first[queue] = self.chance.randint(self.first[queue], self.end[queue])
 
+    def fetch(self) -> None:
+        for queue, offset in self.core.wanted(self.now_s).items():
+            if offset < self.first[queue]:
+                self.gone[queue] = max(self.gone[queue], self.first[queue])
+                self.core.jump(queue, offset, self.first[queue])
+            elif offset < self.end[queue]:
+                upto = min(self.end[queue], offset + self.chance.randint(1, 6))
+                found = tuple(sorted(self.wanted[queue] & set(range(offset, upto))))
+                self.answers.append((queue, offset, found, upto))
+                self.core.fetched(queue, offset, run_of(found), upto, self.now_s)
+
+    def fetched_late(self) -> None:
+        if self.answers:
+            queue, offset, found, upto = self.chance.choice(self.answers[-6:])
+            self.core.fetched(queue, offset, run_of(found), upto, self.now_s)
+
+    # The listener
+
+    def deliver(self) -> None:
+        for task in self.core.deliverable(self.now_s):
+            assert not task.held.dropped
+            assert task.unfinished == set(range(len(task.messages)))
+            if self.orderly:
+                self.check_order(task)
+            self.flying.append(task)
+
+    def check_order(self, task: Task) -> None:
+        others = [other for other in self.flying if other.queue == task.queue]
+        assert not others, f"two tasks of {task.queue} in flight"
+        first, place = task.messages.offsets[0], self.place.get(task.held, 0)
+        skipped = {n for n in self.wanted[task.queue] if place <= n < first and n >= self.gone[task.queue]} - self.done[
+            task.queue
+        ]
+        assert not skipped, f"{task.queue} skips {skipped}"
+        assert first >= place, f"{task.queue} goes back"
+        held = task.held
+        repeated = held.finished_count + len(task.messages)
+        assert repeated <= max(self.settings.pull_batch_size, len(task.messages)), "too much would be repeated"
+
+    def progress(self) -> None:
+        if not self.flying:
+            return
+        task = self.chance.choice(self.flying)
+        left = sorted(task.unfinished - task.sending)
+        if self.orderly:
+            self.report_in_order(task, left)
+            return
+        ended = {index for index in left if self.chance.random() < 0.6}
+        failed = {index for index in ended if self.chance.random() < 0.3}
+        unfinished = tuple(index for index in left if index not in ended)
+        over = not unfinished or self.chance.random() < 0.1
+        failures = tuple(Failure(index, 1, "x", delay_level=self.chance.choice([-1, 0, 3])) for index in failed)
+        self.report(task, ConsumeReport(unfinished, failures, over), ended - failed)
+
+    def report_in_order(self, task: Task, left: list[int]) -> None:
+        count = self.chance.randint(0, len(left))
+        ended, rest = left[:count], left[count:]
+        failures = ()
+        if ended and self.chance.random() < 0.3:
+            failures = (Failure(ended[-1], 1, "x"),)
+        over = not rest or bool(failures) or self.chance.random() < 0.1
+        well = set(ended[:-1] if failures else ended)
+        self.report(task, ConsumeReport(tuple(rest), failures, over), well)
+
+    def report(self, task: Task, report: ConsumeReport, well: set[int]) -> None:
+        offsets = {task.messages.offsets[index] for index in well}
+        self.done[task.queue] |= offsets
+        if offsets and not task.held.dropped:
+            self.place[task.held] = max(offsets) + 1
+        if report.ended:
+            self.flying.remove(task)
+        self.sending += self.core.reported(task, report, self.now_s).send_backs
+
+    def die(self) -> None:
+        flying, self.flying = self.flying, []
+        self.core.listener_away = True
+        for task in flying:
+            self.sending += self.core.died(task, self.now_s).send_backs
+
+    def back(self) -> None:
+        self.core.listener_away = False
+
+    # The broker
+
+    def answer_send_back(self) -> None:
+        if not self.sending:
+            return
+        sent = self.sending.pop(self.chance.randrange(len(self.sending)))
+        if self.chance.random() < 0.3:
+            self.core.send_back_failed(sent, self.now_s)
+            return
+        self.done[sent.task.queue].update(sent.messages.offsets)
+        if not sent.task.held.dropped:
+            self.place[sent.task.held] = max(sent.messages.offsets) + 1
+        self.core.sent_back(sent)
+
+    def ask_commit(self) -> None:
+        if self.asked is not None:
+            return
+        commits = self.core.uncommitted("broker-a", ask=self.chance.random() < 0.2)
+        reset = {}
+        for queue, commit in commits.items():
+            at = self.stored[queue]
+            if commit.reset_version != at.reset_version:
+                reset[queue] = at
+            elif commit.queue_offset is not None:
+                unseen = {n for n in self.wanted[queue] if self.gone[queue] <= n < commit.queue_offset}
+                assert not unseen - self.done[queue], f"{queue}: {commit.queue_offset} passes {unseen}"
+                if self.chance.random() < 0.8:
+                    self.stored[queue] = QueueOffset(max(at.queue_offset, commit.queue_offset), at.reset_version)
+        self.asked = (commits, CommitAnswer(reset))
+
+    def answer_commit(self) -> None:
+        if self.asked is not None:
+            commits, answer = self.asked
+            self.asked = None
+            kept = {
+                queue: commit
+                for queue, commit in commits.items()
+                if queue in answer.reset
+                or commit.queue_offset is None
+                or self.stored[queue].queue_offset >= commit.queue_offset
+            }
+            self.core.committed(kept, answer)
+
+    def reset(self) -> None:
+        queue = self.chance.choice(NAMES)
+        at = self.stored[queue]
+        self.stored[queue] = QueueOffset(self.chance.randint(0, self.end[queue]), at.reset_version + 1)
+        # What lies before the new place need not be consumed; what lies behind it must be, once more.
+        self.done[queue] = set(range(self.stored[queue].queue_offset))
+
+    # The group
+
+    def grant(self) -> None:
+        queue = self.chance.choice(NAMES)
+        if queue not in self.core.holding:
+            self.generation += 1
+            self.core.grant(queue, self.generation)
+
+    def begin(self) -> None:
+        for held in self.core.starting("broker-a"):
+            self.core.begin(held, self.stored[held.queue])
+            self.place[held] = self.stored[held.queue].queue_offset
+
+    def revoke(self) -> None:
+        if self.core.holding:
+            self.core.revoke(self.chance.choice(sorted(self.core.holding)), self.now_s)
+
+    def release(self) -> None:
+        for queue in self.core.released(self.now_s):
+            if self.orderly:
+                assert all(task.queue != queue for task in self.flying), f"{queue} is released with a task in flight"
+            self.core.drop(queue)
+
+    def fence(self) -> None:
+        for queue in self.core.holding:
+            self.core.drop(queue)
+
+    def suspend(self) -> None:
+        self.core.suspended = True
+        self.fetch()
+        assert self.core.deliverable(self.now_s) == []
+        self.core.suspended = False
+
     def pass_time(self) -> None:
         self.now_s += self.chance.choice([0.1, 1.0, 40.0])
+
+    def check_account(self) -> None:
+        for held in self.core.held():
+            waiting = sum(len(run) for run in held.waiting)
+            under_way = sum(len(task.unfinished) for task in {*held.flying, *held.again, *held.sending})
+            assert waiting == held.waiting_count
+            if held.revoked_at_s is None:
+                assert waiting + under_way == held.count, f"{held.queue}: {waiting} + {under_way} of {held.count}"
+            assert held.count or held.size_bytes == 0 or held.revoked_at_s is not None
 
     def step(self) -> None:
         usual = [
             self.fetch,
             self.deliver,
-            self.finish,
-            self.commit,
+            self.progress,
+            self.answer_send_back,
+            self.ask_commit,
+            self.answer_commit,
             self.release,
             self.grant,
+            self.begin,
+            self.back,
             self.write,
             self.pass_time,
         ]
-        unusual = [self.fetched_late, self.revoke, self.fence, self.expire]
-        self.chance.choice(usual * 4 + unusual)()
+        unusual = [self.fetched_late, self.revoke, self.fence, self.expire, self.die, self.reset, self.suspend]
+        self.chance.choice(usual * 5 + unusual)()
+        self.check_account()
 
     def settle(self) -> None:
-        """The listener works again, nothing is revoked any more: everything left is consumed and committed."""
+        """Everything works again, and nothing is revoked any more: what is left is consumed and committed."""
         for queue in self.core.holding:
-            self.core.revoke(queue)
-        for _ in range(LENGTH * 3):
+            self.core.revoke(queue, self.now_s)
+        for _ in range(LENGTH * 60):
             self.now_s += 60.0
             for queue in NAMES:
                 if queue not in self.core.holding:
-                    self.core.add(queue, self.committed[queue])
-                    self.place[queue] = self.committed[queue]
+                    self.core.grant(queue, self.generation)
+            self.back()
+            self.begin()
             self.fetch()
             self.deliver()
-            self.finish()
-            self.commit()
+            for task in list(self.flying):
+                left = task.unfinished - task.sending
+                self.report(task, ConsumeReport(), set(left))
+            self.answer_send_back()
+            self.ask_commit()
+            self.answer_commit()
             self.release()
+            self.check_account()
+            if all(self.stored[queue].queue_offset >= self.end[queue] for queue in NAMES):
+                break
         for queue in NAMES:
             left = {n for n in self.wanted[queue] if self.gone[queue] <= n < self.end[queue]} - self.done[queue]
             assert not left, f"{queue}: {left} were never consumed"
+            assert self.stored[queue].queue_offset >= self.end[queue], f"{queue} is not committed to its end"
 
 
+@pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("block", range(10))
-def test_nothing_is_skipped_and_nothing_is_committed_that_was_not_consumed(block):
-    for seed in range(block * 60, (block + 1) * 60):
+def test_nothing_is_lost_and_nothing_is_committed_that_was_not_consumed(block, orderly):
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         try:
-            model = Model(seed)
+            model = Model(seed, orderly=orderly)
             for _ in range(150):
                 model.step()
             model.settle()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raymq.lane import LaneAddress
-from raymq.message import MessageQueue, SendStatus
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
 from raymq.record import EncodedBatch, decode_records
 from raymq.route import BrokerData, QueueData, TopicRoute
 from raymq.storage_client import StorageDescription
@@ -45,9 +46,14 @@ class FakeRoutes:
     def __init__(self, *routes: TopicRoute) -> None:
         self.routes = {route.topic: route for route in routes}
         self.forgotten: list[str] = []
+        self.asked_to_create: list[tuple[str, int]] = []
 
     def get(self, topic: str) -> TopicRoute:
         return self.routes[topic]
+
+    def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
+        self.asked_to_create.append((topic, default_topic_queue_nums))
+        return self.get(topic)
 
     def forget(self, topic: str) -> None:
         self.forgotten.append(topic)
@@ -56,20 +62,34 @@ class FakeRoutes:
 class FakeStore:
     """A StorageClient for producers: stores batches as a store does, once per sequence, and fails as it is told.
 
-    `script` holds, per attempt, what happens: None stores and answers; an error raises it, nothing stored; ("lost",
-    error) stores and raises the error; a callable is called first. After the script every attempt succeeds.
+    `connects` holds, per connection, an error to raise before anything is sent, or None. `script` holds, per attempt,
+    what happens: None stores and answers; an error raises it, nothing stored; ("lost", error) stores and raises the
+    error; a callable is called first. After these, everything succeeds.
     """
 
     def __init__(self, name: str = "storage-a-0", script: Sequence[Any] = ()) -> None:
         self.name = name
         self.script = list(script)
+        self.connects: list[Exception | None] = []
+        self.max_message_size_bytes = MAX_MESSAGE_SIZE_BYTES
+        self.status = SendStatus.SEND_OK
         self.attempts: list[list[EncodedBatch]] = []
         self.queues: dict[tuple[str, int], list[bytes]] = {}
         self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
         self._lock = threading.Lock()
 
+    def replica(self, name: str) -> FakeStore:
+        """Another store with the same content, as after a failover."""
+        other = FakeStore(name)
+        other.queues, other._seen, other._lock = self.queues, self._seen, self._lock
+        return other
+
     def describe(self, timeout_s: float = 5.0) -> StorageDescription:
-        return description()
+        with self._lock:
+            step = self.connects.pop(0) if self.connects else None
+        if step is not None:
+            raise step
+        return replace(description(), max_message_size_bytes=self.max_message_size_bytes)
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
         with self._lock:
@@ -79,7 +99,8 @@ class FakeStore:
             step = step(batches)
         if isinstance(step, Exception):
             raise step
-        results = [self._store(batch) for batch in batches]
+        with self._lock:
+            results = [self._store(batch) for batch in batches]
         if isinstance(step, tuple):
             raise step[1]
         return results
@@ -102,4 +123,4 @@ class FakeStore:
             offset = len(bodies)
             bodies += [message.body for message in decode_records(batch.records, broker_name="a")]
             self._seen[key] = (batch.producer.first_sequence, offset)
-        return AppendResult(SendStatus.SEND_OK, offset, offset * 1000, 1_700_000_000_000, duplicate)
+        return AppendResult(self.status, offset, offset * 1000, 1_700_000_000_000, duplicate)

@@ -1,4 +1,4 @@
-"""What a chaos test does to the servers, decided by a seeded random generator."""
+"""What a chaos test does to the processes, decided by a seeded random generator."""
 
 from __future__ import annotations
 
@@ -11,27 +11,21 @@ from collections.abc import Callable, Sequence
 
 import raymq
 from raymq.errors import RaymqError
+from tests.support.cluster import actor_processes
 
 POLL_S = 0.002
 
 
-class StorageKiller:
-    """Kills one of the storage processes with SIGKILL each time the workload's progress reaches the next mark.
+class _Killer:
+    """Kills one of some processes with SIGKILL each time the workload's progress reaches the next mark.
 
     The marks are drawn from the seed: `kills` of them, between a tenth and nine tenths of `total`.
     """
 
     def __init__(
-        self,
-        mq: raymq.Client,
-        names: Sequence[str],
-        rng: random.Random,
-        *,
-        kills: int,
-        total: int,
-        progress: Callable[[], int],
+        self, names: Sequence[str], rng: random.Random, *, kills: int, total: int, progress: Callable[[], int]
     ) -> None:
-        self._mq, self._names, self._rng, self._progress = mq, list(names), rng, progress
+        self._names, self._rng, self._progress = list(names), rng, progress
         self._marks = sorted(rng.randrange(total // 10, total * 9 // 10) for _ in range(kills))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -60,6 +54,26 @@ class StorageKiller:
             self.killed.append(f"{name} (pid {pid}) after {self._progress()} messages")
 
     def _pid_of(self, name: str) -> int | None:
+        raise NotImplementedError
+
+
+class StorageKiller(_Killer):
+    """Kills storage actors, by name."""
+
+    def __init__(
+        self,
+        mq: raymq.Client,
+        names: Sequence[str],
+        rng: random.Random,
+        *,
+        kills: int,
+        total: int,
+        progress: Callable[[], int],
+    ) -> None:
+        super().__init__(names, rng, kills=kills, total=total, progress=progress)
+        self._mq = mq
+
+    def _pid_of(self, name: str) -> int | None:
         """The process of a storage actor, once it answers (it may have been killed just now)."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not self._stop.is_set():
@@ -69,4 +83,18 @@ class StorageKiller:
                 self._stop.wait(POLL_S)
                 continue
             return int(status["pid"])
+        return None
+
+
+class ActorKiller(_Killer):
+    """Kills any one process of a class of actors, such as "Pull"."""
+
+    def _pid_of(self, name: str) -> int | None:
+        """A process of the class, once there is one (all may have been killed just now)."""
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s and not self._stop.is_set():
+            processes = actor_processes(name)
+            if processes:
+                return self._rng.choice(sorted(processes, key=lambda process: process.pid)).pid
+            self._stop.wait(0.05)
         return None

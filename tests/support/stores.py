@@ -26,6 +26,7 @@ def small_settings(root: Path, **changes: Any) -> StoreSettings:
         "mapped_file_size_consume_queue_bytes": QUEUE_FILE_UNITS * 20,
         "max_hash_slot_num": 100,
         "max_index_num": 400,
+        "warm_mapped_file_enable": True,
         **changes,
     }
     return StoreSettings(**values)

@@ -18,13 +18,13 @@ def places(settings: ClusterSettings, *nodes: Node) -> dict[str, str]:
 
 def test_on_one_machine_everything_is_there():
     plan = make_plan(ClusterSettings(data_dir=Path("/data")), [Node("n1", "10.0.0.1")])
-    assert plan.nameservers == (NameServerName(0),)
+    assert [nameserver.name for nameserver in plan.nameservers] == [NameServerName(0)]
     [storage] = plan.storages
     assert (str(storage.name), storage.node_id) == ("storage-broker-a-0", "n1")
     assert storage.settings.store_path_root_dir == Path("/data/broker-a-0")
     assert storage.store_host == ("10.0.0.1", 10911)
     assert [broker.broker_name for broker in plan.brokers] == ["broker-a"]
-    assert plan.brokers[0].nameservers == plan.nameservers
+    assert plan.brokers[0].nameservers == (NameServerName(0),)
 
 
 def test_stores_are_spread_over_the_nodes():

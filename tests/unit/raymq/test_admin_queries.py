@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from raymq import cli
 from raymq.admin import Admin
+from raymq.cli import messages
 from raymq.errors import InvalidArgumentError
 from raymq.message import Message, MessageQueue
 from raymq.record import encode_batch
@@ -104,7 +105,7 @@ def run(admin, monkeypatch):
     def client(address):
         yield SimpleNamespace(admin=admin)
 
-    monkeypatch.setattr(cli, "_client", client)
+    monkeypatch.setattr(messages, "client_of", client)
     return lambda *arguments: CliRunner().invoke(cli.cli, ["query", "orders", *arguments])
 
 

@@ -14,7 +14,7 @@ from raymq.delay import (
     delivery_source,
     level_delay_ms,
     parse_delay_levels,
-    parse_deliver_at,
+    parse_time,
     timer_queue,
     waiting_code,
 )
@@ -93,10 +93,10 @@ def test_a_scheduler_is_known_by_its_producer_id():
     ],
 )
 def test_a_time_of_delivery_is_read_from_text(text, expected):
-    assert parse_deliver_at(text, NOW_MS) == expected
+    assert parse_time(text, NOW_MS) == expected
 
 
 @pytest.mark.parametrize("text", ["", "+", "30s", "+30", "tomorrow", "2023-11-14T25:00:00"])
 def test_text_that_is_no_time_is_refused(text):
     with pytest.raises(InvalidArgumentError):
-        parse_deliver_at(text, NOW_MS)
+        parse_time(text, NOW_MS)

@@ -63,6 +63,9 @@ class Routes:
         broker = BrokerData("c", "broker-a", {0: FakeStorage.name})
         return TopicRoute(topic, {"broker-a": broker}, (QueueData("broker-a", 4, 4, 6),))
 
+    def get_or_create(self, topic, default_topic_queue_nums):
+        return self.get(topic)
+
     def forget(self, topic):
         pass
 

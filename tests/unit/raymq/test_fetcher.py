@@ -9,10 +9,11 @@ import pytest
 
 from raymq import fetcher as fetcher_module
 from raymq.errors import ServiceNotAvailableError, TopicNotExistError
-from raymq.fetcher import LONG_POLL_S, PAUSED_POLL_S, Fetcher
+from raymq.fetcher import LONG_POLL_S, READERS_MAX, Fetcher
 from raymq.message import MessageQueue, PullStatus
 from raymq.store_api import FetchRequest, FetchResult
 from tests.support.fakes import WAIT_S
+from tests.support.waiting import eventually
 
 Q0, Q1, OTHER = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), MessageQueue("other", "b", 0)
 
@@ -92,11 +93,64 @@ def test_a_queue_that_is_granted_later_is_read_after_a_wake(owner):
     owner.wait_for(lambda: len(owner.delivered) == 6)
 
 
-def test_while_a_queue_is_left_out_the_others_are_polled_shortly(owner):
+@pytest.fixture
+def polls(owner):
+    """The store lets questions for these queues wait in their long poll."""
+    waiting: dict[MessageQueue, threading.Event] = {}
+
+    def answer(request):
+        gate = waiting.get(MessageQueue(request.topic, "a", request.queue_id))
+        if gate is not None:
+            assert gate.wait(WAIT_S)
+        return FetchResult(PullStatus.FOUND, request.queue_offset + 1, 0, 99, b"x", 1)
+
+    owner.answer = answer
+    yield waiting
+    for gate in waiting.values():
+        gate.set()
+
+
+def test_a_queue_that_has_room_again_is_read_at_once_while_the_others_wait_in_their_poll(owner, polls):
+    polls[Q0] = threading.Event()
     owner.offsets, owner.full = {Q0: 0, Q1: 0}, {Q1}
     owner.fetcher.wake()
-    owner.wait_for(lambda: len(owner.delivered) == 3)
-    assert {wait_s for _, wait_s, _ in owner.waits} == {PAUSED_POLL_S}
+    eventually(lambda: owner.waits == [("storage-a-0", LONG_POLL_S, 1)], "the poll", WAIT_S)
+    owner.full = set()
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q1] == [0, 1, 2])
+    assert {wait_s for _, wait_s, _ in owner.waits} == {LONG_POLL_S}
+
+
+def test_a_queue_that_is_full_is_not_asked_for(owner, polls):
+    polls[Q0] = threading.Event()
+    owner.offsets, owner.full = {Q0: 0, Q1: 0}, {Q1}
+    for _ in range(10):
+        owner.fetcher.wake()
+    eventually(lambda: owner.waits, "the poll", WAIT_S)
+    assert owner.waits == [("storage-a-0", LONG_POLL_S, 1)]
+
+
+def test_an_offset_that_was_moved_is_asked_for_at_once(owner, polls):
+    polls[Q0] = threading.Event()
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    eventually(lambda: owner.waits, "the poll", WAIT_S)
+    gate = polls.pop(Q0)
+    owner.offsets[Q0] = 1
+    owner.fetcher.wake()
+    owner.wait_for(lambda: owner.delivered[:2] == [(Q0, 1), (Q0, 2)])
+    gate.set()
+
+
+def test_a_storage_actor_is_not_asked_by_more_threads_than_allowed(owner, polls):
+    queues = [MessageQueue("orders", "a", number) for number in range(READERS_MAX + 2)]
+    for queue in queues:
+        polls[queue] = threading.Event()
+        owner.offsets[queue] = 0
+        owner.fetcher.wake()
+        if len(owner.offsets) <= READERS_MAX:
+            eventually(lambda: len(owner.waits) == len(owner.offsets), "one more poll", WAIT_S)
+    assert len(owner.waits) == READERS_MAX
 
 
 @pytest.mark.parametrize("failure", [ServiceNotAvailableError("restarting"), ValueError("a bug")])
@@ -137,7 +191,7 @@ def test_a_topic_without_a_route_does_not_keep_the_others_from_being_read(owner)
 
 def test_an_offset_that_is_gone_is_not_asked_for_without_a_pause(owner, monkeypatch):
     """The owner may be unable to jump yet, and the store answers such a question at once."""
-    monkeypatch.setattr(fetcher_module, "PAUSED_POLL_S", 3600.0)
+    monkeypatch.setattr(fetcher_module, "GONE_PAUSE_S", 3600.0)
     owner.answer = lambda request: FetchResult(PullStatus.OFFSET_ILLEGAL, request.queue_offset, 5, 9, b"", 0)
     owner.offsets = {Q0: 0}
     owner.fetcher.wake()

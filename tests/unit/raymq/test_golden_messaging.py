@@ -12,9 +12,9 @@ import pytest
 from raymq.errors import IllegalNameError, InvalidArgumentError
 from raymq.hashing import java_hash
 from raymq.ids import UniqueIdGenerator, offset_message_id
-from raymq.message import MessageQueue
+from raymq.message import Message, MessageQueue
 from raymq.names import check_group, check_topic, is_system_topic
-from raymq.producer import _QueueSelector
+from raymq.queue_selection import Destination
 from raymq.route import BrokerData, QueueData, TopicRoute
 from raymq.subscription import Subscription
 
@@ -83,7 +83,13 @@ def test_fact_20_a_tag_with_the_same_code_passes_the_broker_and_not_the_client()
 def test_fact_21_a_sharding_key_selects_by_hash(key, hashed, queue_id):
     route = TopicRoute("t", {"a": BrokerData("c", "a", {0: "storage-a-0"})}, (QueueData("a", 4, 4, 6),))
     assert java_hash(key) == hashed
-    assert _QueueSelector().select(route, key, 1, lambda route, queue: True) == MessageQueue("t", "a", queue_id)
+    assert Destination(sharding_key=key).select(route, Message("t", b"x")) == MessageQueue("t", "a", queue_id)
+
+
+@pytest.mark.parametrize(("key", "queue_id"), [(1001, 1), (-1, 1)])
+def test_fact_21_a_number_is_its_own_hash(key, queue_id):
+    route = TopicRoute("t", {"a": BrokerData("c", "a", {0: "storage-a-0"})}, (QueueData("a", 4, 4, 6),))
+    assert Destination(sharding_key=key).select(route, Message("t", b"x")).queue_id == queue_id
 
 
 def test_fact_21_a_negative_hash_selects_a_queue_too():
@@ -91,7 +97,7 @@ def test_fact_21_a_negative_hash_selects_a_queue_too():
     key = next(f"key-{number}" for number in range(1000) if java_hash(f"key-{number}") % -4 == -3)
     hashed = java_hash(key)
     expected = abs(hashed - int(hashed / 4) * 4)  # Java truncates towards zero
-    assert _QueueSelector().select(route, key, 1, lambda route, queue: True).queue_id == expected
+    assert Destination(sharding_key=key).select(route, Message("t", b"x")).queue_id == expected
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,22 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
+from unittest.mock import ANY
 
 import cloudpickle
 import pytest
 
+from raymq import listener as listener_module
+from raymq.consume_result import ConsumeReport
 from raymq.errors import ListenerError
-from raymq.listener import Listener, ship
-from raymq.message import ConsumeStatus
+from raymq.listener import Listener, ShippedTask, ship, ship_hook
+from raymq.message import MessageQueue
 from raymq.push_settings import PushSettings
-from raymq.record import decode_records
 from raymq.subscription import Subscription
+from tests.support.fakes import WAIT_S
 from tests.support.stores import make_batch
+from tests.support.waiting import eventually
 
 MODULE = """
     import functools
@@ -141,13 +146,16 @@ def test_the_name_is_the_users(users):
 # Running
 
 
-def listener(handler, *, takes_batch=False, batch_max=1, tags="*") -> Listener:
-    settings = PushSettings("billing", (Subscription.parse("orders", tags),), batch_max=batch_max)
+def listener(handler, *, takes_batch=False, batch_max=1, tags="*", orderly=True) -> Listener:
+    settings = PushSettings(
+        "billing", (Subscription.parse("orders", tags),), consume_message_batch_max_size=batch_max, orderly=orderly
+    )
     return Listener(ship(handler, takes_batch=takes_batch), settings)
 
 
-def records(*bodies: bytes, tags: str | None = None) -> bytes:
-    return bytes(make_batch(bodies, tags=tags).records)
+def task_of(*bodies: bytes, tags: str | None = None, topic: str = "orders", number: int = 1, epoch: int = 1, **more):
+    records = bytes(make_batch(bodies, tags=tags, topic=topic, **more).records)
+    return ShippedTask(epoch, number, MessageQueue(topic, "broker-b", 0), records)
 
 
 RECEIVED: list[object] = []
@@ -159,69 +167,129 @@ def received():
     return RECEIVED
 
 
-def by_reference(handler) -> Listener:
+def by_reference(handler, **how) -> Listener:
     """A Listener whose handler is this very object, so that a test sees its effects."""
-    made = listener(print)
-    made._handler = handler
+    made = listener(print, **how)
+    batch = how.get("takes_batch", False)
+    made._pool._handler = handler if batch else lambda messages: handler(messages[0])
     return made
 
 
-def test_messages_are_handed_over_one_by_one_in_order(received):
-    outcome = by_reference(lambda message: received.append(message.body)).consume(records(b"a", b"b", b"c"), "broker-a")
-    assert outcome.status is ConsumeStatus.CONSUME_SUCCESS
-    assert received == [b"a", b"b", b"c"]
-
-
-def test_batches_have_at_most_the_size_asked_for(received):
-    made = listener(print, takes_batch=True, batch_max=2)
-    made._handler = lambda messages: received.append([message.body for message in messages])
-    assert made.consume(records(b"a", b"b", b"c"), "broker-a").status is ConsumeStatus.CONSUME_SUCCESS
+def test_messages_reach_the_listener_one_by_one_or_in_lists(received):
+    assert by_reference(lambda message: received.append(message.body)).consume(task_of(b"a", b"b")).ended
+    assert received == [b"a", b"b"]
+    received.clear()
+    made = by_reference(
+        lambda messages: received.append([message.body for message in messages]), takes_batch=True, batch_max=2
+    )
+    assert made.consume(task_of(b"a", b"b", b"c")) == replace(ConsumeReport(), consume_s=ANY)
     assert received == [[b"a", b"b"], [b"c"]]
 
 
-def test_what_only_shares_the_tags_code_is_not_handed_over(received):
-    made = listener(print, tags="AaAa")
-    made._handler = received.append
-    assert made.consume(records(b"a", tags="BBBB"), "broker-a").status is ConsumeStatus.CONSUME_SUCCESS
+def test_what_only_shares_the_tags_code_is_finished_without_a_call(received):
+    made = by_reference(received.append, tags="AaAa")
+    report = made.consume(task_of(b"a", tags="BBBB"))
+    assert (report.ended, report.unfinished, report.failures) == (True, (), ())
     assert received == []
 
 
-@pytest.mark.parametrize("answer", [None, ConsumeStatus.CONSUME_SUCCESS, True, "anything"])
-def test_any_answer_but_reconsume_later_is_success(answer):
-    assert by_reference(lambda message: answer).consume(records(b"a"), "broker-a").error == ""
+def test_a_message_of_the_retry_topic_has_its_own_topic_and_every_tag(received):
+    made = by_reference(received.append, tags="paid")
+    task = task_of(b"a", tags="other", topic="%RETRY%billing", extra_properties={"RETRY_TOPIC": "orders"})
+    assert made.consume(task).failures == ()
+    [message] = received
+    assert (message.topic, message.tags, message.body) == ("orders", "other", b"a")
 
 
-def test_the_first_message_to_be_consumed_later_ends_the_run(received):
-    def handle(message):
-        received.append(message.body)
-        return ConsumeStatus.RECONSUME_LATER if message.body == b"b" else None
-
-    outcome = by_reference(handle).consume(records(b"a", b"b", b"c"), "broker-a")
-    assert outcome.status is ConsumeStatus.RECONSUME_LATER
-    assert received == [b"a", b"b"]
+def test_the_messages_know_their_broker(received):
+    by_reference(received.append).consume(task_of(b"a"))
+    assert received[0].broker_name == "broker-b"
 
 
 def test_an_exception_is_reported_with_the_users_traceback():
     def handle_payment(message):
         raise KeyError("amount")
 
-    outcome = by_reference(handle_payment).consume(records(b"a"), "broker-a")
-    assert outcome.status is ConsumeStatus.RECONSUME_LATER
-    assert "in handle_payment" in outcome.error
-    assert "KeyError: 'amount'" in outcome.error
+    [failure] = by_reference(handle_payment).consume(task_of(b"a")).failures
+    assert "in handle_payment" in failure.error
+    assert "KeyError: 'amount'" in failure.error
 
 
-def test_a_listener_that_cannot_be_loaded_says_why_and_consumes_nothing(users):
-    shipped = ship(users.handle, takes_batch=False)
-    broken = type(shipped)(pickle.dumps(print)[:-5], False, "handle")
+def test_a_damaged_record_fails_and_the_others_are_consumed(received):
+    task = task_of(b"aaaa", b"bbbb", b"cccc")
+    damaged = replace(task, records=task.records.replace(b"bbbb", b"bxbb"))
+    report = by_reference(lambda message: received.append(message.body), orderly=False).consume(damaged)
+    assert [(failure.first, failure.count) for failure in report.failures] == [(1, 1)]
+    assert "cannot be decoded" in report.failures[0].error
+    assert received == [b"aaaa", b"cccc"]
+
+
+def test_a_listener_that_cannot_be_loaded_says_why(users):
+    broken = replace(ship(users.handle, takes_batch=False), payload=pickle.dumps(print)[:-5])
     made = Listener(broken, PushSettings("billing", (Subscription.parse("orders"),)))
     assert "Traceback" in made.ready()
-    outcome = made.consume(records(b"a"), "broker-a")
-    assert (outcome.status, outcome.error) == (ConsumeStatus.RECONSUME_LATER, made.ready())
     assert listener(print).ready() == ""
 
 
-def test_the_messages_know_their_broker(received):
-    by_reference(received.append).consume(records(b"a"), "broker-b")
-    assert received[0].broker_name == "broker-b"
-    assert received == decode_records(records(b"a"), broker_name="broker-b")
+def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
+    monkeypatch.setattr(listener_module, "REPORT_S", 0.05)
+    gate = threading.Event()
+
+    def handle(message):
+        if message.body == b"b":
+            assert gate.wait(WAIT_S)
+        received.append(message.body)
+
+    made = by_reference(handle)
+    report = made.consume(task_of(b"a", b"b", b"c", number=4))
+    assert (report.ended, report.unfinished) == (False, (1, 2))
+    gate.set()
+    report = eventually(lambda: (again := made.progress(1, 4)) and again.ended and again, "the end", WAIT_S)
+    assert (report.unfinished, received) == ((), [b"a", b"b", b"c"])
+    assert made.progress(1, 4) is None  # reported to its end
+
+
+def test_a_task_of_another_process_is_not_known():
+    assert listener(print).progress(1, 1) is None
+
+
+def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received, monkeypatch):
+    monkeypatch.setattr(listener_module, "REPORT_S", 0.05)
+    gate = threading.Event()
+
+    def handle(message):
+        received.append(message.body)
+        assert gate.wait(WAIT_S)
+
+    made = by_reference(handle)
+    assert not made.consume(task_of(b"a", b"b", epoch=1)).ended
+    assert not made.consume(task_of(b"a", b"b", epoch=2)).ended
+    assert made.progress(1, 1) is None
+    gate.set()
+    eventually(lambda: made.progress(2, 1).ended, "the end of the new task", WAIT_S)
+    assert received == [b"a", b"a", b"b"]
+
+
+def test_what_the_pull_actor_wants_kept_is_kept():
+    made = listener(print)
+    assert made.kept() is None
+    made.keep((True, frozenset()))
+    assert made.kept() == (True, frozenset())
+
+
+class CountingHook:
+    def before(self, context):
+        RECEIVED.append("before")
+
+    def after(self, context):
+        RECEIVED.append(context.success)
+
+
+def test_hooks_travel_with_the_listener_and_what_is_none_is_refused():
+    settings = PushSettings("billing", (Subscription.parse("orders"),))
+    made = Listener(ship(print, takes_batch=False), settings, (ship_hook(CountingHook()),))
+    assert made.ready() == ""
+    assert made.consume(task_of(b"a")).failures == ()
+    for thing in (print, None, object()):
+        with pytest.raises(ListenerError, match="must have the methods before"):
+            ship_hook(thing)

@@ -6,8 +6,19 @@ import pickle
 
 import pytest
 
+from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.message import MessageQueue
-from raymq.route import BrokerData, DataVersion, QueueData, TopicRoute, spread_queues
+from raymq.route import (
+    BrokerData,
+    DataVersion,
+    QueueData,
+    TopicRoute,
+    check_perm,
+    grow_queues,
+    parse_order_config,
+    perm_text,
+    spread_queues,
+)
 
 
 def broker(name: str, **storages: str) -> BrokerData:
@@ -75,3 +86,59 @@ def test_versions_compare_by_state_then_counter_then_time():
 )
 def test_queues_are_shared_evenly_among_broker_groups(count, names, shares):
     assert spread_queues(count, names) == shares
+
+
+@pytest.mark.parametrize("perm", [7, 6, 4, 0])
+def test_golden_19_these_are_permissions(perm):
+    assert check_perm(perm) == perm
+
+
+@pytest.mark.parametrize("perm", [8, 10, 9, -1, "6", True])
+def test_golden_19_these_are_none(perm):
+    with pytest.raises(NoPermissionError):
+        check_perm(perm)
+
+
+@pytest.mark.parametrize(("perm", "text"), [(7, "RWX"), (6, "RW-"), (4, "R--"), (2, "-W-"), (0, "---"), (1, "--X")])
+def test_a_permission_prints_as_rocketmqs(perm, text):
+    assert perm_text(perm) == text
+
+
+def test_the_queues_of_an_order_topic_do_not_change_while_a_broker_is_away():
+    ordered = TopicRoute("orders", {"a": broker("a", r0="storage-a-0")}, (QueueData("a", 4, 4, 6),), "a:2;b:1")
+    assert ordered.publish_queues == queues("a", 0, 1) + queues("b", 0)
+    assert ordered.subscribe_queues == queues("a", 0, 1, 2, 3)
+    assert ordered.master_storage("a") == "storage-a-0"
+    with pytest.raises(ServiceNotAvailableError, match="b, which holds"):
+        ordered.master_storage("b")
+
+
+def test_an_order_configuration_is_read():
+    assert parse_order_config("brokerA:4;brokerB:2") == {"brokerA": 4, "brokerB": 2}
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", "a:x", "a:0", ":1", "a:1;", "a:1;a:2", "a:-1", "a:²"])
+def test_other_texts_are_no_order_configuration(text):
+    with pytest.raises(InvalidArgumentError):
+        parse_order_config(text)
+
+
+def test_a_route_to_write_to_is_writable_now():
+    assert route(QueueData("a", 1, 1, 6)).require_writable().topic == "orders"
+    with pytest.raises(NoPermissionError):
+        route(QueueData("a", 1, 1, 4), QueueData("b", 1, 1, 4)).require_writable()
+    with pytest.raises(ServiceNotAvailableError):
+        route(QueueData("a", 1, 1, 6), masterless=("a",)).require_writable()
+
+
+@pytest.mark.parametrize(
+    ("counts", "queues", "grown"),
+    [({"a": 4, "b": 0}, 6, {"a": 4, "b": 2}), ({"a": 1, "b": 1}, 5, {"a": 3, "b": 2}), ({"a": 3}, 3, {"a": 3})],
+)
+def test_more_queues_go_where_there_are_fewest(counts, queues, grown):
+    assert grow_queues(counts, queues) == grown
+
+
+def test_queues_never_become_fewer():
+    with pytest.raises(InvalidArgumentError):
+        grow_queues({"a": 2, "b": 1}, 2)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import threading
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from raymq import routes as routes_module
-from raymq.errors import RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
+from raymq.errors import NoPermissionError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
 from raymq.names import NameServerName
+from raymq.route import QueueData, TopicRoute
 from raymq.routes import ASK_AGAIN_AFTER_S, POLL_NAME_SERVER_INTERVAL_S, Routes
-from tests.support.fakes import topic_route
+from tests.support.fakes import WAIT_S, topic_route
+from tests.support.waiting import eventually
 
 OLD, NEW = topic_route(a=1), topic_route(a=2)
 
@@ -22,6 +27,7 @@ class Servers:
         self.answers = list(answers)
         self.asked: list[tuple[str, str]] = []
         self.now_s = 1000.0
+        self.hang: threading.Event | None = None
         monkeypatch.setattr(routes_module, "ActorRef", lambda name: _Ref(self, name))
         monkeypatch.setattr(routes_module.time, "monotonic", lambda: self.now_s)
 
@@ -35,7 +41,11 @@ class _Ref:
 
     def call(self, method, *args, timeout_s):
         self.servers.asked.append((self.name, method))
+        if self.servers.hang is not None:
+            self.servers.hang.wait(WAIT_S)
         answer = self.servers.answers[int(self.name.rpartition("-")[2])]
+        if callable(answer):
+            answer = answer(method, *args)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -48,7 +58,21 @@ def test_a_route_is_asked_for_once_and_again_when_it_is_old(monkeypatch):
     assert len(servers.asked) == 1
     servers.answers = [NEW]
     servers.now_s += POLL_NAME_SERVER_INTERVAL_S
-    assert routes.get("orders") is NEW
+    eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
+    assert len(servers.asked) == 2
+
+
+def test_an_old_route_is_returned_while_a_nameserver_hangs(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.hang = threading.Event()
+    servers.now_s += POLL_NAME_SERVER_INTERVAL_S
+    assert routes.get("orders") is routes.get("orders") is OLD
+    servers.answers = [NEW]
+    servers.hang.set()
+    eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
+    assert len(servers.asked) == 2
 
 
 def test_a_forgotten_route_is_asked_for_at_once(monkeypatch):
@@ -73,11 +97,26 @@ def test_while_no_nameserver_answers_the_known_route_serves_on(monkeypatch, fail
     else:
         servers.now_s += POLL_NAME_SERVER_INTERVAL_S
     asked = len(servers.asked)
-    assert routes.get("orders") is routes.get("orders") is OLD
+    assert routes.get("orders") is OLD
+    eventually(lambda: len(servers.asked) == asked + 1, "the question", WAIT_S)
+    eventually(lambda: not routes._refreshing, "the answer", WAIT_S)
+    assert routes.get("orders") is OLD
     assert len(servers.asked) == asked + 1  # not again for each message
     servers.answers = [NEW]
     servers.now_s += ASK_AGAIN_AFTER_S
-    assert routes.get("orders") is NEW
+    eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
+
+
+def test_a_route_serves_on_for_as_long_as_no_nameserver_answers(monkeypatch):
+    servers = Servers(monkeypatch, OLD, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [ServiceNotAvailableError("gone"), RequestTimeoutError("topic_route", 5.0)]
+    for _ in range(100):
+        servers.now_s += ASK_AGAIN_AFTER_S
+        assert routes.get("orders") is OLD
+        eventually(lambda: not routes._refreshing, "the answer", WAIT_S)
+    assert len(servers.asked) > 100
 
 
 def test_a_route_that_was_never_known_fails_as_the_nameservers_do(monkeypatch):
@@ -122,3 +161,52 @@ def test_the_lists_of_topics_and_brokers_are_never_kept(monkeypatch):
     servers.answers = [{"a": 1}]
     assert routes.brokers() == {"a": 1}
     assert servers.asked == [("nameserver-0", "topics"), ("nameserver-0", "brokers")]
+
+
+class Cluster:
+    """A NameServer and its brokers, which create topics or not."""
+
+    def __init__(self, monkeypatch, *, auto_create: bool, perm: int = 6) -> None:
+        self.created: list[tuple] = []
+        self.routes_by_topic = {"TBW102": topic_route("TBW102", a=8, b=8)} if auto_create else {}
+        self.perm = perm
+        servers = Servers(monkeypatch, self.answer)
+        self.routes = servers.routes()
+        monkeypatch.setattr(routes_module, "ActorRef", lambda name: SimpleNamespace(call=partial(self.create, name)))
+
+    def answer(self, method, topic):
+        return self.routes_by_topic.get(topic, TopicNotExistError(topic))
+
+    def create(self, broker, method, topic, nums, timeout_s):
+        self.created.append((broker, method, topic, nums))
+        data = tuple(QueueData(name, nums, nums, self.perm) for name in "ab")
+        brokers = self.routes_by_topic["TBW102"].brokers
+        self.routes_by_topic[topic] = TopicRoute(topic, brokers, data)
+
+
+def test_sending_to_a_new_topic_creates_it_at_every_broker_that_does_so(monkeypatch):
+    cluster = Cluster(monkeypatch, auto_create=True)
+    assert len(cluster.routes.get_or_create("new").publish_queues) == 8
+    assert cluster.created == [(broker, "auto_create_topic", "new", 4) for broker in "ab"]
+    assert len(cluster.routes.get_or_create("new").publish_queues) == 8
+    assert len(cluster.created) == 2
+
+
+def test_sending_to_a_new_topic_fails_where_creating_is_off_and_names_that_topic(monkeypatch):
+    cluster = Cluster(monkeypatch, auto_create=False)
+    with pytest.raises(TopicNotExistError, match="'new'"):
+        cluster.routes.get_or_create("new")
+
+
+def test_a_topic_that_may_not_be_written_is_refused(monkeypatch):
+    cluster = Cluster(monkeypatch, auto_create=True, perm=4)
+    with pytest.raises(NoPermissionError, match="no W"):
+        cluster.routes.get_or_create("new")
+
+
+def test_every_nameserver_is_told_also_when_one_fails(monkeypatch):
+    servers = Servers(monkeypatch, None, ServiceNotAvailableError("gone"), None)
+    routes = servers.routes()
+    with pytest.raises(ServiceNotAvailableError):
+        routes.tell_all("put_kv", "n", "k", "v")
+    assert [name for name, _ in servers.asked] == ["nameserver-0", "nameserver-1", "nameserver-2"]

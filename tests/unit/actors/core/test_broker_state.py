@@ -17,14 +17,17 @@ from actors.core.broker_state import (
     load_snapshot,
     replay,
 )
+from actors.core.group_offsets import Owners
 from raymq.errors import (
     GroupNotExistError,
     IllegalNameError,
     InvalidArgumentError,
+    NoPermissionError,
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.route import DataVersion
+from raymq.group_info import GroupConfig, OffsetCommit, QueueOffset
+from raymq.route import DataVersion, TopicConfig
 from storage.config_files import parse_fastjson
 
 ROCKETMQ_TOPICS = """{
@@ -70,12 +73,21 @@ ROCKETMQ_GROUPS = """{
 
 def filled() -> BrokerState:
     state = BrokerState()
-    for change in (
-        state.decide_topic("orders", 4, 4),
-        state.decide_group("billing"),
-    ):
+    for change in (state.decide_topic("orders", 4, 4), *state.decide_group("billing")):
         state.apply(change, 1000)
     return state
+
+
+def commit(state: BrokerState, offsets: dict[int, int], group: str = "billing", topic: str = "orders") -> None:
+    for change in commit_changes(state, offsets, group, topic):
+        state.apply(change, 0)
+
+
+def commit_changes(state: BrokerState, offsets: dict[int, int], group: str = "billing", topic: str = "orders"):
+    commits = {queue_id: OffsetCommit(offset, 0, 1 << 60) for queue_id, offset in offsets.items()}
+    changes, _, gone = state.decide_commits(Owners(), group, {topic: commits})
+    assert not gone
+    return changes
 
 
 def content(state: BrokerState):
@@ -102,23 +114,19 @@ def test_a_decision_changes_nothing_until_it_is_applied():
 def test_what_is_so_already_needs_no_record():
     state = filled()
     assert state.decide_topic("orders", 4, 4) is None
-    assert state.decide_group("billing") is None
-    state.apply(state.decide_offsets("billing", "orders", {0: 5, 1: 6}), 0)
-    assert state.decide_offsets("billing", "orders", {0: 5, 1: 6}) is None
-    assert state.decide_offsets("billing", "orders", {}) is None
+    assert state.decide_group("billing") == []
+    assert state.decide_group_config(GroupConfig("billing")) == []
+    commit(state, {0: 5, 1: 6})
+    assert commit_changes(state, {0: 5, 1: 6}) == []
+    assert commit_changes(state, {}) == []
+    assert state.decide_start("billing", "orders", 0, 0) is None
+    assert state.decide_reset("billing", "orders", {}) is None
 
 
 def test_only_the_offsets_that_changed_are_recorded():
     state = filled()
-    state.apply(state.decide_offsets("billing", "orders", {0: 5, 1: 6}), 0)
-    assert state.decide_offsets("billing", "orders", {0: 5, 1: 7})["offsets"] == {"1": 7}
-
-
-def test_an_offset_may_go_back():
-    state = filled()
-    state.apply(state.decide_offsets("billing", "orders", {0: 5}), 0)
-    state.apply(state.decide_offsets("billing", "orders", {0: 2}), 0)
-    assert state.committed("billing", "orders") == {0: 2}
+    commit(state, {0: 5, 1: 6})
+    assert [change["offsets"] for change in commit_changes(state, {0: 5, 1: 7})] == [{"1": 7}]
 
 
 @pytest.mark.parametrize("nums", [(0, 1), (1, 0), (-1, 1), (1025, 1), (1, 1025), ("4", 4), (4, None), (1.5, 1)])
@@ -146,37 +154,166 @@ def test_what_does_not_exist_cannot_be_deleted_or_committed_to():
         state.decide_topic_delete("rmq_sys_broker_state")
     with pytest.raises(GroupNotExistError):
         state.decide_group_delete("nobody")
+    for decide in (state.decide_reset, lambda group, topic, offsets: commit_changes(state, offsets, group, topic)):
+        with pytest.raises(GroupNotExistError):
+            decide("nobody", "orders", {0: 1})
     with pytest.raises(GroupNotExistError):
-        state.decide_offsets("nobody", "orders", {0: 1})
+        state.decide_start("nobody", "orders", 0, 1)
     with pytest.raises(TopicNotExistError):
-        state.decide_offsets("billing", "nothing", {0: 1})
+        state.decide_reset("billing", "nothing", {0: 1})
+    with pytest.raises(TopicNotExistError):
+        state.decide_start("billing", "nothing", 0, 1)
+
+
+def test_commits_in_a_topic_that_is_gone_are_named_and_the_others_are_decided():
+    commits = {topic: {0: OffsetCommit(5, 0, 0)} for topic in ("nothing", "orders")}
+    changes, verdicts, gone = filled().decide_commits(Owners(), "billing", commits)
+    assert [(change["topic"], change["offsets"]) for change in changes] == [("orders", {"0": 5})]
+    assert (list(verdicts), gone) == (["orders"], ["nothing"])
 
 
 @pytest.mark.parametrize("offsets", [{4: 1}, {-1: 1}, {0: -1}, {0: 1, 9: 1}])
 def test_an_offset_is_of_a_queue_that_exists_and_not_negative(offsets):
     with pytest.raises(InvalidArgumentError):
-        filled().decide_offsets("billing", "orders", offsets)
+        commit_changes(filled(), offsets)
+    with pytest.raises(InvalidArgumentError):
+        filled().decide_reset("billing", "orders", offsets)
 
 
 def test_deleting_a_topic_or_a_group_takes_its_offsets_along():
     state = filled()
-    state.apply(state.decide_offsets("billing", "orders", {0: 5}), 0)
-    assert state.group_topics("billing") == ["orders"]
+    commit(state, {0: 5})
+    assert state.offsets.topics("billing") == ["orders"]
     state.apply(state.decide_topic_delete("orders"), 0)
     state.apply(state.decide_topic("orders", 4, 4), 0)
-    assert state.committed("billing", "orders") == {}
-    state.apply(state.decide_offsets("billing", "orders", {0: 5}), 0)
+    assert state.offsets.committed("billing", "orders") == {}
+    commit(state, {0: 5})
     state.apply(state.decide_group_delete("billing"), 0)
-    state.apply(state.decide_group("billing"), 0)
-    assert state.committed("billing", "orders") == {}
-    assert state.group_topics("billing") == []
+    for change in state.decide_group("billing"):
+        state.apply(change, 0)
+    assert state.offsets.committed("billing", "orders") == {}
+    assert state.offsets.topics("billing") == []
+
+
+def test_a_start_is_committed_once():
+    state = filled()
+    state.apply(state.decide_start("billing", "orders", 0, 7), 0)
+    assert state.decide_start("billing", "orders", 0, 9) is None
+    assert state.offsets.committed("billing", "orders") == {0: 7}
+
+
+def test_a_topic_made_again_tells_the_members_of_the_former_to_begin_anew():
+    state, owners = filled(), Owners()
+    commit(state, {0: 500})
+    state.apply(state.decide_reset("billing", "orders", {0: 400}), 0)
+    state.apply(state.decide_topic_delete("orders"), 0)
+    state.apply(state.decide_topic("orders", 4, 4), 0)
+    old = {"orders": {0: OffsetCommit(410, 1, 1), 1: OffsetCommit(3, 1, 0)}}
+    changes, verdicts, _ = state.decide_commits(owners, "billing", old)
+    assert changes == []
+    assert verdicts["orders"].reset == {0: QueueOffset(0, 2), 1: QueueOffset(0, 2)}
+    [change], _, _ = state.decide_commits(owners, "billing", {"orders": {0: OffsetCommit(3, 1, 2)}})
+    state.apply(change, 0)
+    assert state.offsets.get("billing", "orders", 0) == QueueOffset(3, 2)
+
+
+# Topics that change
+
+
+@pytest.mark.parametrize(("asked", "made"), [(4, 4), (16, 8), (1, 1), (0, 1)])
+def test_golden_12_a_topic_is_created_by_sending_to_it(asked, made):
+    state = filled()
+    [change] = state.decide_auto_topic("new", asked, 8)
+    state.apply(change, 0)
+    assert state.topics["new"] == TopicConfig("new", made, made, 6)
+    assert state.decide_auto_topic("new", 16, 8) == []
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%new", "%DLQ%new"])
+def test_a_groups_topic_is_not_created_by_sending_to_it(topic):
+    with pytest.raises(TopicNotExistError):
+        filled().decide_auto_topic(topic, 4, 8)
+
+
+def test_a_topic_is_changed_in_what_is_given_and_that_survives():
+    state = filled()
+    for arguments in ((8, None, None), (None, 4, None), (None, None, True)):
+        [change] = state.decide_topic_update("orders", *arguments)
+        state.apply(decode_change(encode_change(change)), 0)
+        assert state.decide_topic_update("orders", *arguments) == []
+    assert state.topics["orders"] == TopicConfig("orders", 8, 8, 4, order=True)
+    assert snapshot_of(state, 1)[0] == state
+
+
+def test_a_topic_is_not_changed_into_what_it_cannot_be():
+    state = filled()
+    for queue_nums in (3, 0, 1025, True):
+        with pytest.raises(InvalidArgumentError):
+            state.decide_topic_update("orders", queue_nums, None, None)
+    with pytest.raises(NoPermissionError):
+        state.decide_topic_update("orders", None, 8, None)
+    with pytest.raises(TopicNotExistError):
+        state.decide_topic_update("nothing", 8, None, None)
+    with pytest.raises(IllegalNameError):
+        state.decide_topic_update("rmq_sys_broker_state", 8, None, None)
+
+
+# Groups
+
+
+def test_a_group_comes_with_the_topic_of_its_retries():
+    state = filled()
+    assert state.topics["%RETRY%billing"] == TopicConfig("%RETRY%billing", 1, 1, 6)
+
+
+def test_a_groups_configuration_is_what_was_set_last_and_survives():
+    state = filled()
+    config = GroupConfig("billing", consume_enable=False, retry_queue_nums=3, retry_max_times=2)
+    for change in state.decide_group_config(config):
+        state.apply(decode_change(encode_change(change)), 0)
+    assert state.require_group("billing") == config
+    assert state.topics["%RETRY%billing"] == TopicConfig("%RETRY%billing", 3, 3)
+    assert state.decide_group("billing") == []
+    assert snapshot_of(state, 1)[0] == state
+
+
+def test_a_retry_topic_keeps_its_queues_when_the_group_asks_for_fewer():
+    state = filled()
+    for queues in (4, 2):
+        for change in state.decide_group_config(GroupConfig("billing", retry_queue_nums=queues)):
+            state.apply(change, 0)
+    assert state.topics["%RETRY%billing"].write_queue_nums == 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"retry_queue_nums": 0}, {"retry_max_times": -1}, {"retry_max_times": True}, {"consume_timeout_minute": "1"}],
+)
+def test_a_groups_configuration_is_sensible(values):
+    with pytest.raises(InvalidArgumentError):
+        filled().decide_group_config(GroupConfig("billing", **values))
+
+
+def test_a_group_is_not_made_on_first_use_where_that_is_off_unless_it_is_the_systems():
+    state = filled()
+    with pytest.raises(GroupNotExistError):
+        state.decide_group("new", auto_create=False)
+    assert state.decide_group("billing", auto_create=False) == []
+    assert state.decide_group("TOOLS_CONSUMER", auto_create=False)
+    assert state.decide_group("CID_RMQ_SYS_x", auto_create=False)
+
+
+def test_a_group_record_of_the_first_version_has_the_defaults():
+    state = BrokerState()
+    state.apply({"kind": "group", "group": "billing"}, 0)
+    assert state.groups == {"billing": GroupConfig("billing")}
 
 
 def test_what_is_handed_out_is_a_copy():
     state = filled()
-    state.apply(state.decide_offsets("billing", "orders", {0: 5}), 0)
-    state.committed("billing", "orders")[0] = 99
-    assert state.committed("billing", "orders") == {0: 5}
+    commit(state, {0: 5})
+    state.offsets.committed("billing", "orders")[0] = 99
+    assert state.offsets.committed("billing", "orders") == {0: 5}
 
 
 # Records
@@ -208,21 +345,24 @@ def history(seed: int, length: int) -> list[bytes]:
     state, records = BrokerState(), []
     while len(records) < length:
         topic, group = chance.choice("tuv"), chance.choice("gh")
-        offsets = {chance.randrange(2): chance.randrange(100)}
+        queue_id, offset = chance.randrange(2), chance.randrange(100)
+        offsets = {queue_id: offset}
         decide, *arguments = chance.choice(
             [
                 (state.decide_topic, topic, 2, 2),
                 (state.decide_topic_delete, topic),
                 (state.decide_group, group),
                 (state.decide_group_delete, group),
-                *[(state.decide_offsets, group, topic, offsets)] * 4,
+                (state.decide_reset, group, topic, offsets),
+                (state.decide_start, group, topic, queue_id, offset),
+                *[(lambda *commits: commit_changes(state, *commits), offsets, group, topic)] * 4,
             ]
         )
         try:
-            change = decide(*arguments)
-        except (TopicNotExistError, GroupNotExistError):
+            decided = decide(*arguments)
+        except (TopicNotExistError, GroupNotExistError, AssertionError):
             continue
-        if change is not None:
+        for change in [decided] if isinstance(decided, dict) else decided or []:
             state.apply(change, len(records))
             records.append(encode_change(change))
     return records
@@ -276,7 +416,8 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
 
 def test_a_snapshot_comes_back():
     state = filled()
-    state.apply(state.decide_offsets("billing", "orders", {0: 5, 3: 9}), 0)
+    commit(state, {0: 5, 3: 9})
+    state.apply(state.decide_reset("billing", "orders", {3: 2}), 0)
     assert snapshot_of(state, 42) == (state, 42)
 
 
@@ -292,9 +433,9 @@ def test_files_that_rocketmq_wrote_are_taken_as_they_are():
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (4, 8, 6)
     assert state.topics["%RETRY%group-1"].perm == 4
     assert state.topics_version == DataVersion(0, 7, 1700000000123)
-    assert state.groups == {"group-1", "TOOLS_CONSUMER"}
-    assert state.committed("group-1", "TopicTest") == {0: 5, 1: 7, 2: 0, 3: 12}
-    assert state.committed("group-1", "%RETRY%group-1") == {0: 1}
+    assert state.groups == {name: GroupConfig(name) for name in ("group-1", "TOOLS_CONSUMER")}
+    assert state.offsets.committed("group-1", "TopicTest") == {0: 5, 1: 7, 2: 0, 3: 12}
+    assert state.offsets.committed("group-1", "%RETRY%group-1") == {0: 1}
     again, _ = snapshot_of(state, 0)
     assert again == state
 
@@ -307,7 +448,7 @@ def test_a_file_of_rocketmq_without_a_table_is_an_empty_one(text):
 
 def test_a_snapshot_has_the_names_and_the_shape_of_rocketmqs_files():
     state = filled()
-    state.apply(state.decide_offsets("billing", "orders", {0: 5}), 0)
+    commit(state, {0: 5})
     files = dump_snapshot(state, 3)
     topics = parse_fastjson(files[TOPICS_FILE])
     assert set(topics) == {"dataVersion", "topicConfigTable"}

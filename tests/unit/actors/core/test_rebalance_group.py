@@ -1,25 +1,53 @@
-"""Grants, hand-over, expiry and restart of one consumer group."""
+"""Grants, hand-over, expiry, restart and description of one consumer group."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+
 import pytest
 
-from actors.core.rebalance_group import RebalanceGroup
-from raymq.membership import GroupHeartbeat
+from actors.core.rebalance_group import RETARGET_INTERVAL_S, RebalanceGroup
+from raymq.membership import AllocateStrategy, Allocation, GroupHeartbeat
 from raymq.message import MessageQueue
 
 QUEUES = frozenset(MessageQueue("orders", "broker-a", number) for number in range(4))
 
 
-@pytest.fixture
-def group():
-    core = RebalanceGroup(0.0, session_timeout_s=15.0, grace_s=0.0)
+FIRST_VERSION = 1000
+SEQUENCES = count(1)
+SESSIONS: dict[tuple[RebalanceGroup, str, int], int] = {}
+ORDERS = frozenset({"orders"})
+STICKY = Allocation(AllocateStrategy.STICKY)
+NEARBY = Allocation(AllocateStrategy.MACHINE_ROOM_NEARBY)
+
+
+def new_group(started_s: float = 0.0, *, grace: bool = False) -> RebalanceGroup:
+    core = RebalanceGroup(started_s, session_timeout_s=15.0, grace=grace, first_version=FIRST_VERSION)
     core.set_queues("orders", QUEUES)
     return core
 
 
-def beat(group, member, now_s, holding=frozenset(), *, leaving=False, topics=frozenset({"orders"}), sequence=0):
-    return group.heartbeat(GroupHeartbeat(member, topics, frozenset(holding), leaving, sequence), now_s).queues
+@pytest.fixture
+def group():
+    return new_group()
+
+
+def answer(group, member, now_s, holding=frozenset(), *, topics=ORDERS, process=1, sequence=None, **fields):
+    """Say a heartbeat as RebalanceClient does: again, if the group names another session. `process`: which of the
+    processes that follow each other under the member's name it is."""
+    sequence = next(SEQUENCES) if sequence is None else sequence
+    session = SESSIONS.get((group, member, process), 0)
+    heartbeat = GroupHeartbeat(member, topics, frozenset(holding), session=session, sequence=sequence, **fields)
+    assignment = group.heartbeat(heartbeat, now_s)
+    if assignment.session != session and not heartbeat.leaving:
+        SESSIONS[group, member, process] = assignment.session
+        assignment = group.heartbeat(replace(heartbeat, session=assignment.session), now_s)
+    return assignment
+
+
+def beat(group, member, now_s, holding=frozenset(), **fields):
+    return answer(group, member, now_s, holding, **fields).queues
 
 
 def ids(queues) -> list[int]:
@@ -73,16 +101,41 @@ def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
     assert beat(group, "b", 2.0) == frozenset()
 
 
-def test_a_member_that_was_restarted_under_its_name_starts_with_what_it_holds_now(group):
-    beat(group, "pull-g-0", 0.0, sequence=100)
+def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
+    """It was sent before the member was granted its queues by its first arrival."""
+    assert beat(group, "a", 0.0, sequence=2) == QUEUES
+    beat(group, "b", 1.0)
+    assert ids(beat(group, "a", 1.5, sequence=2)) == [0, 1]
+    assert beat(group, "b", 2.0) == frozenset()
+
+
+def test_a_process_that_follows_one_of_its_name_starts_with_what_it_holds_now(group):
+    beat(group, "pull-g-0", 0.0)
     beat(group, "b", 0.5)
-    assert ids(beat(group, "pull-g-0", 1.0, sequence=900)) == [2, 3]
+    assert ids(beat(group, "pull-g-0", 1.0, process=2)) == [2, 3]
     assert ids(beat(group, "b", 1.5)) == [0, 1]
 
 
+def test_what_a_dead_process_left_on_its_way_does_not_speak_for_the_one_that_follows_it(group):
+    beat(group, "pull-g-0", 0.0, process=1)
+    held = beat(group, "pull-g-0", 1.0, process=2)
+    late = GroupHeartbeat("pull-g-0", ORDERS, frozenset(), leaving=True, session=SESSIONS[group, "pull-g-0", 1])
+    for heartbeat in (late, replace(late, leaving=False), replace(late, session=0, leaving=False)):
+        assert group.heartbeat(heartbeat, 1.5).queues == frozenset()
+        assert set(group.holders().values()) == {"pull-g-0"}
+    assert beat(group, "pull-g-0", 2.0, held, process=2) == QUEUES
+
+
+def test_an_invitation_that_nobody_takes_up_is_forgotten(group):
+    hello = GroupHeartbeat("a", ORDERS, frozenset())
+    session = group.heartbeat(hello, 0.0).session
+    assert group.members == ()
+    assert group.heartbeat(replace(hello, session=session), 15.5).session != session
+    assert group.members == ()
+
+
 def test_a_restarted_core_grants_nothing_that_may_be_held_until_the_grace_is_over():
-    group = RebalanceGroup(100.0, session_timeout_s=15.0, grace_s=15.0)
-    group.set_queues("orders", QUEUES)
+    group = new_group(100.0, grace=True)
     held = {queue for queue in QUEUES if queue.queue_id >= 2}
     assert beat(group, "a", 101.0) == frozenset()
     assert ids(beat(group, "b", 102.0, held)) == [2, 3]  # it goes on with its own
@@ -125,3 +178,113 @@ def test_members_that_are_expired_are_named(group):
     beat(group, "b", 10.0)
     assert group.expire(15.5) == ["a"]
     assert group.expire(15.5) == []
+
+
+def test_an_instance_that_did_not_know_of_one_before_it_learns_it_by_a_generation_and_waits(group):
+    assert beat(group, "a", 0.5, generation=FIRST_VERSION - 7) == frozenset()
+    assert beat(group, "a", 14.9) == frozenset()
+    assert beat(group, "a", 15.0) == QUEUES
+
+
+def test_a_member_that_knows_this_instance_does_not_make_it_wait(group):
+    told = answer(group, "a", 0.5)
+    assert beat(group, "a", 1.0, generation=told.generation) == QUEUES
+
+
+def test_a_generation_from_a_clock_that_was_ahead_is_outgrown(group):
+    assert answer(group, "a", 0.5, generation=FIRST_VERSION + 5000).generation > FIRST_VERSION + 5000
+
+
+def test_a_reset_shows_in_the_offsets_version_and_not_in_the_generation(group):
+    before = answer(group, "a", 0.0)
+    assert group.offsets_reset() == before.offsets_version + 1
+    after = answer(group, "a", 1.0, QUEUES)
+    assert (after.generation, after.offsets_version) == (before.generation, before.offsets_version + 1)
+
+
+def test_the_member_that_joined_first_decides_the_strategy_and_the_description_says_so(group):
+    held = beat(group, "b", 0.0, allocation=STICKY)
+    beat(group, "a", 1.0)
+    text = group.describe(1.0)
+    assert text["strategy"] == "STICKY"
+    assert text["disagreements"] == ["a asks for AVG; the group uses STICKY, as b joined first"]
+    assert ids(beat(group, "b", 2.0, held, allocation=STICKY)) == [0, 1]  # AVG would give it 2 and 3
+
+
+def test_a_member_that_changes_its_strategy_keeps_its_place_in_the_order(group):
+    beat(group, "b", 0.0)
+    beat(group, "a", 1.0)
+    beat(group, "b", 2.0, allocation=STICKY)
+    assert group.describe(2.0)["strategy"] == "STICKY"
+
+
+def test_a_strategy_that_refuses_keeps_the_assignment_and_the_reason_is_told(group):
+    group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
+    held = beat(group, "a", 0.0, allocation=NEARBY, room="node-1")
+    assert held == QUEUES
+    beat(group, "b", 1.0, allocation=NEARBY)  # it stands in no room
+    assert beat(group, "a", 2.0, held, allocation=NEARBY, room="node-1") == QUEUES
+    assert "member b has no room" in group.describe(2.0)["failures"]["orders"]
+    beat(group, "b", 3.0, allocation=NEARBY, room="node-1")
+    assert group.describe(3.0)["failures"] == {}
+    assert ids(beat(group, "a", 4.0, held, allocation=NEARBY, room="node-1")) == [0, 1]
+
+
+def test_a_topic_that_was_given_up_is_not_granted_even_where_the_strategy_refuses(group):
+    group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
+    held = beat(group, "a", 0.0, allocation=NEARBY, room="node-1")
+    beat(group, "b", 1.0, allocation=NEARBY)
+    other = frozenset({"other"})
+    assert beat(group, "a", 2.0, held, allocation=NEARBY, room="node-1", topics=other) == frozenset()
+
+
+def test_a_broker_that_moves_to_another_room_takes_its_queues_along(group):
+    group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
+    held = beat(group, "a", 0.0, allocation=NEARBY, room="node-1")
+    beat(group, "b", 0.5, allocation=NEARBY, room="node-2")
+    assert beat(group, "a", 1.0, held, allocation=NEARBY, room="node-1") == QUEUES
+    group.set_queues("orders", QUEUES, {"broker-a": "node-2"})
+    assert beat(group, "a", 1.5, held, allocation=NEARBY, room="node-1") == frozenset()
+
+
+def test_a_topic_that_has_no_queues_any_more_is_given_up(group):
+    held = beat(group, "a", 0.0)
+    group.set_queues("orders", ())
+    assert beat(group, "a", 1.0, held) == frozenset()
+
+
+def test_the_target_is_made_anew_after_a_while_even_if_nothing_happened(group, monkeypatch):
+    made = []
+    monkeypatch.setattr(group, "_retarget", lambda: made.append(1))
+    beat(group, "a", 0.0)
+    for second in range(1, 60):
+        beat(group, "a", float(second))
+    assert len(made) == 1 + 59 // RETARGET_INTERVAL_S
+
+
+def test_the_description_tells_what_members_hold_and_wait_for(group):
+    held = beat(group, "a", 0.0, room="node-1")
+    beat(group, "b", 1.0)
+    beat(group, "a", 2.0, held, room="node-1")
+    text = group.describe(3.0)
+    assert text["unassigned"] == []
+    assert text["members"] == [
+        {
+            "member": "a",
+            "topics": ["orders"],
+            "room": "node-1",
+            "strategy": "AVG",
+            "queues": [f"orders@broker-a:{number}" for number in range(4)],
+            "waits_for": [],
+            "last_heartbeat_age_s": 1.0,
+        },
+        {
+            "member": "b",
+            "topics": ["orders"],
+            "room": "",
+            "strategy": "AVG",
+            "queues": [],
+            "waits_for": ["orders@broker-a:2", "orders@broker-a:3"],
+            "last_heartbeat_age_s": 2.0,
+        },
+    ]

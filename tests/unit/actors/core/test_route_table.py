@@ -12,9 +12,9 @@ from raymq.route import BrokerRegistration, DataVersion, TopicConfig
 FIRST = DataVersion(0, 1, 5)
 
 
-def registration(name: str = "a", *, version: DataVersion = FIRST, topics: tuple[str, ...] = ("orders",)):
+def registration(name: str = "a", *, version: DataVersion = FIRST, topics: tuple[str, ...] = ("orders",), life=1):
     configs = tuple(TopicConfig(topic, 2, 2) for topic in topics)
-    return BrokerRegistration("raymq", name, {0: f"storage-{name}-0"}, configs, version)
+    return BrokerRegistration("raymq", name, {0: f"storage-{name}-0"}, configs, version, {0: "node"}, life)
 
 
 @pytest.fixture
@@ -101,3 +101,52 @@ def test_a_route_is_a_copy(table):
     route = table.route("orders")
     given.storages[0] = "storage-elsewhere-0"
     assert route.master_storage("a") == "storage-a-0"
+
+
+def test_a_broker_that_began_anew_with_a_younger_state_is_taken(table):
+    """Its directory was emptied: what it says now is true, though it has changed less."""
+    table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
+    table.register(registration(version=DataVersion(0, 1, 1), topics=("new",), life=2), 1.0)
+    assert table.topics() == ["new"]
+    table.register(registration(version=DataVersion(0, 10, 9), topics=("late",), life=1), 2.0)
+    assert table.topics() == ["new"]
+
+
+def test_what_is_of_an_older_state_version_is_ignored_whatever_its_life(table):
+    table.register(registration(version=DataVersion(2, 1, 1)), 0.0)
+    table.register(registration(version=DataVersion(1, 9, 9), topics=("old",), life=9), 1.0)
+    assert table.topics() == ["orders"]
+
+
+def test_writes_can_be_taken_off_a_broker_until_it_changes(table):
+    table.register(registration("a"), 0.0)
+    table.register(registration("b"), 0.0)
+    assert table.wipe_write_perm("a") == 1
+    assert {queue.broker_name for queue in table.route("orders").publish_queues} == {"b"}
+    assert {queue.broker_name for queue in table.route("orders").subscribe_queues} == {"a", "b"}
+    table.register(registration("a"), 1.0)  # the same again, from a NameServer's point of view
+    assert len(table.route("orders").publish_queues) == 2
+    table.register(registration("a", version=DataVersion(0, 2, 6)), 2.0)
+    assert len(table.route("orders").publish_queues) == 4
+
+
+def test_giving_writes_back_sets_reading_and_writing(table):
+    table.register(registration("a"), 0.0)
+    table.wipe_write_perm("a")
+    assert table.add_write_perm("a") == 1
+    assert [data.perm for data in table.route("orders").queues] == [6]
+    assert (table.wipe_write_perm("nobody"), table.add_write_perm("nobody")) == (0, 0)
+
+
+def test_a_route_follows_the_order_configuration(table):
+    table.register(registration("a"), 0.0)
+    route = table.route("orders", "a:1;b:2")
+    assert [(queue.broker_name, queue.queue_id) for queue in route.publish_queues] == [("a", 0), ("b", 0), ("b", 1)]
+    assert len(route.subscribe_queues) == 2
+
+
+def test_the_tables_of_clusters_and_nodes(table):
+    table.register(registration("b"), 0.0)
+    table.register(registration("a"), 0.0)
+    assert table.clusters() == {"raymq": ["a", "b"]}
+    assert table.brokers()["a"].nodes == {0: "node"}

@@ -1,0 +1,67 @@
+"""A broadcasting instance's offsets, in a file on its node (spec/messaging.md §5.11).
+
+    DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12}, …]}
+    DIRECTORY/offsets.json.bak    the one before
+
+A new file is written beside them, flushed, and takes the place of the first, which becomes the second: a crash at any
+point leaves one of them whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from raymq.errors import ServiceNotAvailableError
+from raymq.message import MessageQueue
+
+DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
+
+_log = logging.getLogger(__name__)
+
+
+class LocalOffsets:
+    """The two files. One instance at a time; the actor's name keeps others away."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "offsets.json"
+        self._backup = directory / "offsets.json.bak"
+
+    def load(self) -> dict[MessageQueue, int]:
+        """What was saved last; empty if nothing was. ServiceNotAvailableError when neither file can be read."""
+        broken = None
+        for path in (self._file, self._backup):
+            try:
+                rows = json.loads(path.read_text())["offsetTable"]
+                return {MessageQueue(r["topic"], r["brokerName"], int(r["queueId"])): int(r["offset"]) for r in rows}
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                _log.warning("offsets in %s cannot be read: %s", path, error)
+                broken = f"{path}: {error}"
+        if broken is not None:
+            raise ServiceNotAvailableError(f"local offsets cannot be read ({broken}); repair the file or delete it")
+        return {}
+
+    def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Durable on return. ServiceNotAvailableError when the disk refuses; what was saved before is still there."""
+        rows = [
+            {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id, "offset": offset}
+            for queue, offset in sorted(offsets.items())
+        ]
+        new = self._file.with_suffix(".tmp")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with new.open("w") as file:
+                json.dump({"offsetTable": rows}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if self._file.exists():
+                os.replace(self._file, self._backup)
+            os.replace(new, self._file)
+        except OSError as error:
+            raise ServiceNotAvailableError(f"local offsets cannot be written to {self._file}: {error}") from error

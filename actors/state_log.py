@@ -1,0 +1,153 @@
+"""The broker's state on disk: a log of changes in its own store, and a snapshot that shortens it.
+
+    change → decide (actors.core.broker_state) → a record in `rmq_sys_broker_state` → apply
+    start  ← snapshot in config/ ← records behind it
+
+A change is answered once its record is as durable as the store's settings promise. While a change is stored no other
+is decided, so that the log's order is the state's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from actors.core import broker_state
+from actors.core.broker_state import STATE_TOPIC, BrokerState, Change
+from raymq.errors import RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
+from raymq.message import Message, SendResult
+from raymq.record import decode_records
+from raymq.storage_client import StorageClient, persist_until
+from raymq.store_api import FetchRequest
+from storage.cleaner import HOLDS_FILE
+from storage.config_files import parse_fastjson
+
+STORE_TIMEOUT_S: Final = 20.0
+READY_WAIT_S: Final = 10.0
+REPLAY_BATCH: Final = 1000
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Decision = Change | Sequence[Change] | None
+
+
+class StateLog:
+    """One broker's state. `send` stores records in the state topic's queue, in order. Thread-safe."""
+
+    def __init__(
+        self, broker_name: str, storage: StorageClient, send: Callable[[list[Message]], list[SendResult]]
+    ) -> None:
+        self._broker_name = broker_name
+        self._storage = storage
+        self._send = send
+        self._lock = threading.Lock()
+        self._state = BrokerState()
+        self._position = self._snapshot_position = 0
+        self._ready = threading.Event()
+        self.waiting_for = f"{storage.name} to open its store"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the state was read."""
+        return self._ready.is_set()
+
+    def ready(self) -> BrokerState:
+        """The state, to be read; ServiceNotAvailableError while the store cannot be read."""
+        if not self._ready.wait(READY_WAIT_S):
+            raise ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
+        return self._state
+
+    def load_until(self, stopping: threading.Event) -> None:
+        """Read snapshot and records; again and again until it works or `stopping` is set."""
+        while not stopping.is_set() and not self._ready.is_set():
+            try:
+                self._load()
+                self._ready.set()
+            except RaymqError as error:
+                self.waiting_for = str(error)
+                _log.warning("%s waits for its state: %s", self._broker_name, error)
+                stopping.wait(0.5)
+
+    def _load(self) -> None:
+        state, position = broker_state.load_snapshot(
+            lambda name: self._storage.control("read_config", name, timeout_s=STORE_TIMEOUT_S), parse_fastjson
+        )
+        # Before anything is changed: retention keeps the state's records from here on until a snapshot has them.
+        if self._storage.control("read_config", HOLDS_FILE, timeout_s=STORE_TIMEOUT_S) is None:
+            self._hold(position)
+        # A snapshot may be behind a log whose start was deleted by retention: what is missing then is in the snapshot.
+        position = max(position, self._storage.queue_bounds(STATE_TOPIC, 0, STORE_TIMEOUT_S).min_offset)
+        snapshot_position = position
+        while True:
+            request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
+            [result] = self._storage.fetch([request], 4 << 20, 0.0, STORE_TIMEOUT_S)
+            if not result.count:
+                break
+            records = decode_records(result.records, broker_name=self._broker_name)
+            broker_state.replay(state, [(record.body, record.store_timestamp_ms) for record in records])
+            position = result.next_offset
+        with self._lock:
+            self._state, self._position, self._snapshot_position = state, position, snapshot_position
+
+    def change(self, decide: Callable[[BrokerState], Decision]) -> bool:
+        """Decide, store, apply. Returns whether topics changed. RequestTimeoutError: it may have been stored; the same
+        change may be tried again."""
+        self.ready()
+        with self._lock:
+            decided = decide(self._state)
+            changes = [decided] if isinstance(decided, dict) else list(decided or ())
+            if not changes:
+                return False
+            self._open_topics(changes)
+            records = [Message(STATE_TOPIC, broker_state.encode_change(change)) for change in changes]
+            try:
+                results = self._send(records)
+            except SendUnknownError:
+                # Stored or not, storing the same changes again does no harm: the caller may try again.
+                raise RequestTimeoutError(f"{self._storage.name}, to store a change,", STORE_TIMEOUT_S) from None
+            now_ms, before = time.time_ns() // 1_000_000, self._state.topics_version
+            for change in changes:
+                self._state.apply(change, now_ms)
+            self._position = results[-1].queue_offset + 1
+            return self._state.topics_version != before
+
+    def read(self, look: Callable[[BrokerState], T]) -> T:
+        """What `look` makes of the state while nothing changes it."""
+        self.ready()
+        with self._lock:
+            return look(self._state)
+
+    def _open_topics(self, changes: Sequence[Change]) -> None:
+        """Before a topic exists its store must take messages for it: one of its name may have been deleted."""
+        for change in changes:
+            if change["kind"] == "topic" and change["topic"] not in self._state.topics:
+                self._control("open_topic", change["topic"])
+
+    def snapshot(self) -> None:
+        """Write the snapshot, if anything changed since the last. Raises RaymqError: the log has everything then."""
+        with self._lock:
+            position = self._position
+            if position == self._snapshot_position:
+                return
+            files = broker_state.dump_snapshot(self._state, position)
+        for name, text in files.items():
+            self._control("write_config", name, text)
+        # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
+        self._hold(self._snapshot_position)
+        self._snapshot_position = position
+
+    def _hold(self, position: int) -> None:
+        """Let retention delete the state's records before `position`, which snapshots have, and no others."""
+        self._control("write_config", HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": position}}))
+
+    def _control(self, method: str, *args: str) -> None:
+        persist_until(
+            time.monotonic() + STORE_TIMEOUT_S,
+            lambda left_s: self._storage.control(method, *args, timeout_s=left_s),
+        )

@@ -1,0 +1,38 @@
+"""What all of administration needs: brokers and stores that may be restarting."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from raymq.message import MessageQueue
+from raymq.ray_calls import ActorRef
+from raymq.route import TopicRoute
+from raymq.routes import Routes
+from raymq.storage_client import persist_until
+from raymq.storages import Storages
+from raymq.store_api import QueueBounds
+
+TIMEOUT_S: Final = 20.0
+
+
+class AdminBase:
+    """Calls that are safe to repeat, over restarts."""
+
+    def __init__(self, routes: Routes, storages: Storages) -> None:
+        self._routes = routes
+        self._storages = storages
+
+    def _bounds(self, route: TopicRoute, queue: MessageQueue) -> QueueBounds:
+        storage = self._storages.get(route.master_storage(queue.broker_name))
+        return persist_until(
+            time.monotonic() + TIMEOUT_S,
+            lambda left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, 5.0)),
+        )
+
+    def _persist(self, broker_name: str, method: str, *args: Any) -> Any:
+        """A broker call that is safe to repeat, over a restart of the broker."""
+        broker = ActorRef(broker_name)
+        return persist_until(
+            time.monotonic() + TIMEOUT_S, lambda left_s: broker.call(method, *args, timeout_s=min(left_s, 15.0))
+        )

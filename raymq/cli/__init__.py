@@ -1,0 +1,60 @@
+"""The command `raymq`: servers, topics, groups, and messages from a shell.
+
+Tables are for people; every command takes `--json` for machines. Exit codes: 0 done, 1 refused or failed (one line on
+standard error says why and what to do), 2 wrong usage, 130 interrupted. One module per noun; what they print goes
+through `raymq.cli.output`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from raymq.cli.dead_letters import dlq
+from raymq.cli.groups import group
+from raymq.cli.messages import consume, query, send
+from raymq.cli.output import err, out
+from raymq.cli.servers import demo, down, status, up
+from raymq.cli.stores import store
+from raymq.cli.topics import topic
+from raymq.errors import RaymqError
+
+
+def main() -> NoReturn:
+    """The console script."""
+    # Ray prints its raylets' messages on `sys.stdout`; what a command answers must not be mixed with them.
+    out.file = sys.stdout
+    sys.stdout = sys.stderr
+    if not out.is_terminal:
+        out.width = 200  # there is no width to keep to, and a folded cell is hard to search for
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except RaymqError as error:
+        err.print(f"raymq: {error}", markup=False, highlight=False)
+        sys.exit(1)
+    except (KeyboardInterrupt, click.Abort):
+        err.print("raymq: interrupted", markup=False)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="raymq", prog_name="raymq")
+def cli() -> None:
+    """A durable message queue inside a Ray cluster.
+
+    \b
+    raymq up                                  start it on this machine (or in the Ray cluster that runs)
+    raymq topic create orders --queues 8
+    echo '{"id": 17}' | raymq send orders --tags paid --key o-17
+    raymq consume billing orders --max 10
+    """
+
+
+for command in (up, down, status, demo, topic, group, send, consume, query, dlq, store):
+    cli.add_command(command)

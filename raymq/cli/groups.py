@@ -1,0 +1,176 @@
+"""`raymq group`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from raymq.cli.output import (
+    FIGURES,
+    address_option,
+    client_of,
+    duration,
+    figures_row,
+    json_option,
+    out,
+    print_rows,
+    print_value,
+    table,
+)
+from raymq.delay import parse_time
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+
+
+@click.group()
+def group() -> None:
+    """List, describe, change and delete consumer groups, and move their offsets."""
+
+
+@group.command("list")
+@address_option
+@json_option
+def group_list(address: str | None, as_json: bool) -> None:
+    """List consumer groups. Example: raymq group list"""
+    with client_of(address) as client:
+        groups = client.admin.list_groups()
+    print_value(as_json, {"groups": groups}, lambda: table(["group"], [[name] for name in groups]))
+
+
+@group.command("describe")
+@click.argument("name")
+@address_option
+@json_option
+def group_describe(name: str, address: str | None, as_json: bool) -> None:
+    """Show how far a group is in each queue, what waits to be tried again, and what was given up.
+
+    `behind` is how long ago the first message was stored that is not consumed yet.
+
+    Example: raymq group describe billing
+    """
+    with client_of(address) as client:
+        summary = client.admin.group_summary(name)
+    rows = [
+        [p.queue.topic, p.queue.broker_name, p.queue.queue_id, p.committed, p.max_offset, p.lag, p.lag_ms]
+        for p in summary.queues
+    ]
+    names = ["topic", "broker", "queue", "committed", "max_offset", "lag", "lag_ms"]
+    value = {
+        "queues": [dict(zip(names, row, strict=True)) for row in rows],
+        "lag": summary.lag,
+        "lag_ms": summary.lag_ms,
+        "retry_lag": summary.retry_lag,
+        "dead_letters": summary.dead_letters,
+    }
+
+    def show() -> None:
+        text = [[*row[:-1], duration(row[-1])] for row in rows]
+        footer = ["total", "", "", "", "", summary.lag, duration(summary.lag_ms)]
+        table([*names[:-1], "behind"], text, footer if rows else None)
+        out.print(f"{summary.retry_lag} wait to be tried again, {summary.dead_letters} dead letters")
+
+    print_value(as_json, value, show)
+
+
+@group.command("reset-offset")
+@click.argument("name", metavar="GROUP")
+@click.argument("topic_name", metavar="TOPIC")
+@click.option("--to", "target", required=True, help="earliest, latest, an offset, or a time: ISO 8601, or -2h, -30m.")
+@click.option("--queue", "place", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3.")
+@address_option
+@json_option
+def group_reset_offset(
+    name: str, topic_name: str, target: str, place: str | None, address: str | None, as_json: bool
+) -> None:
+    """Have a group go on elsewhere in a topic, also while its consumers run.
+
+    Example: raymq group reset-offset billing orders --to -2h
+    """
+    where = _target(target)
+    queue = None if place is None else _queue(topic_name, place)
+    with client_of(address) as client:
+        offsets = client.admin.reset_offsets(name, topic_name, queue=queue, **where)
+    rows = [[queue.broker_name, queue.queue_id, offset] for queue, offset in sorted(offsets.items())]
+    print_rows(as_json, "queues", ["broker", "queue", "offset"], rows)
+
+
+@group.command("update")
+@click.argument("name", metavar="GROUP")
+@click.option("--retry-max-times", type=click.IntRange(0), help="Deliveries after the first, before a dead letter.")
+@click.option(
+    "--retry-queues", "retry_queue_nums", type=click.IntRange(1), help="Queues of its retry topic per broker."
+)
+@click.option("--consume/--no-consume", "consume_enable", default=None, help="Whether it may consume at all.")
+@address_option
+@json_option
+def group_update(name: str, address: str | None, as_json: bool, **changes: Any) -> None:
+    """Change a group's configuration; without a change, show it.
+
+    Example: raymq group update billing --retry-max-times 5
+    """
+    wanted = {key: value for key, value in changes.items() if value is not None}
+    with client_of(address) as client:
+        config = client.admin.update_group(name, **wanted) if wanted else client.admin.group_config(name)
+    fields = asdict(config)
+    print_value(as_json, fields, lambda: table(["field", "value"], [[key, value] for key, value in fields.items()]))
+
+
+@group.command("members")
+@click.argument("name", metavar="GROUP")
+@address_option
+@json_option
+def group_members(name: str, address: str | None, as_json: bool) -> None:
+    """Show a group's consumers and where they run. Example: raymq group members billing"""
+    with client_of(address) as client:
+        connections = client.admin.consumer_connections(name)
+    rows = [
+        [c.client_id, c.host, c.pid, c.consumer.consume_type, c.consumer.message_model.value, round(c.silent_s, 1)]
+        for c in connections
+    ]
+    print_rows(as_json, "members", ["client", "host", "pid", "type", "model", "silent_s"], rows)
+
+
+@group.command("stats")
+@click.argument("name", metavar="GROUP")
+@address_option
+@json_option
+def group_stats(name: str, address: str | None, as_json: bool) -> None:
+    """Show how much a group consumes and gives back, by topic. Example: raymq group stats billing"""
+    with client_of(address) as client:
+        stats = client.admin.group_stats(name)
+    rows = [
+        row
+        for topic, one in stats.items()
+        for row in (figures_row(f"{topic} consumed", one.messages), figures_row(f"{topic} sent back", one.sent_back))
+    ]
+    print_rows(as_json, "stats", FIGURES, rows)
+
+
+@group.command("delete")
+@click.argument("name")
+@click.confirmation_option(prompt="Forget the group and its offsets?")
+@address_option
+def group_delete(name: str, address: str | None) -> None:
+    """Forget a group and its offsets. Example: raymq group delete billing --yes"""
+    with client_of(address) as client:
+        client.admin.delete_group(name)
+    out.print(f"group {name} is deleted")
+
+
+def _target(text: str) -> dict[str, Any]:
+    """What `--to` says, as arguments of Admin.reset_offsets."""
+    if text in ("earliest", "latest"):
+        return {"to": text}
+    if text.isdigit():
+        return {"offset": int(text)}
+    return {"timestamp_ms": parse_time(text, time.time_ns() // 1_000_000)}
+
+
+def _queue(topic_name: str, place: str) -> MessageQueue:
+    broker_name, separator, queue_id = place.rpartition(":")
+    if not separator or not queue_id.isdigit():
+        raise InvalidArgumentError(f"{place!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
+    return MessageQueue(topic_name, broker_name, int(queue_id))

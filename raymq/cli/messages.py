@@ -1,0 +1,200 @@
+"""`raymq send`, `consume` and `query`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from raymq.cli.output import (
+    address_option,
+    client_of,
+    json_option,
+    message_dict,
+    message_line,
+    out,
+    print_rows,
+    print_value,
+    table,
+)
+from raymq.errors import InvalidArgumentError
+
+JOIN_S: Final = 15.0
+
+
+@click.command()
+@click.argument("topic_name", metavar="TOPIC")
+@click.argument("body", required=False)
+@click.option("--tags", help="The message's tag.")
+@click.option("--key", "keys", multiple=True, help="A business key; may be given several times.")
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A user property.")
+@click.option("--sharding-key", help="Messages of one key go to one queue, in order.")
+@click.option("--delay-level", type=click.IntRange(0), default=0, help="Deliver it later: 1 is 1 s, 18 is 2 h.")
+@click.option("--deliver-at", metavar="TIME", help="Deliver it then: ISO 8601, or +30s, +5m, +2h, +1d from now on.")
+@address_option
+@json_option
+def send(
+    topic_name: str,
+    body: str | None,
+    tags: str | None,
+    keys: Sequence[str],
+    properties: Sequence[str],
+    sharding_key: str | None,
+    delay_level: int,
+    deliver_at: str | None,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Send BODY, or each line of standard input as a message of its own.
+
+    Example: raymq send orders '{"id": 17}' --tags paid --key o-17
+    """
+    from raymq.delay import parse_time
+    from raymq.message import Message
+
+    due_ms = None if deliver_at is None else parse_time(deliver_at, time.time_ns() // 1_000_000)
+    user = dict(_pair(text) for text in properties)
+    bodies = [body.encode()] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
+    with client_of(address) as client, client.producer("raymq-cli") as producer:
+        futures = [
+            producer.send_async(
+                Message(topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms),
+                sharding_key=sharding_key,
+            )
+            for text in bodies
+        ]
+        results = [future.result() for future in futures]
+    names = ["queue", "offset", "message_id", "status"]
+    rows = [[str(r.queue), r.queue_offset, r.message_id, r.status.value] for r in results]
+    print_rows(as_json, "sent", names, rows)
+
+
+@click.command()
+@click.argument("group_name", metavar="GROUP")
+@click.argument("topic_name", metavar="TOPIC")
+@click.option("--tags", default="*", show_default=True, help='Tags to consume, for example "paid || refunded".')
+@click.option(
+    "--max", "limit", type=click.IntRange(1), help="Stop after so many messages. Default: go on until ctrl-C."
+)
+@click.option("--timeout", type=click.FloatRange(0), help="Stop when no message came for so many seconds.")
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["first", "last"]),
+    default="last",
+    show_default=True,
+    help="Where a new group starts.",
+)
+@address_option
+@json_option
+def consume(
+    group_name: str,
+    topic_name: str,
+    tags: str,
+    limit: int | None,
+    timeout: float | None,
+    start: str,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Consume a topic as a member of GROUP: a line per message, committed after it was printed.
+
+    Example: raymq consume billing orders --tags "paid || refunded" --timeout 5
+    """
+    from raymq.message import ConsumeFromWhere
+
+    where = (
+        ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if start == "first" else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    )
+    left = limit
+    # Joining the group takes a moment of its own, which a short timeout must not cut off.
+    quiet_until_s = time.monotonic() + JOIN_S + (timeout or 0.0)
+    with (
+        client_of(address) as client,
+        client.pull_consumer(group_name, consume_from=where, auto_commit=False) as consumer,
+    ):
+        consumer.subscribe(topic_name, tags)
+        while left is None or left > 0:
+            messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
+            if messages:
+                for message in messages:
+                    click.echo(message_line(message, as_json), file=out.file)
+                consumer.commit()
+                left = None if left is None else left - len(messages)
+            elif timeout is not None and (consumer.assignment() or time.monotonic() > quiet_until_s):
+                break
+
+
+@click.command()
+@click.argument("topic_name", metavar="TOPIC")
+@click.option("--key", help="Messages with this key, the newest ones.")
+@click.option("--id", "message_id", help="The message with this id: a unique id or an offset message id.")
+@click.option("--offset", "place", metavar="QUEUE:OFFSET", help="The message at a place, for example broker-a:3:1700.")
+@click.option("--max", "limit", type=click.IntRange(1), default=32, show_default=True, help="With --key: how many.")
+@address_option
+@json_option
+def query(
+    topic_name: str,
+    key: str | None,
+    message_id: str | None,
+    place: str | None,
+    limit: int,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Show messages by key, by id, or at a place. Exit code 1 when there is none.
+
+    Example: raymq query orders --key o-17, or raymq query orders --offset broker-a:3:1700
+    """
+    if sum(choice is not None for choice in (key, message_id, place)) != 1:
+        raise click.UsageError("give one of --key, --id and --offset")
+    at = None if place is None else _parse_place(topic_name, place)
+    with client_of(address) as client:
+        if key is not None:
+            messages = client.admin.query_by_key(topic_name, key, max_messages=limit)
+        elif at is not None:
+            messages = [_message_at(client, *at, place or "")]
+        else:
+            messages = client.admin.query_by_id(topic_name, message_id or "")
+    found = [message_dict(message) for message in messages]
+    if key is not None:
+        print_value(as_json, {"messages": found}, lambda: _print_messages(found))
+    elif found:
+        print_value(as_json, found[0], lambda: table(["field", "value"], [[k, v] for k, v in found[0].items()]))
+    if not found:
+        raise InvalidArgumentError(
+            f"topic {topic_name} has no message with {'key' if key else 'id'} {key or message_id}"
+        )
+
+
+def _parse_place(topic_name: str, place: str) -> tuple[Any, int]:
+    """The queue and offset of BROKER:QUEUE:OFFSET."""
+    from raymq.message import MessageQueue
+
+    parts = place.split(":")
+    if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
+        raise InvalidArgumentError(f"{place!r} is not a place; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700")
+    return MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2])
+
+
+def _message_at(client: Any, queue: Any, offset: int, place: str) -> Any:
+    result = client.admin.pull(queue, offset, max_messages=1)
+    if not result.messages:
+        raise InvalidArgumentError(f"no message is at {place} yet: the queue's next offset is {result.max_offset}")
+    return result.messages[0]
+
+
+def _print_messages(found: list[dict[str, Any]]) -> None:
+    names = ["queue", "queue_offset", "tags", "keys", "stored", "message_id", "body"]
+    if found:
+        table(names, [[" ".join(m[name]) if name == "keys" else m[name] for name in names] for m in found])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise InvalidArgumentError(f"property {text!r} must be NAME=VALUE")
+    return name, value

@@ -1,0 +1,127 @@
+"""How commands talk: tables for people, `--json` for machines, one line on standard error for what failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+out = Console()
+err = Console(stderr=True, soft_wrap=True)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+address_option = click.option("--address", help="Ray cluster to use, host:port. Default: the one on this machine.")
+
+
+@contextmanager
+def client_of(address: str | None) -> Iterator[Any]:
+    """A client for one command."""
+    from raymq.client import connect
+
+    with connect(address) as client:
+        yield client
+
+
+@contextmanager
+def steps(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner on standard error that tells the step."""
+    if quiet:
+        yield lambda step: None
+        return
+    with err.status("…") as spinner:
+        yield lambda step: spinner.update(f"{step} …")
+
+
+def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> None:
+    """Print `value` as one line of JSON, or let `otherwise` print what people read."""
+    if as_json:
+        click.echo(json.dumps(value, ensure_ascii=False), file=out.file)
+    else:
+        otherwise()
+
+
+def print_rows(
+    as_json: bool, key: str, names: Sequence[str], rows: Sequence[Sequence[Any]], total: int | None = None
+) -> None:
+    """Print rows as a table, or as JSON below `key`. `total`: the column whose sum stands below the table."""
+
+    def show() -> None:
+        footer = None if total is None or not rows else ["total", *[""] * (len(names) - 2), sum(r[total] for r in rows)]
+        table(names, rows, footer)
+
+    print_value(as_json, {key: [dict(zip(names, row, strict=True)) for row in rows]}, show)
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[Any]], footer: Sequence[Any] | None = None) -> None:
+    """Print a table; columns of numbers are aligned to the right."""
+    view = Table(show_footer=footer is not None)
+    for index, name in enumerate(names):
+        numeric = bool(rows) and all(isinstance(row[index], int) or row[index] is None for row in rows)
+        view.add_column(
+            name, _cell(footer[index]) if footer else "", justify="right" if numeric else "left", overflow="fold"
+        )
+    for row in rows:
+        view.add_row(*[_cell(value) for value in row])
+    out.print(view)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def message_dict(message: Any) -> dict[str, Any]:
+    """A message's fields as commands show them."""
+    return {
+        "topic": message.topic,
+        "queue": f"{message.broker_name}:{message.queue_id}",
+        "queue_offset": message.queue_offset,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "properties": dict(message.properties),
+        "message_id": message.message_id,
+        "offset_message_id": message.offset_message_id,
+        "born": iso(message.born_timestamp_ms),
+        "stored": iso(message.store_timestamp_ms),
+        "body": message.body.decode(errors="replace"),
+    }
+
+
+def message_line(message: Any, as_json: bool) -> str:
+    """A message in one line."""
+    fields = message_dict(message)
+    if as_json:
+        return json.dumps(fields, ensure_ascii=False)
+    return f"{fields['queue']}:{fields['queue_offset']}  {fields['tags'] or '-'}  {fields['body']}"
+
+
+FIGURES = ["of", "total", "minute", "hour", "day", "per_second"]
+
+
+def figures_row(name: str, figures: Any) -> list[Any]:
+    """A counter as a row below FIGURES; the rate is the last minute's."""
+    return [name, figures.total, figures.minute, figures.hour, figures.day, round(figures.minute_tps, 1)]
+
+
+def duration(milliseconds: int) -> str:
+    """A length of time as people say it: 0 s, 850 ms, 12 s, 3 m 5 s, 2 h 10 m, 4 d 3 h."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms" if milliseconds else "0 s"
+    seconds = milliseconds // 1000
+    for unit, size, below, smaller in (("d", 86400, 3600, "h"), ("h", 3600, 60, "m"), ("m", 60, 1, "s")):
+        if seconds >= size:
+            rest = seconds % size // below
+            return f"{seconds // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{seconds} s"
+
+
+def iso(milliseconds: int) -> str:
+    """A time as people write it, in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,48 @@
+"""`raymq store`: what the stores count, and deleting old messages by hand."""
+
+from __future__ import annotations
+
+import click
+
+from raymq.cli.output import address_option, client_of, json_option, out, print_rows, print_value, table
+
+
+@click.group()
+def store() -> None:
+    """Show what a store counts, and have it delete old messages now."""
+
+
+@store.command("stats")
+@click.argument("broker_name", metavar="BROKER")
+@address_option
+@json_option
+def store_stats(broker_name: str, address: str | None, as_json: bool) -> None:
+    """Show RocketMQ's runtime figures of a broker group's store. Example: raymq store stats broker-a"""
+    with client_of(address) as client:
+        statistics = client.admin.store_statistics(broker_name)
+    value = {"runtime": statistics.runtime, "put_latency_buckets": list(statistics.put_latency_buckets)}
+    print_value(as_json, value, lambda: table(["figure", "value"], [list(row) for row in statistics.runtime.items()]))
+
+
+@store.command("list")
+@address_option
+@json_option
+def store_list(address: str | None, as_json: bool) -> None:
+    """List the broker groups and their stores. Example: raymq store list"""
+    with client_of(address) as client:
+        brokers = client.admin.brokers()
+    rows = [[name, storage] for name, data in brokers.items() for _, storage in sorted(data.storages.items())]
+    print_rows(as_json, "stores", ["broker", "store"], rows)
+
+
+@store.command("clean")
+@click.argument("broker_name", metavar="BROKER")
+@address_option
+def store_clean(broker_name: str, address: str | None) -> None:
+    """Delete messages that are older than file_reserved_time_hours now, whatever the hour.
+
+    Example: raymq store clean broker-a
+    """
+    with client_of(address) as client:
+        client.admin.clean_store(broker_name)
+    out.print(f"{broker_name} deletes what is older than its settings keep; see `raymq status`")

@@ -1,0 +1,173 @@
+"""A whole consumer group, simulated (tests.support.group_simulation), keeps its laws (tests.support.group_laws).
+
+1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, RAYMQ_GROUP_SEED repeats one. The other half are tests of the test:
+each known way to get this wrong is put in, and the simulation must find it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from actors.core.rebalance_group import RebalanceGroup
+from raymq.group_info import CommitAnswer
+from tests.support.group_laws import LawBrokenError
+from tests.support.group_processes import Broker, Member, Rebalance
+from tests.support.group_simulation import World
+
+SOAK = os.environ.get("RAYMQ_SOAK") == "1"
+ONE_SEED = os.environ.get("RAYMQ_GROUP_SEED")
+BLOCKS = 1 if ONE_SEED else 10
+SEEDS_PER_BLOCK = 1 if ONE_SEED else 5000 if SOAK else 100
+FOUND_WITHIN_SEEDS = 1200
+
+
+@pytest.mark.timeout(7200 if SOAK else 300)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_no_queue_has_two_owners_and_nothing_is_lost_skipped_or_reordered(block):
+    first = int(ONE_SEED or block * SEEDS_PER_BLOCK)
+    deliveries = handovers = 0
+    for seed in range(first, first + SEEDS_PER_BLOCK):
+        world = World(seed)
+        world.run()
+        deliveries += world.ledger.deliveries
+        handovers += world.ledger.handovers
+    if not ONE_SEED:
+        assert deliveries > 40 * SEEDS_PER_BLOCK, "the seeds put hardly any load on the group"
+        assert handovers > 4 * SEEDS_PER_BLOCK, "the seeds hardly move a queue"
+
+
+def test_the_same_seed_gives_the_same_trace():
+    one, two, other = World(5), World(5), World(6)
+    for world in (one, two, other):
+        world.run()
+    assert one.trace == two.trace
+    assert one.trace != other.trace
+
+
+class GrantsBeforeRelease(RebalanceGroup):
+    """Gives a queue to its target whoever still holds it."""
+
+    def _grant(self, name, now_s):
+        return frozenset(queue for queue, target in self._target.items() if target == name)
+
+
+class HeedsRepetitions(RebalanceGroup):
+    """Takes the second of two equal heartbeats for news."""
+
+    def _note_holding(self, name, holding, *, may_free):
+        super()._note_holding(name, holding, may_free=True)
+
+
+class HeedsLateHeartbeats(RebalanceGroup):
+    """Believes whatever arrives last."""
+
+    def heartbeat(self, heartbeat, now_s):
+        member = self._members.get(heartbeat.member)
+        if member is not None:
+            member.sequence = 0
+        return super().heartbeat(heartbeat, now_s)
+
+
+class AdmitsTheDead(RebalanceGroup):
+    """Does not ask which of the processes of one name speaks."""
+
+    def _admits(self, heartbeat):
+        return heartbeat.session > 0
+
+
+class ForgetsGrace(Rebalance):
+    """Grants at once after a restart."""
+
+    def start_again(self, *, grace: bool = False) -> None:
+        super().start_again(grace=False)
+
+
+class NeverFences(Member):
+    """Goes on with its queues however long its group is silent."""
+
+    def fence_when_late(self) -> None:
+        pass
+
+
+class CommitsBeforeConsumed(Member):
+    """Commits what the listener has been given."""
+
+    def commits(self, broker_name):
+        given = {queue: self.tenures[queue].next_offset for queue in self.hands.holding}
+        asked = self.hands.commits(broker_name, ask=True)
+        return {queue: replace(commit, queue_offset=given[queue]) for queue, commit in asked.items()}
+
+
+class SkipsOnHandover(Member):
+    """Takes the committed offset for the last message consumed."""
+
+    def add(self, queue, start, generation):
+        super().add(queue, start, generation)
+        self.hands.drop(queue)
+        self.hands.begin(queue, replace(start, queue_offset=start.queue_offset + 1), generation)
+
+
+class TakesFailureForSuccess(Member):
+    """Goes on behind a batch whose listener failed."""
+
+    def heard(self, delivery, *, consumed):
+        super().heard(delivery, consumed=True)
+
+
+class DoesNotWaitForItsListener(Member):
+    """Lets a queue go while the listener has a batch of it."""
+
+    def release(self) -> None:
+        for queue in self.hands.holding:
+            if not self.hands.may_deliver(queue):
+                self.hands.drop(queue)
+        super().release()
+
+
+class IgnoresResets(Member):
+    """Goes on where it is."""
+
+    def hear_of_commits(self, commits, answer, tenures):
+        super().hear_of_commits(commits, replace(answer, reset={}), tenures)
+
+
+class BelievesEveryCommit(Broker):
+    """Lets offsets go back, and fences nobody."""
+
+    def commit_offsets(self, commits) -> CommitAnswer:
+        return super().commit_offsets(
+            {queue: replace(commit, backwards=True, generation=1 << 80) for queue, commit in commits.items()}
+        )
+
+
+def with_core(core: type[RebalanceGroup]) -> type[Rebalance]:
+    return type("WithFault", (Rebalance,), {"core_class": core})
+
+
+FAULTS = {
+    "a queue is granted before it is released": {"rebalance": with_core(GrantsBeforeRelease)},
+    "a repeated heartbeat frees queues": {"rebalance": with_core(HeedsRepetitions)},
+    "a late heartbeat is believed": {"rebalance": with_core(HeedsLateHeartbeats)},
+    "a process that is dead speaks for the one that follows it": {"rebalance": with_core(AdmitsTheDead)},
+    "a restarted Rebalance actor knows no grace": {"rebalance": ForgetsGrace},
+    "a member does not fence itself": {"member": NeverFences},
+    "offsets are committed before the messages are consumed": {"member": CommitsBeforeConsumed},
+    "a message is skipped when a queue is handed over": {"member": SkipsOnHandover},
+    "a failed batch counts as consumed": {"member": TakesFailureForSuccess},
+    "a queue is released while its listener is busy": {"member": DoesNotWaitForItsListener},
+    "a member does not notice resets": {"member": IgnoresResets},
+    "a broker lets offsets go back": {"broker": BelievesEveryCommit},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_the_simulation_finds(fault):
+    def run_all() -> None:
+        for seed in range(FOUND_WITHIN_SEEDS):
+            World(seed, **fault).run()
+
+    with pytest.raises(LawBrokenError, match="seed"):
+        run_all()

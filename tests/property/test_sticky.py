@@ -1,0 +1,185 @@
+"""The laws of STICKY over several topics, against every plan there is on small groups, and against AVG on large ones.
+
+Each plan is judged by three numbers, the first counting most: does any topic have shares that differ by more than one,
+the sum of squares of the members' totals, the queues that move. STICKY must reach the least of all plans.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.core.allocation import allocate_averagely
+from actors.core.sticky import allocate_sticky
+from raymq.message import MessageQueue
+
+Queues = dict[str, list[MessageQueue]]
+Subscribers = dict[str, list[str]]
+Owners = dict[MessageQueue, str]
+
+
+def make_queues(counts: dict[str, int]) -> Queues:
+    return {name: [MessageQueue(name, "b", number) for number in range(count)] for name, count in counts.items()}
+
+
+@st.composite
+def groups(draw, topics: int, members: int, queues: int) -> tuple[Queues, Subscribers, Owners]:
+    """Topics, who subscribes to them, and who has which queue: also members that are gone, and nobody."""
+    names = [f"t{number}" for number in range(draw(st.integers(1, topics)))]
+    people = [f"m{number}" for number in range(draw(st.integers(1, members)))]
+    by_topic = make_queues({name: draw(st.integers(1, queues)) for name in names})
+    subscribers = {
+        name: sorted(draw(st.sets(st.sampled_from(people), min_size=1, max_size=len(people)))) for name in names
+    }
+    everyone = st.sampled_from([*people, "gone", ""])
+    present = {queue: draw(everyone) for some in by_topic.values() for queue in some}
+    return by_topic, subscribers, {queue: member for queue, member in present.items() if member}
+
+
+def owners(shares: dict[str, list[MessageQueue]]) -> Owners:
+    return {queue: member for member, share in shares.items() for queue in share}
+
+
+def uneven(counts: Counter[str], members: list[str]) -> int:
+    sizes = [counts[member] for member in members]
+    return max(sizes) - min(sizes)
+
+
+def moved(after: Owners, present: Owners) -> int:
+    """Queues that somebody has and must give away. One that nobody has goes to somebody in every plan."""
+    return sum(after[queue] != member for queue, member in present.items())
+
+
+def squares(totals: Counter[str]) -> int:
+    return sum(total * total for total in totals.values())
+
+
+def best_of_all_plans(queues: Queues, subscribers: Subscribers, present: Owners) -> tuple[int, int]:
+    """The least (sum of squares, moves) of the plans that are balanced in each topic: of each choice of the members
+    with one queue more. A choice's moves are the queues that do not fit into their holders' shares."""
+    choices = []
+    for name, some in queues.items():
+        size, over = divmod(len(some), len(subscribers[name]))
+        held = Counter(present.get(queue) for queue in some)
+        options = []
+        for extra in combinations(subscribers[name], over):
+            share = Counter({member: size + (member in extra) for member in subscribers[name]})
+            kept = sum(min(held[member], share[member]) for member in subscribers[name])
+            options.append((share, sum(queue in present for queue in some) - kept))
+        choices.append(options)
+    plans = []
+    for plan in product(*choices):
+        totals: Counter[str] = Counter()
+        for share, _ in plan:
+            totals.update(share)
+        plans.append((squares(totals), sum(moves for _, moves in plan)))
+    return min(plans)
+
+
+def judge(after: Owners, subscribers: Subscribers, present: Owners) -> tuple[int, int]:
+    return squares(Counter(after.values())), moved(after, present)
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(groups(topics=3, members=4, queues=6))
+def test_no_plan_that_is_as_even_moves_fewer_queues(group):
+    queues, subscribers, present = group
+    after = owners(allocate_sticky(queues, subscribers, present, {}))
+    assert judge(after, subscribers, present) == best_of_all_plans(queues, subscribers, present)
+
+
+def test_the_count_of_all_plans_is_right_where_each_single_assignment_is_tried():
+    """The brute force above counts shares; here every queue is tried at every subscriber."""
+    chance = random.Random(7)
+    for _ in range(60):
+        queues = make_queues({"t0": chance.randint(1, 4), "t1": chance.randint(1, 3)})
+        subscribers = {name: chance.sample(["m0", "m1", "m2"], chance.randint(1, 3)) for name in queues}
+        flat = [queue for some in queues.values() for queue in some]
+        present = {queue: chance.choice(["m0", "m1", "m2", "gone"]) for queue in flat if chance.random() < 0.8}
+        verdicts = []
+        for plan in product(*(subscribers[queue.topic] for queue in flat)):
+            after = dict(zip(flat, plan, strict=True))
+            if all(
+                uneven(Counter(after[queue] for queue in some), subscribers[name]) <= 1 for name, some in queues.items()
+            ):
+                verdicts.append(judge(after, subscribers, present))
+        assert min(verdicts) == best_of_all_plans(queues, subscribers, present)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(groups(topics=6, members=8, queues=20))
+def test_every_queue_has_one_owner_that_subscribes_and_shares_are_even_in_every_topic(group):
+    queues, subscribers, present = group
+    shares = allocate_sticky(queues, subscribers, present, {})
+    given_out = sorted(queue for share in shares.values() for queue in share)
+    assert given_out == sorted(queue for some in queues.values() for queue in some)
+    after = owners(shares)
+    for name, some in queues.items():
+        counts = Counter(after[queue] for queue in some)
+        assert set(counts) <= set(subscribers[name])
+        assert uneven(counts, subscribers[name]) <= 1
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(groups(topics=6, members=8, queues=20))
+def test_totals_are_at_least_as_even_as_averagely(group):
+    queues, subscribers, present = group
+    averagely: Counter[str] = Counter()
+    for name, some in queues.items():
+        averagely.update({member: len(share) for member, share in allocate_averagely(some, subscribers[name]).items()})
+    after = Counter(owners(allocate_sticky(queues, subscribers, present, {})).values())
+    assert squares(after) <= squares(averagely)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(groups(topics=6, members=8, queues=20))
+def test_totals_differ_by_one_at_most_where_all_subscribe_to_the_same(group):
+    queues, _, present = group
+    everyone = ["m0", "m1", "m2", "m3", "m4"]
+    after = Counter(owners(allocate_sticky(queues, dict.fromkeys(queues, everyone), present, {})).values())
+    assert uneven(after, everyone) <= 1
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(groups(topics=5, members=6, queues=12), st.randoms(use_true_random=False))
+def test_while_a_plan_is_carried_out_the_next_one_is_the_same(group, chance: random.Random):
+    """At any point of a hand-over: some queues have arrived, some are with nobody, some are still with their holder."""
+    queues, subscribers, present = group
+    plan = owners(allocate_sticky(queues, subscribers, present, {}))
+    now = dict(present)
+    for queue in sorted(plan):
+        match chance.randrange(3):
+            case 0 if plan[queue] != present.get(queue):
+                now.pop(queue, None)
+            case 1:
+                now[queue] = plan[queue]
+    assert owners(allocate_sticky(queues, subscribers, now, plan)) == plan
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(groups(topics=5, members=6, queues=12), st.randoms(use_true_random=False))
+def test_the_order_of_topics_queues_and_members_does_not_matter(group, chance: random.Random):
+    queues, subscribers, present = group
+    names = list(queues)
+    chance.shuffle(names)
+    shuffled = {name: chance.sample(queues[name], len(queues[name])) for name in names}
+    people = {name: chance.sample(subscribers[name], len(subscribers[name])) for name in names}
+    assert allocate_sticky(shuffled, people, present, {}) == allocate_sticky(queues, subscribers, present, {})
+
+
+@pytest.mark.parametrize("members", [3, 10, 40])
+def test_one_topic_moves_as_few_queues_as_a_join_and_a_death_must(members):
+    """The least there is: what the new one's share holds, and what the dead one had."""
+    queues = make_queues({"orders": members * 7 + 3})
+    people = [f"m{number:02}" for number in range(members)]
+    before = owners(allocate_sticky(queues, {"orders": people}, {}, {}))
+    joined = owners(allocate_sticky(queues, {"orders": [*people, "new"]}, before, before))
+    assert moved(joined, before) == len(queues["orders"]) // (members + 1)
+    left = {queue: member for queue, member in before.items() if member != people[0]}
+    died = owners(allocate_sticky(queues, {"orders": people[1:]}, left, before))
+    assert moved(died, left) == 0

@@ -1,0 +1,159 @@
+"""What must hold of a consumer group at every step, whatever happens to its processes.
+
+1. A queue is never delivered by two members at a time: not while another may deliver it or has a batch of it under way,
+   and a member that was followed by another never delivers it again without being granted it anew.
+2. A committed offset goes back only where somebody resets it, and never passes a message that nobody consumed.
+3. A member delivers a queue in order, one batch at a time, beginning at the committed offset; it repeats a batch, but
+   skips none.
+4. In the end, everything was consumed: since the last reset that went back behind it, and but for what a reset skipped.
+
+`Ledger` notes what happens and raises LawBrokenError. A `Tenure` is one member's time with a queue, from grant to loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from raymq.message import MessageQueue
+
+
+class LawBrokenError(AssertionError):
+    """A law is broken."""
+
+
+class Owner(Protocol):
+    """What the ledger wants to know of a member."""
+
+    name: str
+
+    def leased(self) -> bool:
+        """Whether its lease is valid: nobody else may have its queues."""
+
+    def may_deliver(self, queue: MessageQueue) -> bool:
+        """Whether it holds the queue with a valid lease, and has not been told to let it go."""
+
+
+@dataclass(eq=False)
+class Tenure:
+    """`next_offset`: what must be delivered next; `under_way`: the batch the listener has, first and end offset.
+
+    `over`: another has begun with the queue. `fenced`: the owner has given it up because it must, whatever its listener
+    still does.
+    """
+
+    owner: Owner
+    queue: MessageQueue
+    next_offset: int
+    repeat_from: int | None = None
+    under_way: tuple[int, int] | None = None
+    over: bool = False
+    fenced: bool = False
+
+
+@dataclass
+class _Account:
+    """One queue. `solid`: everything before it is consumed or skipped by a reset."""
+
+    committed: int = 0
+    solid: int = 0
+    end: int = 0
+    done: set[int] = field(default_factory=set)
+    last: Tenure | None = None
+
+
+class Ledger:
+    """The account of all queues of a group. `deliveries` counts batches, `handovers` queues that went from one member's
+    process to another's."""
+
+    def __init__(self, queues: Iterable[MessageQueue]) -> None:
+        self.deliveries = self.handovers = 0
+        self._accounts = {queue: _Account() for queue in queues}
+        self._tenures: dict[MessageQueue, list[Tenure]] = {queue: [] for queue in self._accounts}
+
+    def end(self, queue: MessageQueue) -> int:
+        return self._accounts[queue].end
+
+    def produced(self, queue: MessageQueue, count: int) -> None:
+        self._accounts[queue].end += count
+
+    def begin(self, owner: Owner, queue: MessageQueue, committed: int) -> Tenure:
+        """A member begins with a queue; the broker told it that `committed` is next."""
+        tenure = Tenure(owner, queue, committed)
+        self._tenures[queue].append(tenure)
+        return tenure
+
+    def forget(self, owner: Owner) -> None:
+        """A member is dead: whatever it had under way does not count any more."""
+        for tenures in self._tenures.values():
+            tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
+
+    def fenced(self, owner: Owner, queue: MessageQueue) -> None:
+        """A member gives up a queue because it must, in all its tenures: a reset begins a new one."""
+        for tenure in self._tenures[queue]:
+            tenure.fenced = tenure.fenced or tenure.owner is owner
+
+    def deliver(self, tenure: Tenure, first: int, end: int, others: Iterable[Owner]) -> None:
+        """A batch goes to the listener."""
+        queue, account = tenure.queue, self._accounts[tenure.queue]
+        for other in others:
+            if other is not tenure.owner and other.may_deliver(queue):
+                raise LawBrokenError(f"{queue}: {tenure.owner.name} delivers while {other.name} may deliver it too")
+        for before in self._tenures[queue]:
+            busy = before.under_way is not None and not before.fenced and before.owner.leased()
+            if busy and before is not tenure:
+                raise LawBrokenError(
+                    f"{queue}: {tenure.owner.name} delivers while {before.owner.name} has a batch under way"
+                )
+        if account.last is not tenure:
+            if tenure.over:
+                raise LawBrokenError(f"{queue}: {tenure.owner.name} delivers again after another has begun")
+            if account.last is not None:
+                account.last.over = True
+                self.handovers += account.last.owner is not tenure.owner
+            account.last = tenure
+        if tenure.under_way is not None:
+            raise LawBrokenError(f"{queue}: {tenure.owner.name} has two batches under way")
+        if first not in (tenure.next_offset, tenure.repeat_from):
+            raise LawBrokenError(f"{queue}: {tenure.owner.name} delivers {first}, not {tenure.next_offset}")
+        tenure.repeat_from, tenure.next_offset, tenure.under_way = first, end, (first, end)
+        self.deliveries += 1
+
+    def finish(self, tenure: Tenure, *, consumed: bool) -> None:
+        """The listener has ended a batch."""
+        assert tenure.under_way is not None
+        first, end = tenure.under_way
+        tenure.under_way = None
+        if consumed:
+            tenure.repeat_from = None
+            account = self._accounts[tenure.queue]
+            account.done.update(range(max(first, account.solid), end))
+            while account.solid in account.done:
+                account.done.remove(account.solid)
+                account.solid += 1
+        else:
+            tenure.next_offset = first
+
+    def committed(self, queue: MessageQueue, offset: int) -> None:
+        """The broker says where the group stands, after it has changed anything."""
+        account = self._accounts[queue]
+        if offset < account.committed:
+            raise LawBrokenError(f"{queue}: the committed offset went back from {account.committed} to {offset}")
+        if offset > account.solid:
+            raise LawBrokenError(f"{queue}: {offset} is committed, but {account.solid} was not consumed")
+        account.committed = offset
+
+    def reset(self, queue: MessageQueue, offset: int) -> None:
+        """Somebody has reset the group there: what lies behind is to be consumed again, what is skipped need not be."""
+        account = self._accounts[queue]
+        account.committed = account.solid = offset
+        account.done.clear()
+
+    def unfinished(self) -> list[str]:
+        """Queues in which something was not consumed or not committed."""
+        return [
+            f"{queue}: {account.committed} committed, {account.solid} consumed of {account.end}"
+            for queue, account in self._accounts.items()
+            if not account.committed == account.solid == account.end
+        ]
