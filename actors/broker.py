@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -51,6 +52,7 @@ from raymq.group_info import (
 from raymq.message import ConsumeFromWhere, Message, MessageQueue, PullResult, SendResult
 from raymq.names import (
     AUTO_CREATE_TOPIC,
+    CONTROLLER,
     RETRY_PREFIX,
     PullName,
     RebalanceName,
@@ -64,6 +66,8 @@ from raymq.producer import Producer
 from raymq.producer_settings import ProducerSettings
 from raymq.pulling import pull_messages
 from raymq.push_settings import PushSettings
+from raymq.ray_calls import ActorRef
+from raymq.replication import GroupLeader
 from raymq.route import (
     MASTER_ID,
     PERM_ALL,
@@ -76,14 +80,18 @@ from raymq.route import (
     TopicRoute,
 )
 from raymq.stats import GroupStats, TopicStats
-from raymq.storage_client import StorageClient, persist_until
+from raymq.storage_client import persist_until
+from raymq.storages import Storages
+from raymq.store_api import QueueBounds
 from raymq.subscription import Subscription
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
+LOOK_AGAIN_S: Final = 0.3
 SNAPSHOT_INTERVAL_S: Final = 10.0
 STATS_INTERVAL_S: Final = 10.0
 PROTECT_INTERVAL_S: Final = 180.0
 APPEND_TIMEOUT_S: Final = 10.0
+AGREE_TIMEOUT_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -97,8 +105,11 @@ class Broker:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._storage_name = str(StorageName(settings.broker_name, MASTER_ID))
-        self._storage = StorageClient(self._storage_name, self._node_id)
+        self._storages = Storages(self._node_id)
+        self._replicas = [str(StorageName(settings.broker_name, index)) for index in range(settings.replicas)]
+        self._master_lock = threading.Lock()
+        self._storage_name, self._epoch = self._replicas[0], 0
+        self._storage = self._storages.get(self._storage_name)
         self._life = time.time_ns()
         self._nodes: dict[int, str] = {}
         self._producer = self._make_producer("broker-send", allow_system_topics=False)
@@ -115,7 +126,7 @@ class Broker:
         self._returns_lock = threading.Lock()
         self._clients = ClientRegistry()
         self._clients_lock = threading.Lock()
-        self._watch = BrokerWatch(self._log, self._storage, settings.options, self.update_group)
+        self._watch = BrokerWatch(self._log, lambda: self._storage, settings.options, self.update_group)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
         self._thread.start()
@@ -124,7 +135,7 @@ class Broker:
         return Producer(
             group,
             routes=self,
-            storage=lambda name: self._storage,
+            storage=self._storages.get,
             born_host=(ray.util.get_node_ip_address(), 0),
             settings=ProducerSettings(send_timeout_s=STORE_TIMEOUT_S),
             allow_system_topics=allow_system_topics,
@@ -294,7 +305,7 @@ class Broker:
         return table.get(group, topic, queue_id) or QueueOffset(offset, table.version(group, topic, queue_id))
 
     def _first_offset(self, queue: MessageQueue, query: StartOffsetQuery) -> int:
-        bounds = self._read(lambda left_s: self._storage.queue_bounds(queue.topic, queue.queue_id, left_s))
+        bounds = self._bounds(queue.topic, queue.queue_id)
         if query.where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
             return bounds.min_offset
         if query.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
@@ -368,7 +379,7 @@ class Broker:
         committed = state.offsets.committed(group, topic)
         progress = []
         for queue_id in range(state.require_topic(topic).read_queue_nums):
-            bounds = self._read(partial(self._storage.queue_bounds, topic, queue_id))
+            bounds = self._bounds(topic, queue_id)
             offset = committed.get(queue_id)
             following = max(offset or 0, bounds.min_offset)
             message = self._watch.message_at(topic, queue_id, following) if following < bounds.max_offset else None
@@ -376,6 +387,9 @@ class Broker:
             queue = self._queue(topic, queue_id)
             progress.append(GroupQueueProgress(group, queue, offset, bounds.min_offset, bounds.max_offset, lag_ms))
         return progress
+
+    def _bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        return self._read(lambda left_s: self._storage.queue_bounds(topic, queue_id, left_s))
 
     def open_group(self, group: str) -> str:
         """Make sure that the group's Rebalance actor runs; returns its name."""
@@ -493,6 +507,27 @@ class Broker:
             "storage": self._storage_name,
         }
 
+    def look_for_master(self) -> None:
+        """Find out who leads this group's replicas, and go on from its store. Nothing to do where there is only one."""
+        if self._settings.replicas == 1:
+            return
+        leader: GroupLeader = ActorRef(CONTROLLER).call("leader", self._settings.broker_name, timeout_s=5.0)
+        with self._master_lock:
+            if leader.master is None or leader.epoch <= self._epoch:
+                return
+            _log.warning("%s: replica %d leads epoch %d", self._settings.broker_name, leader.master, leader.epoch)
+            name = str(StorageName(self._settings.broker_name, leader.master))
+            copies = [self._storages.get(other) for other in self._replicas if other != name]
+            self._storage, self._storage_name = self._storages.get(name), name
+            self._log.move(self._storage, copies)
+            # Each only once: where the new master has died, too, there will be another one to ask.
+            self._log.load()
+            # Which topics were deleted is known where it led then; while this is told, none is created.
+            tell = partial(self._storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
+            self._log.read(lambda state: tell(list(state.topics)))
+            self._epoch = leader.epoch
+        self._registrar.register()
+
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
         self._stopping.set()
@@ -502,10 +537,14 @@ class Broker:
         if self._log.is_ready:
             self._log.snapshot()
         self._registrar.leave()
-        self._storage.close()
+        self._storages.close()
 
     def _run(self) -> None:
-        self._log.load_until(self._stopping)
+        while self._settings.replicas > 1 and not self._epoch and not self._stopping.is_set():
+            self._try(self.look_for_master)
+            self._stopping.wait(0.0 if self._epoch else LOOK_AGAIN_S)
+        if self._settings.replicas == 1:
+            self._log.load_until(self._stopping)
         tasks = {
             self._watch.sample: STATS_INTERVAL_S,
             self._log.snapshot: SNAPSHOT_INTERVAL_S,
@@ -513,12 +552,13 @@ class Broker:
         }
         due_s = dict.fromkeys(tasks, 0.0)
         while not self._stopping.is_set():
+            self._try(self.look_for_master)
             self._registrar.beat()
             for task, every_s in tasks.items():
                 if time.monotonic() >= due_s[task]:
                     due_s[task] = time.monotonic() + every_s
                     self._try(task)
-            self._stopping.wait(HEARTBEAT_INTERVAL_S)
+            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
 
     def _try(self, task: Callable[[], None]) -> None:
         """A task that comes again by itself: a failure now is only noted."""
@@ -533,8 +573,10 @@ class Broker:
             self._registrar.register()
 
     def _registration(self) -> BrokerRegistration:
+        with self._master_lock:
+            name, storage, epoch = self._storage_name, self._storage, self._epoch
         try:
-            self._nodes = {MASTER_ID: self._storage.describe().node_id}
+            self._nodes = {MASTER_ID: storage.describe().node_id}
         except RaymqError as error:
             _log.info("%s does not say where it is: %s", self._storage_name, error)
         topics, version = self._log.read(lambda state: (tuple(state.topics.values()), state.topics_version))
@@ -544,9 +586,9 @@ class Broker:
         return BrokerRegistration(
             self._settings.cluster,
             self._settings.broker_name,
-            {MASTER_ID: self._storage_name},
+            dict(enumerate([name, *(other for other in self._replicas if other != name)])),
             topics,
-            version,
+            replace(version, state_version=epoch),
             dict(self._nodes),
             self._life,
         )

@@ -35,7 +35,7 @@ class BrokerWatch:
     def __init__(
         self,
         log: StateLog,
-        storage: StorageClient,
+        storage: Callable[[], StorageClient],
         options: BrokerOptions,
         update_group: Callable[[GroupConfig], None],
     ) -> None:
@@ -75,7 +75,7 @@ class BrokerWatch:
 
     def sample(self) -> None:
         """Take the store's counters along, and remember all of them now."""
-        statistics: StoreStatistics = self._storage.control("statistics", timeout_s=READ_TIMEOUT_S)
+        statistics: StoreStatistics = self._storage().control("statistics", timeout_s=READ_TIMEOUT_S)
         topics = self._log.ready().topics
         with self._lock:
             for topic, puts in statistics.topics.items():
@@ -92,7 +92,7 @@ class BrokerWatch:
         if not self._options.disable_consume_if_consumer_read_slowly:
             return
         state = self._log.ready()
-        end = int(self._storage.control("status", timeout_s=READ_TIMEOUT_S)["max_physical_offset"])
+        end = int(self._storage().control("status", timeout_s=READ_TIMEOUT_S)["max_physical_offset"])
         for group, config in list(state.groups.items()):
             behind = self._behind_bytes(state, group, end)
             if config.consume_enable and behind > self._options.consumer_fallbehind_threshold_bytes:
@@ -111,7 +111,7 @@ class BrokerWatch:
     def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
         """The message at an offset, or the first one held if that was deleted; None where there is none."""
         for _ in range(2):
-            read = partial(self._storage.fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)
+            read = partial(self._storage().fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)
             [result] = persist_until(time.monotonic() + READ_TIMEOUT_S, read)
             if result.count:
                 return decode_records(result.records, check_crc=False)[0]

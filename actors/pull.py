@@ -78,6 +78,7 @@ class Pull:
             request=self._request,
             storage_name=lambda queue: routes.get(queue.topic).master_storage(queue.broker_name),
             storage=self._storages.get,
+            outdated=lambda queue: routes.forget(queue.topic),
         )
         shared.on_room, shared.on_finished = self._fetcher.wake, self._keepers.wake
         shared.on_released = self._member.wake

@@ -29,6 +29,7 @@ from storage.config_files import parse_fastjson
 STORE_TIMEOUT_S: Final = 20.0
 READY_WAIT_S: Final = 10.0
 REPLAY_BATCH: Final = 1000
+COPY_TIMEOUT_S: Final = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +39,18 @@ Decision = Change | Sequence[Change] | None
 
 
 class StateLog:
-    """One broker's state. `send` stores records in the state topic's queue, in order. Thread-safe."""
+    """One broker's state. `send` stores records in the state topic's queue, in order; `copies` are the other replicas
+    of `storage`, which get the snapshots too: one of them may be the master next. Thread-safe."""
 
     def __init__(
-        self, broker_name: str, storage: StorageClient, send: Callable[[list[Message]], list[SendResult]]
+        self,
+        broker_name: str,
+        storage: StorageClient,
+        send: Callable[[list[Message]], list[SendResult]],
+        copies: Sequence[StorageClient] = (),
     ) -> None:
         self._broker_name = broker_name
-        self._storage = storage
+        self._storage, self._copies = storage, copies
         self._send = send
         self._lock = threading.Lock()
         self._state = BrokerState()
@@ -63,16 +69,30 @@ class StateLog:
             raise ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
         return self._state
 
+    def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
+        """Another replica is the master: what counts is in its log. Call `load` again."""
+        with self._lock:
+            self._ready.clear()
+            self._storage, self._copies = storage, copies
+            self.waiting_for = f"{storage.name} to lead"
+
     def load_until(self, stopping: threading.Event) -> None:
         """Read snapshot and records; again and again until it works or `stopping` is set."""
         while not stopping.is_set() and not self._ready.is_set():
             try:
-                self._load()
-                self._ready.set()
+                self.load()
             except RaymqError as error:
-                self.waiting_for = str(error)
                 _log.warning("%s waits for its state: %s", self._broker_name, error)
                 stopping.wait(0.5)
+
+    def load(self) -> None:
+        """Read snapshot and records once. Raises RaymqError where the store cannot be read now."""
+        try:
+            self._load()
+        except RaymqError as error:
+            self.waiting_for = str(error)
+            raise
+        self._ready.set()
 
     def _load(self) -> None:
         state, position = broker_state.load_snapshot(
@@ -133,18 +153,27 @@ class StateLog:
         """Write the snapshot, if anything changed since the last. Raises RaymqError: the log has everything then."""
         with self._lock:
             position = self._position
-            if position == self._snapshot_position:
-                return
+            if position == self._snapshot_position or not self._ready.is_set():
+                return  # while another store's state is not read, what is here is not its
             files = broker_state.dump_snapshot(self._state, position)
         for name, text in files.items():
-            self._control("write_config", name, text)
+            self._write_everywhere(name, text)
         # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
         self._hold(self._snapshot_position)
         self._snapshot_position = position
 
     def _hold(self, position: int) -> None:
         """Let retention delete the state's records before `position`, which snapshots have, and no others."""
-        self._control("write_config", HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": position}}))
+        self._write_everywhere(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": position}}))
+
+    def _write_everywhere(self, name: str, text: str) -> None:
+        self._control("write_config", name, text)
+        for copy in self._copies:
+            try:
+                copy.control("write_config", name, text, timeout_s=COPY_TIMEOUT_S)
+            except RaymqError as error:
+                # It keeps the records instead, from which a snapshot is made.
+                _log.info("%s does not get %s now: %s", copy.name, name, error)
 
     def _control(self, method: str, *args: str) -> None:
         persist_until(

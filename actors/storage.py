@@ -1,5 +1,8 @@
 """Storage: one replica's store directory, served to the cluster.
 
+In a broker group of one replica it is the master, always. In one of several it does what the Controller says: it leads,
+or it follows by way of a Replicator (actors.replica).
+
 The data plane of a broker group. It is pinned to the node whose disk holds the directory; producers and consumers call
 it directly, over lanes (raymq.lane) or as an actor, with the same meaning.
 
@@ -9,31 +12,48 @@ again (storage.recovery). Safe to repeat: all reads, and appends that carry a pr
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 import ray
 
 from actors.core.append_turns import AppendTurns
+from actors.core.broker_state import STATE_TOPIC
 from actors.core.deleted_topics import DeletedTopics
 from actors.options import PERSISTENT
+from actors.replica import Replica, ReplicaRules
 from actors.shell import shell
-from raymq.config import StoreSettings
-from raymq.errors import RaymqError
+from raymq.config import ReplicationOptions, StoreSettings, data_dir_here
+from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.lane import LaneServer
-from raymq.names import StorageName
+from raymq.names import StorageName, is_system_topic
 from raymq.record import EncodedBatch
+from raymq.replication import (
+    LEASE_S,
+    EpochHistory,
+    Following,
+    LogChunk,
+    Order,
+    ReplicaState,
+    SyncStateSet,
+)
 from raymq.storage_client import StorageDescription
 from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, StoreStatistics
+from storage.cleaner import HOLDS_FILE
+from storage.config_files import ConfigFiles
 from storage.message_store import MessageStore
 
 APPEND_THREADS: Final = 8
 FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
+ORDER_THREADS: Final = 4
+REPLICATE_THREADS: Final = 12
+"""A long poll of each follower, of which there are at most eight, and what they call else."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,14 +61,23 @@ _log = logging.getLogger(__name__)
 class Storage:
     """The shell around one MessageStore."""
 
-    def __init__(self, name: StorageName, settings: StoreSettings, store_host: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        name: StorageName,
+        settings: StoreSettings,
+        store_host: tuple[str, int],
+        replication: ReplicationOptions | None = None,
+    ) -> None:
         self._name = name
-        self._settings = settings
+        self._replication = replication if replication is not None and replication.replicas > 1 else None
+        root = settings.store_path_root_dir
+        self._settings = settings.model_copy(update={"store_path_root_dir": data_dir_here(root.parent) / root.name})
         self._store_host = store_host
         self._node_id = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()
         self._lane: LaneServer | None = None
         self._store: MessageStore | None = None
+        self._replica: Replica | None = None
         self._turns = AppendTurns(settings.send_queue_capacity)
         self._deleted: DeletedTopics  # from the store's directory, once it is open
         try:
@@ -58,17 +87,63 @@ class Storage:
             _log.error("%s cannot open its store: %s", name, error)
 
     def _open(self) -> MessageStore:
+        """The store, whatever may be done with it; raises why it cannot be opened."""
         with self._lock:
-            if self._store is None:
-                self._store = MessageStore.open(
-                    self._settings, broker_name=self._name.broker_name, store_host=self._store_host
-                )
-                self._deleted = DeletedTopics(self._store.read_config, self._store.write_config)
-                # The only replica is the master.
-                self._store.start_delivery()
+            if self._lane is None:
+                if self._replication is None:
+                    self._store = self._open_store(None)
+                    self._store.start_delivery()
+                else:
+                    self._replica = self._open_replica(self._replication)
+                self._deleted = DeletedTopics(self._read_present, self._write_present)
                 methods = {"append": self.append, "fetch": self.fetch, "queue_bounds": self.queue_bounds}
                 self._lane = LaneServer({**methods, "offset_by_time": self.offset_by_time}, str(self._name))
-            return self._store
+            return self._present
+
+    @property
+    def _present(self) -> MessageStore:
+        """The open store. One of several replicas may be opened anew."""
+        store = self._store if self._replica is None else self._replica.any_store
+        assert store is not None
+        return store
+
+    def _read_present(self, name: str) -> str | None:
+        return self._present.read_config(name)
+
+    def _write_present(self, name: str, text: str) -> None:
+        self._present.write_config(name, text)
+
+    def _open_store(self, on_stored: Callable[[int], None] | None) -> MessageStore:
+        return MessageStore.open(
+            self._settings, broker_name=self._name.broker_name, store_host=self._store_host, on_stored=on_stored
+        )
+
+    def _open_replica(self, options: ReplicationOptions) -> Replica:
+        rules = ReplicaRules(
+            LEASE_S,
+            options.in_sync_replicas,
+            options.min_in_sync_replicas,
+            options.all_ack_in_sync_state_set,
+            options.slave_timeout_ms / 1000,
+            options.ha_max_time_slave_not_catchup_ms / 1000,
+        )
+        config = ConfigFiles(self._settings.store_path_root_dir)
+        if config.read(HOLDS_FILE) is None:
+            # Until a snapshot of the broker's state is here, retention keeps what it is made from.
+            config.write(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": 0}}))
+        name, learner = self._name, self._name.replica >= options.replicas - options.learners
+        return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
+
+    def _readable(self) -> MessageStore:
+        """The store, for what consumers may see now; raises while nothing may be shown."""
+        store = self._open()
+        return store if self._replica is None else self._replica.store
+
+    def _require_replica(self) -> Replica:
+        self._open()
+        if self._replica is None:
+            raise InvalidArgumentError(f"{self._name} is the only replica of its broker group")
+        return self._replica
 
     @ray.method(concurrency_group="append")
     def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
@@ -80,39 +155,39 @@ class Storage:
         store = self._open()
         with self._turns.take():
             self._deleted.check(batches)
-            results = store.append(batches)
+            results = store.append(batches) if self._replica is None else self._replica.append(batches)
             self._deleted.check(batches)  # it may have been deleted meanwhile, and then nobody will see them
             return results
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
         """Read from several queues, waiting for the first message (MessageStore.fetch)."""
-        return self._open().fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+        return self._readable().fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
 
     @ray.method(concurrency_group="control")
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """First and next visible offset of a queue."""
-        return self._open().queue_bounds(topic, queue_id)
+        return self._readable().queue_bounds(topic, queue_id)
 
     @ray.method(concurrency_group="control")
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """First offset stored at or after a time, or with UPPER the last one at or before."""
-        return self._open().offset_by_time(topic, queue_id, timestamp_ms, boundary)
+        return self._readable().offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
     @ray.method(concurrency_group="control")
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
         """The newest messages with a key (MessageStore.query_by_key)."""
-        return self._open().query_by_key(topic, key, max_num, begin_ms, end_ms)
+        return self._readable().query_by_key(topic, key, max_num, begin_ms, end_ms)
 
     @ray.method(concurrency_group="control")
     def query_by_unique_id(self, topic: str, message_id: str) -> QueryResult:
         """The messages with a unique id (MessageStore.query_by_unique_id)."""
-        return self._open().query_by_unique_id(topic, message_id)
+        return self._readable().query_by_unique_id(topic, message_id)
 
     @ray.method(concurrency_group="control")
     def record_at(self, physical_offset: int) -> bytes:
         """The record that an offset message id names (MessageStore.record_at)."""
-        return self._open().record_at(physical_offset)
+        return self._readable().record_at(physical_offset)
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
@@ -126,9 +201,19 @@ class Storage:
     def open_topic(self, topic: str) -> None:
         """Take messages for a topic that is about to be created; what was left of one of its name is gone."""
         store = self._open()
-        if topic in self._deleted:
+        # Which topics were deleted is known where it led then, not on other replicas.
+        if topic in self._deleted or self._replica is not None:
             store.delete_topic(topic)
             self._deleted.remove(topic)
+
+    @ray.method(concurrency_group="control")
+    def agree_on_topics(self, existing: Sequence[str]) -> None:
+        """Take messages for these topics, and for no others that this store has queues of (DeletedTopics.agree).
+
+        The broker says so when this replica begins to lead, from the state in its log.
+        """
+        stored = [topic for topic in self._open().topics() if not is_system_topic(topic)]
+        self._deleted.agree(frozenset(existing), stored)
 
     @ray.method(concurrency_group="control")
     def read_config(self, name: str) -> str | None:
@@ -160,8 +245,43 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
-        """The store's counters and state, for `raymq status`."""
-        return asdict(self._open().status())
+        """The store's counters and state, and what it is among its replicas, for `raymq status`."""
+        report = asdict(self._open().status())
+        return report if self._replica is None else {**report, **self._replica.status()}
+
+    # Among replicas (actors.replica)
+
+    @ray.method(concurrency_group="orders")
+    def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
+        """An order of the Controller, and the sync-state set as it has it (Replica.obey)."""
+        return self._require_replica().obey(order, newest)
+
+    @ray.method(concurrency_group="replicate")
+    def following(self, wait_s: float) -> Following | None:
+        """Whom this replica follows, and from where (Replica.following)."""
+        return self._require_replica().following(wait_s)
+
+    @ray.method(concurrency_group="replicate")
+    def history(self, epoch: int) -> EpochHistory:
+        """A master's epochs (Replica.history)."""
+        return self._require_replica().history(epoch)
+
+    @ray.method(concurrency_group="replicate")
+    def align(self, epoch: int, master: EpochHistory) -> int:
+        """Cut what differs from the master's log (Replica.align)."""
+        return self._require_replica().align(epoch, master)
+
+    @ray.method(concurrency_group="replicate")
+    def read_log(
+        self, follower: int, store_id: str, learner: bool, epoch: int, start: int, max_bytes: int, wait_s: float
+    ) -> LogChunk:
+        """A master's log from an offset on, for a follower that has everything before (Replica.read_log)."""
+        return self._require_replica().read_log(follower, store_id, learner, epoch, start, max_bytes, wait_s)
+
+    @ray.method(concurrency_group="replicate")
+    def append_log(self, epoch: int, chunk: LogChunk) -> tuple[int, int]:
+        """A chunk of the master's log; answers where to go on, and the bytes (Replica.append_log)."""
+        return self._require_replica().append_log(epoch, chunk)
 
     @ray.method(concurrency_group="control")
     def statistics(self) -> StoreStatistics:
@@ -178,12 +298,20 @@ class Storage:
         """Clean stop: flush, checkpoint, give the directory free. Later calls answer that the store is closed."""
         if self._lane is not None:
             self._lane.close()
-        if self._store is not None:
+        if self._replica is not None:
+            self._replica.close()
+        elif self._store is not None:
             self._store.close()
 
 
 OPTIONS: Final = {
     **PERSISTENT,
-    "concurrency_groups": {"append": APPEND_THREADS, "fetch": FETCH_THREADS, "control": CONTROL_THREADS},
+    "concurrency_groups": {
+        "append": APPEND_THREADS,
+        "fetch": FETCH_THREADS,
+        "control": CONTROL_THREADS,
+        "orders": ORDER_THREADS,
+        "replicate": REPLICATE_THREADS,
+    },
 }
 StorageActor = ray.remote(**OPTIONS)(shell(Storage))

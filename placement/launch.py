@@ -9,48 +9,29 @@ created them, and a user's program may have a folder called `storage`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.broker import BrokerActor
 from actors.nameserver import NameServerActor
-from actors.storage import StorageActor
-from placement.plan import Node, Plan
-from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
-from raymq.names import NAMESPACE
+from placement.controller import ControllerActor
+from placement.controller_settings import ControllerSettings
+from placement.inventory import running
+from placement.plan import Plan
+from placement.server_actors import end_actor, start_storage
+from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
+from raymq.names import CONTROLLER
 from raymq.ray_calls import ActorRef
 
 READY_TIMEOUT_S: Final = 120.0
 """For one actor to answer. Opening a store may mean recovering gigabytes of log."""
-CLOSE_TIMEOUT_S: Final = 30.0
-
-_log = logging.getLogger(__name__)
+CALL_TIMEOUT_S: Final = 10.0
 
 Progress = Callable[[str], None]
-
-
-def inventory(data_dir: Path) -> list[Node]:
-    """The nodes that are alive now, and the stores that are below `data_dir` on this one."""
-    here = ray.get_runtime_context().get_node_id()
-    stores = frozenset(path.parent.name for path in data_dir.glob("*/commitlog"))
-    return [
-        Node(node["NodeID"], node["NodeManagerAddress"], stores if node["NodeID"] == here else frozenset())
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-
-
-def running() -> list[str]:
-    """Names of all raymq actors, sorted."""
-    return sorted(
-        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
-    )
 
 
 def start(plan: Plan, progress: Progress = lambda step: None, timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -73,12 +54,16 @@ def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
         NameServerActor.options(name=str(nameserver.name), get_if_exists=True).remote(str(nameserver.kv_path))
     progress("opening the stores")
     for storage in plan.storages:
-        strategy = NodeAffinitySchedulingStrategy(storage.node_id, soft=False)
-        StorageActor.options(name=str(storage.name), get_if_exists=True, scheduling_strategy=strategy).remote(
-            storage.name, storage.settings, storage.store_host
-        )
+        start_storage(storage)
     for storage in plan.storages:
         _wait(str(storage.name), "describe", deadline_s)
+    if plan.controller is not None:
+        progress("starting the Controller")
+        _end_outdated(plan.controller)
+        # Its journal is on this node's disk.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        ControllerActor.options(name=CONTROLLER, get_if_exists=True, scheduling_strategy=here).remote(plan.controller)
+        _wait(CONTROLLER, "status", deadline_s)
     progress("starting the brokers")
     for broker in plan.brokers:
         BrokerActor.options(name=broker.broker_name, get_if_exists=True).remote(broker)
@@ -94,6 +79,12 @@ def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
                     f"registration of {', '.join(sorted(missing))} at {nameserver.name}", READY_TIMEOUT_S
                 )
             time.sleep(0.05)
+
+
+def _end_outdated(settings: ControllerSettings) -> None:
+    """End a Controller that was told something else; another one goes on from its journal within the leases."""
+    if CONTROLLER in running() and ActorRef(CONTROLLER).call("settings", timeout_s=CALL_TIMEOUT_S) != settings:
+        end_actor(CONTROLLER)
 
 
 def _wait(name: str, method: str, deadline_s: float) -> None:
@@ -117,30 +108,13 @@ def stop(progress: Progress = lambda step: None, only: Iterable[str] | None = No
     order = sorted(names, key=lambda name: (_stop_rank(name), name))
     for name in order:
         progress(f"stopping {name}")
-        _close(name)
+        end_actor(name)
     return order
 
 
 def _stop_rank(name: str) -> int:
-    for rank, prefix in enumerate(("pull-", "rebalance-", "broker-", "nameserver-")):
+    # Without the Controller nobody is elected while the replicas of a group close one after another.
+    for rank, prefix in enumerate(("pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")):
         if name.startswith(prefix):
             return rank
-    return 9 if name.startswith("storage-") else 5
-
-
-def _close(name: str) -> None:
-    try:
-        handle = ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
-        return  # gone meanwhile
-    closing: tuple[str, tuple[Any, ...]] | None = None
-    if name.startswith("pull-"):
-        closing = ("stop", (CLOSE_TIMEOUT_S,))
-    elif name.startswith(("broker-", "storage-")):
-        closing = ("close", ())
-    if closing is not None:
-        try:
-            ActorRef(name).call(closing[0], *closing[1], timeout_s=CLOSE_TIMEOUT_S)
-        except RaymqError as error:
-            _log.warning("%s did not close cleanly and is killed: %s", name, error)
-    ray.kill(handle, no_restart=True)
+    return 9 if name.startswith("storage-") else 8

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import ray
 
-from placement import launch
+from placement import launch, operate
+from placement.inventory import inventory, running
 from placement.plan import make_plan
 from placement.status import cluster_status
 from raymq.config import ClusterSettings
@@ -43,13 +44,19 @@ def main() -> None:
 
 
 def _carry_out(request: dict[str, Any]) -> Any:
-    if request["action"] == "start":
+    action = request["action"]
+    if action == "start":
         settings = ClusterSettings(**request["settings"])
-        plan = make_plan(settings, launch.inventory(settings.data_dir))
+        known, draining = operate.placed()
+        plan = make_plan(settings, inventory(settings.data_dir, draining), known)
         launch.start(plan, _progress)
-        return launch.running()
-    if request["action"] == "stop":
+        return running()
+    if action == "stop":
         return launch.stop(_progress)
+    if action == "drain":
+        return operate.drain(request["node"], drained=not request["undo"], progress=_progress)
+    if action == "balance":
+        return operate.balance(_progress)
     return cluster_status()
 
 

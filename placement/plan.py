@@ -1,45 +1,28 @@
 """The plan: which actors run, and on which nodes. Pure; nothing is started here.
 
-From settings and an inventory of nodes to a `Plan` that `placement.launch` carries out. Data stays where it is: a
-replica whose directory exists on a node is planned there; new ones go to the nodes with the fewest.
+From settings and an inventory of nodes to a `Plan` that `placement.launch` carries out. Which node gets which replica
+is decided in `placement.homes`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from placement.controller_settings import ControllerSettings
+from placement.election import ControlRules
+from placement.homes import Node, choose_homes, store_directory
+from placement.storage_plan import StoragePlan
 from raymq.config import BrokerSettings, ClusterSettings, StoreSettings
-from raymq.errors import ConfigError
-from raymq.names import NameServerName, StorageName
-from raymq.route import MASTER_ID
+from raymq.names import CONTROLLER, NameServerName, StorageName
 
 FIRST_PORT = 10911
 """RocketMQ's listen port. Nothing listens there: with the node's address it names a store in message ids."""
 
 KV_FILE: Final = "kvConfig.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of the Ray cluster that can hold stores. `stores`: store directories found below its data directory."""
-
-    node_id: str
-    ip: str
-    stores: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class StoragePlan:
-    """One replica: its actor's name, the node it is pinned to, its store, and its address in message ids."""
-
-    name: StorageName
-    node_id: str
-    settings: StoreSettings
-    store_host: tuple[str, int]
+JOURNAL_FILE: Final = "journal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +40,48 @@ class Plan:
     nameservers: tuple[NameServerPlan, ...]
     storages: tuple[StoragePlan, ...]
     brokers: tuple[BrokerSettings, ...]
+    controller: ControllerSettings | None
 
 
-def make_plan(settings: ClusterSettings, nodes: Sequence[Node]) -> Plan:
-    """Place every broker group's store. ConfigError when there is no node to place it on."""
-    if not nodes:
-        raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
+def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[StorageName, str] | None = None) -> Plan:
+    """Place every replica's store. ConfigError when the rules of placement cannot be kept (placement.homes).
+
+    `known`: replica to the id of the node its storage actor runs on now.
+    """
     servers = tuple(NameServerName(index) for index in range(settings.name_servers))
     nameservers = tuple(NameServerPlan(name, settings.data_dir / str(name) / KV_FILE) for name in servers)
-    names = [StorageName(broker_name, MASTER_ID) for broker_name in settings.broker_names]
-    homes = _homes(names, nodes)
+    replication = settings.replication
+    names = [StorageName(group, replica) for group in settings.broker_names for replica in range(replication.replicas)]
+    homes = choose_homes(names, nodes, spread=replication.spread, known=known)
     storages = []
     for index, name in enumerate(names):
         node = homes[name]
         root = Path(settings.data_dir) / store_directory(name)
         store = StoreSettings(**settings.store.model_dump(), store_path_root_dir=root)
-        storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index)))
+        storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication))
     brokers = tuple(
-        BrokerSettings(settings.cluster_name, name, servers, settings.broker) for name in settings.broker_names
+        BrokerSettings(settings.cluster_name, name, servers, settings.broker, replication.replicas)
+        for name in settings.broker_names
     )
-    return Plan(nameservers, tuple(storages), brokers)
+    return Plan(
+        nameservers, tuple(storages), brokers, _controller(settings, storages) if replication.replicas > 1 else None
+    )
 
 
-def _homes(names: Sequence[StorageName], nodes: Sequence[Node]) -> dict[StorageName, Node]:
-    """The node of each store: where its data is, then the new ones where there are fewest."""
-    load: Counter[str] = Counter()
-    homes: dict[StorageName, Node] = {}
-    holders = {name: [node for node in nodes if store_directory(name) in node.stores] for name in names}
-    for name in sorted(names, key=lambda name: not holders[name]):
-        homes[name] = min(holders[name] or nodes, key=lambda node: (load[node.node_id], node.node_id))
-        load[homes[name].node_id] += 1
-    return homes
-
-
-def store_directory(name: StorageName) -> str:
-    """The directory of a replica's store, below the data directory."""
-    return f"{name.broker_name}-{name.replica}"
+def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> ControllerSettings:
+    replication = settings.replication
+    replicas = frozenset(range(replication.replicas))
+    learners = frozenset(range(replication.replicas - replication.learners, replication.replicas))
+    return ControllerSettings(
+        settings.data_dir / CONTROLLER / JOURNAL_FILE,
+        dict.fromkeys(settings.broker_names, replicas),
+        # Where all are equal, the groups' masters are spread over the replicas, and so over the nodes.
+        {
+            group: {replica: (replica - index) % replication.replicas for replica in replicas}
+            for index, group in enumerate(settings.broker_names)
+        },
+        dict.fromkeys(settings.broker_names, learners),
+        ControlRules(unclean=replication.enable_elect_unclean_master),
+        settings.data_dir,
+        tuple(storages),
+    )

@@ -6,21 +6,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, Final
 
-from placement.launch import running
+import ray
+
+from placement.inventory import running
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
+from raymq.names import CONTROLLER
 from raymq.ray_calls import ActorRef
 
 CALL_TIMEOUT_S: Final = 5.0
 
 
 def cluster_status() -> dict[str, Any]:
-    """Broker groups with their stores, consumer groups with their members; plain data for tables and JSON.
+    """Broker groups with their stores and replicas, consumer groups with their members; plain data for tables and JSON.
 
     An actor that does not answer appears with its error, so the call succeeds on a cluster that is half dead.
     """
     names = running()
-    brokers, stores, groups, instances = [], [], [], []
+    brokers, stores, groups, instances, controller = [], [], [], [], []
     for name in names:
         kind = name.split("-", 1)[0]
         if kind == "storage":
@@ -31,7 +34,26 @@ def cluster_status() -> dict[str, Any]:
             groups.append(_ask(name, "status"))
         elif kind == "pull":
             instances.append(_ask(name, "status"))
-    return {"actors": names, "brokers": brokers, "stores": stores, "groups": groups, "instances": instances}
+        elif name == CONTROLLER:
+            controller.append(_replication(name))
+    return {
+        "actors": names,
+        "brokers": brokers,
+        "stores": stores,
+        "groups": groups,
+        "instances": instances,
+        "replication": controller,
+    }
+
+
+def _replication(name: str) -> dict[str, Any]:
+    """The Controller's account, with the addresses of the replicas' nodes."""
+    answer = {"groups": [], **_ask(name, "status")}
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    for group in answer["groups"]:
+        for replica in group["replicas"]:
+            replica["node"] = addresses.get(replica["node_id"])
+    return answer
 
 
 def _ask(name: str, method: str) -> dict[str, Any]:

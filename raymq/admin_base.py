@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from raymq.message import MessageQueue
 from raymq.ray_calls import ActorRef
-from raymq.route import TopicRoute
 from raymq.routes import Routes
 from raymq.storage_client import persist_until
-from raymq.storages import Storages
+from raymq.storages import Storages, ask_master
 from raymq.store_api import QueueBounds
 
 TIMEOUT_S: Final = 20.0
@@ -23,11 +22,13 @@ class AdminBase:
         self._routes = routes
         self._storages = storages
 
-    def _bounds(self, route: TopicRoute, queue: MessageQueue) -> QueueBounds:
-        storage = self._storages.get(route.master_storage(queue.broker_name))
-        return persist_until(
-            time.monotonic() + TIMEOUT_S,
-            lambda left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, 5.0)),
+    def _bounds(self, queue: MessageQueue) -> QueueBounds:
+        return ask_master(
+            self._routes,
+            self._storages,
+            queue,
+            TIMEOUT_S,
+            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, 5.0)),
         )
 
     def _persist(self, broker_name: str, method: str, *args: Any) -> Any:

@@ -23,7 +23,6 @@ from raymq.group_info import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.message import MessageQueue
 from raymq.names import RebalanceName, check_group, check_topic, dlq_topic, retry_topic
 from raymq.ray_calls import ActorRef
-from raymq.route import TopicRoute
 from raymq.stats import GroupStats, add_up
 from raymq.storage_client import persist_until
 
@@ -74,7 +73,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             route = self._routes.get(topic)
         except TopicNotExistError:
             return 0
-        bounds = [self._bounds(route, queue) for queue in route.subscribe_queues]
+        bounds = [self._bounds(queue) for queue in route.subscribe_queues]
         return sum(one.max_offset - one.min_offset for one in bounds)
 
     def create_group(self, config: GroupConfig) -> None:
@@ -128,7 +127,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         if unknown := [str(one) for one in queues if one not in route.subscribe_queues]:
             raise InvalidArgumentError(f"topic {topic!r} has no queue {', '.join(unknown)}")
         self._at_each_that_knows(check_group(group), "group_config", group)
-        offsets = {one: self._target(route, one, to, timestamp_ms, offset) for one in queues}
+        offsets = {one: self._target(one, to, timestamp_ms, offset) for one in queues}
         self._set_offsets(group, offsets)
         return offsets
 
@@ -143,12 +142,10 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         self._set_offsets(check_group(target), offsets)
         return offsets
 
-    def _target(
-        self, route: TopicRoute, queue: MessageQueue, to: str | None, timestamp_ms: int | None, offset: int | None
-    ) -> int:
+    def _target(self, queue: MessageQueue, to: str | None, timestamp_ms: int | None, offset: int | None) -> int:
         if timestamp_ms is not None:
             return self.offset_by_time(queue, timestamp_ms)
-        bounds = self._bounds(route, queue)
+        bounds = self._bounds(queue)
         if offset is None:
             return bounds.min_offset if to == "earliest" else bounds.max_offset
         if not bounds.min_offset <= offset <= bounds.max_offset:

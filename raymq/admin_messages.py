@@ -15,6 +15,7 @@ from raymq.names import check_topic
 from raymq.pulling import pull_messages
 from raymq.record import decode_record, decode_records
 from raymq.storage_client import persist_until
+from raymq.storages import ask_master
 from raymq.store_api import Boundary, QueryResult
 from raymq.subscription import Subscription
 
@@ -34,9 +35,14 @@ class MessageAdmin(AdminBase):
         data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
         if data is None:
             raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in {queue.broker_name!r}")
-        storage = self._storages.get(route.master_storage(queue.broker_name))
-        subscription = Subscription.parse(queue.topic, tags)
-        return pull_messages(storage, queue, data.read_queue_nums, subscription, offset, max_messages, wait_s)
+        nums, subscription = data.read_queue_nums, Subscription.parse(queue.topic, tags)
+        return ask_master(
+            self._routes,
+            self._storages,
+            queue,
+            TIMEOUT_S,
+            lambda storage, left_s: pull_messages(storage, queue, nums, subscription, offset, max_messages, wait_s),
+        )
 
     def query_by_key(
         self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
@@ -60,10 +66,13 @@ class MessageAdmin(AdminBase):
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The first offset of `queue` stored at or after a time; with UPPER the last one stored at or before it."""
-        storage = self._storages.get(self._routes.get(check_topic(queue.topic)).master_storage(queue.broker_name))
-        return persist_until(
-            time.monotonic() + TIMEOUT_S,
-            lambda left_s: storage.offset_by_time(queue.topic, queue.queue_id, timestamp_ms, left_s, boundary),
+        check_topic(queue.topic)
+        return ask_master(
+            self._routes,
+            self._storages,
+            queue,
+            TIMEOUT_S,
+            lambda storage, left_s: storage.offset_by_time(queue.topic, queue.queue_id, timestamp_ms, left_s, boundary),
         )
 
     def _query(self, topic: str, method: str, *args: Any) -> list[MessageExt]:

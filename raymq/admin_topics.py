@@ -130,7 +130,7 @@ class TopicAdmin(AdminBase):
         route = self.topic_route(topic)
         described = []
         for queue in route.subscribe_queues:
-            bounds = self._bounds(route, queue)
+            bounds = self._bounds(queue)
             described.append(QueueDescription(queue, bounds.min_offset, bounds.max_offset))
         return described
 

@@ -7,6 +7,7 @@ otherwise (spec/storage.md §6). A part of the system is handed its own section,
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -14,7 +15,7 @@ from string import ascii_lowercase
 from typing import Annotated, Any, Final
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from raymq.delay import DELAY_LEVELS, parse_delay_levels
 from raymq.errors import ConfigError, InvalidArgumentError
@@ -22,6 +23,9 @@ from raymq.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.names import NameServerName
 
 DEFAULT_FILE: Final = "raymq.yaml"
+
+DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
+"""Environment variable of a node's Ray processes: where stores are on this node, in place of `data_dir`."""
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
 BATCH_UNIT_BYTES: Final = 46
@@ -236,6 +240,56 @@ class BrokerOptions(BaseModel):
         return min(max(self.register_name_server_period_ms, 10_000), 60_000) / 1000
 
 
+class ReplicationOptions(BaseModel):
+    """How many copies of the messages there are, and when a message counts as copied (spec/storage.md §11)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replicas: Annotated[
+        int, Field(ge=1, le=9, description="Copies of each broker group's messages, each on a node of its own.")
+    ] = 1
+    in_sync_replicas: Annotated[
+        int, Field(ge=1, le=9, description="Copies, the master's included, that a message has when it is acknowledged.")
+    ] = 1
+    min_in_sync_replicas: Annotated[
+        int, Field(ge=1, le=9, description="Replicas that must be in sync for messages to be taken at all.")
+    ] = 1
+    all_ack_in_sync_state_set: Annotated[
+        bool, Field(description="Whether a message is acknowledged only when every replica in sync has it.")
+    ] = True
+    slave_timeout_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long an append waits for its copies; then FLUSH_SLAVE_TIMEOUT.")
+    ] = 3000
+    ha_max_time_slave_not_catchup_ms: Annotated[
+        int, Field(ge=100, le=3_600_000, description="How long a replica may be behind and still count as in sync.")
+    ] = 15_000
+    enable_elect_unclean_master: Annotated[
+        bool, Field(description="Whether a replica may lead that lacks acknowledged messages, if no other is left.")
+    ] = False
+    learners: Annotated[
+        int, Field(ge=0, le=8, description="How many of the replicas only copy: they never lead and never count.")
+    ] = 0
+    spread: Annotated[
+        bool, Field(description="Whether replicas of a group must be on different nodes and zones; off for trials.")
+    ] = True
+
+    replace_after_s: Annotated[
+        float, Field(ge=1, le=30 * 86_400, description="How long a node may be away before another takes its replica.")
+    ] = 300.0
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> ReplicationOptions:
+        able = self.replicas - self.learners
+        for name in ("in_sync_replicas", "min_in_sync_replicas"):
+            if getattr(self, name) > able:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but only {able} of {self.replicas} replicas can be in sync"
+                )
+        if able < 1:
+            raise ValueError(f"all {self.replicas} replicas are learners: none could lead")
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """What a Broker actor is told when it is started."""
@@ -244,6 +298,7 @@ class BrokerSettings:
     broker_name: str
     nameservers: tuple[NameServerName, ...]
     options: BrokerOptions = field(default_factory=BrokerOptions)
+    replicas: int = 1
 
 
 class ClusterSettings(BaseModel):
@@ -258,11 +313,16 @@ class ClusterSettings(BaseModel):
     cluster_name: Annotated[
         str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="The name of this raymq among others.")
     ] = "raymq"
-    data_dir: Annotated[Path, Field(description="Where the stores are, on each node.")] = Path("~/.raymq/store")
+    data_dir: Annotated[Path, Field(description="Where the stores are, on each node; RAYMQ_DATA_DIR there wins.")] = (
+        Path("~/.raymq/store")
+    )
     name_servers: Annotated[int, Field(ge=1, le=3, description="How many NameServer actors run.")] = 1
     broker_groups: Annotated[int, Field(ge=1, le=26, description="How many broker groups share the queues.")] = 1
     broker: Annotated[BrokerOptions, Field(description="How the brokers behave, the same for all.")] = BrokerOptions()
     store: Annotated[StoreOptions, Field(description="How the stores are kept, the same for all.")] = StoreOptions()
+    replication: Annotated[ReplicationOptions, Field(description="Copies of the stores on other nodes.")] = (
+        ReplicationOptions()
+    )
 
     @field_validator("data_dir")
     @classmethod
@@ -275,6 +335,11 @@ class ClusterSettings(BaseModel):
     @property
     def broker_names(self) -> list[str]:
         return [f"broker-{letter}" for letter in ascii_lowercase[: self.broker_groups]]
+
+
+def data_dir_here(data_dir: Path) -> Path:
+    """Where stores are on the node of this process: `data_dir`, unless the node says otherwise (RAYMQ_DATA_DIR)."""
+    return Path(os.environ.get(DATA_DIR_VARIABLE) or data_dir).expanduser().absolute()
 
 
 def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
@@ -308,7 +373,11 @@ def _explain(where: str, error: ValidationError) -> str:
         key = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             section = item["loc"][0] if len(item["loc"]) > 1 else ""
-            sections: dict[str, type[BaseModel]] = {"store": StoreOptions, "broker": BrokerOptions}
+            sections: dict[str, type[BaseModel]] = {
+                "store": StoreOptions,
+                "broker": BrokerOptions,
+                "replication": ReplicationOptions,
+            }
             model = sections.get(str(section), ClusterSettings)
             close = difflib.get_close_matches(str(item["loc"][-1]), list(model.model_fields), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from raymq.consume_hook import ConsumeContext, ConsumeHook, call_hooks
 from raymq.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, ConsumeReport, Failure
-from raymq.message import ConsumeStatus, MessageExt
+from raymq.message import ConsumeStatus
 
 JOIN_AFTER_S: Final = 0.02
 """A work that is not through after this long gets further threads, more each time."""
@@ -34,31 +34,19 @@ SETTLE_AFTER_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
 
-Handler = Callable[[list[MessageExt]], Any]
-
-
-class Call:
-    """One call of the listener: messages `first` to `first + len(messages) - 1` of the task. With an `error`, message
-    `first`, which cannot be shown to the listener and fails."""
-
-    __slots__ = ("error", "first", "messages")
-
-    def __init__(self, first: int, messages: list[MessageExt], error: str = "") -> None:
-        self.first = first
-        self.messages = messages
-        self.error = error
-
-    @property
-    def indices(self) -> range:
-        return range(self.first, self.first + (len(self.messages) or 1))
+Handler = Callable[[Any], Any]
 
 
 class Work:
-    """One task's calls. `key` names the queue for an orderly work, and is None otherwise."""
+    """One task's calls: what the listener is called with, a message or a list of them, or (`damaged`: there is one) an
+    error in place of a message that cannot be shown to it and fails. Call i is about messages `firsts[i]` and following
+    of the task. `key` names the queue for an orderly work, and is None otherwise."""
 
-    def __init__(self, calls: Sequence[Call], key: str | None) -> None:
+    def __init__(self, calls: Sequence[Any], firsts: Sequence[int], key: str | None, *, damaged: bool = False) -> None:
         self.calls = calls
+        self.firsts = firsts
         self.key = key
+        self.damaged = damaged
         self.indices = iter(range(len(calls)))  # shared: each thread's next() takes one call
         self.ended: list[int] = []
         """Calls that ended, well or badly; appended by the threads, without a lock."""
@@ -76,6 +64,16 @@ class Work:
         self._reported = 0
         self._left = set(range(len(calls)))
 
+    def messages_of(self, index: int) -> range:
+        """Which messages of the task a call is about."""
+        first, call = self.firsts[index], self.calls[index]
+        return range(first, first + (len(call) if isinstance(call, list) else 1))
+
+    def failure(self, index: int, error: str, **how: Any) -> Failure:
+        """A call's messages were not consumed."""
+        messages = self.messages_of(index)
+        return Failure(messages.start, len(messages), error, **how)
+
     def report(self, stuck: int) -> ConsumeReport:
         """What happened since the last report."""
         done = self.done.is_set()
@@ -83,7 +81,7 @@ class Work:
         self._reported += len(new)
         self._left.difference_update(new)
         failures = tuple([self.failures[index] for index in new if index in self.failures]) if self.failures else ()
-        unfinished = tuple([i for index in sorted(self._left) for i in self.calls[index].indices])
+        unfinished = tuple([i for index in sorted(self._left) for i in self.messages_of(index)])
         return ConsumeReport(unfinished, failures, done, self.consume_s if done else 0.0, stuck)
 
 
@@ -212,14 +210,25 @@ class ConsumePool:
 
     def _run(self, worker: _Worker, work: Work) -> None:
         """Take calls of a work until none is left."""
-        calls, ended = work.calls, work.ended
+        calls, ended, handler = work.calls, work.ended, self._handler
+        plain = not self._hooks and not work.damaged
         begun_s = now_s = time.monotonic()
         for index in work.indices:
             if work.cancelled or now_s > work.lease_until_s:
                 work.cancelled = True
                 break
             worker.index, worker.started_s = index, now_s
-            failure = self._call(calls[index])
+            failure = None
+            if plain:
+                try:
+                    answer = handler(calls[index])
+                except BaseException:  # a user's code; sys.exit would end this thread only, and say nothing
+                    failure = _raised(work, index)
+                else:
+                    if answer is not None:
+                        failure = _judged(work, index, answer)
+            else:
+                failure = self._call(work, index)
             started_s, now_s = now_s, time.monotonic()
             if (worker.given_up or now_s - started_s > SETTLE_AFTER_S) and self._was_given_up(worker):
                 return
@@ -232,24 +241,17 @@ class ConsumePool:
         with self._lock:
             work.consume_s += now_s - begun_s
 
-    def _call(self, call: Call) -> Failure | None:
-        if call.error:
-            return Failure(call.first, 1, call.error)
-        if self._hooks:
-            return self._call_with_hooks(call)
-        try:
-            answer = self._handler(call.messages)
-        except BaseException:  # a user's code; sys.exit would end this thread only, and say nothing
-            return _raised(call)
-        return None if answer is None else _failure(call, answer)
-
-    def _call_with_hooks(self, call: Call) -> Failure | None:
-        context = ConsumeContext(self._group, call.messages)
+    def _call(self, work: Work, index: int) -> Failure | None:
+        """The call if there is more to do than to make it."""
+        call = work.calls[index]
+        if isinstance(call, Exception):
+            return work.failure(index, f"the message cannot be decoded: {call}")
+        context = ConsumeContext(self._group, call if isinstance(call, list) else [call])
         call_hooks(self._hooks, "before", context)
         try:
-            failure = _failure(call, self._handler(call.messages))
-        except BaseException:  # as above
-            failure = _raised(call)
+            failure = _judged(work, index, self._handler(call))
+        except BaseException:  # as in _run
+            failure = _raised(work, index)
         context.success, context.error = failure is None, "" if failure is None else failure.error
         call_hooks(self._hooks, "after", context)
         return failure
@@ -274,10 +276,9 @@ class ConsumePool:
                 continue
             worker.given_up = True
             self._stuck += 1
-            call = work.calls[worker.index]
             error = f"the listener has not returned after {self._timeout_s:g} s"
-            work.failures[worker.index] = Failure(
-                call.first, len(call.messages), error, delay_level=TIMEOUT_DELAY_LEVEL, timed_out=True
+            work.failures[worker.index] = work.failure(
+                worker.index, error, delay_level=TIMEOUT_DELAY_LEVEL, timed_out=True
             )
             work.ended.append(worker.index)
             work.workers -= 1
@@ -305,19 +306,20 @@ class ConsumePool:
             self._invite(follower)
 
 
-def _raised(call: Call) -> Failure:
+def _raised(work: Work, index: int) -> Failure:
     _log.exception("the listener failed")
-    return Failure(call.first, len(call.messages), traceback.format_exc())
+    return work.failure(index, traceback.format_exc())
 
 
-def _failure(call: Call, answer: Any) -> Failure | None:
+def _judged(work: Work, index: int, answer: Any) -> Failure | None:
     """What a listener's answer means; None is success, and so is everything that does not say otherwise."""
     if answer is ConsumeStatus.RECONSUME_LATER:
-        return Failure(call.first, len(call.messages), "the listener answered RECONSUME_LATER")
-    if isinstance(answer, ConsumeLater) and answer.first < len(call.messages):
+        return work.failure(index, "the listener answered RECONSUME_LATER")
+    messages = work.messages_of(index)
+    if isinstance(answer, ConsumeLater) and answer.first < len(messages):
         return Failure(
-            call.first + answer.first,
-            len(call.messages) - answer.first,
+            messages.start + answer.first,
+            len(messages) - answer.first,
             f"the listener answered {answer}",
             delay_level=answer.delay_level,
             suspend_ms=answer.suspend_ms,

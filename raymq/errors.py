@@ -11,7 +11,8 @@
     ├── NoPermissionError               16
     ├── SystemBusyError                  2    retryable: a bounded buffer is full
     ├── ServiceNotAvailableError        14    retryable: the server exists but cannot serve now
-    │   └── NotMasterError              14    retryable: another replica is master now
+    │   ├── NotMasterError              14    retryable: another replica is master now
+    │   └── InSyncReplicasError          1    retryable: too few replicas have everything
     ├── RequestTimeoutError          10006    retryable: no answer in time; the outcome is unknown
     ├── SendUnknownError             10006    a send whose outcome is unknown after all its retries
     ├── ClusterNotFoundError         10004    no raymq runs where the client looked
@@ -143,6 +144,22 @@ class NotMasterError(ServiceNotAvailableError):
 
     def __str__(self) -> str:
         return f"{self.broker_name} is not master in epoch {self.epoch}; refresh the route and send again"
+
+
+class InSyncReplicasError(ServiceNotAvailableError):
+    """RocketMQ's IN_SYNC_REPLICAS_NOT_ENOUGH: nothing was written, because too few replicas would have it."""
+
+    code = 1
+
+    def __init__(self, broker_name: str, in_sync: int, wanted: int) -> None:
+        super().__init__(broker_name, in_sync, wanted)
+        self.broker_name, self.in_sync, self.wanted = broker_name, in_sync, wanted
+
+    def __str__(self) -> str:
+        return (
+            f"{self.broker_name} has {self.in_sync} replica(s) in sync, fewer than the {self.wanted} that "
+            "min_in_sync_replicas asks for: nothing was stored; see `raymq status` for who is missing"
+        )
 
 
 class RequestTimeoutError(RaymqError, TimeoutError):

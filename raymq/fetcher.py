@@ -27,6 +27,9 @@ GONE_PAUSE_S: Final = 0.1
 """A question for an offset that is gone is answered at once, also while the owner cannot jump yet."""
 READERS_MAX: Final = 3
 """Threads per storage actor. If all of them wait, what comes to be wanted does too, at most for one poll."""
+FURTHER_AFTER_S: Final = 0.005
+"""How long a further thread leaves a question to the first one, which is there in no time unless it waits in its poll,
+and asks for several queues at once."""
 CALL_TIMEOUT_S: Final = 10.0
 FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 
@@ -41,10 +44,13 @@ class _Source:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
+        self.first = threading.Condition(self.lock)
+        """The first thread waits for it, the further ones for `further`."""
+        self.further = threading.Condition(self.lock)
         self.asked: set[Question] = set()
         self.readers = 0
-        self.idle = 0
+        self.first_idle = False
+        self.further_idle = 0
         self.version = 0
 
 
@@ -52,7 +58,8 @@ class Fetcher:
     """Reads from every storage actor that has wanted queues.
 
     `wanted()` gives queue to next offset for the queues with room; `held()` all queues; `storage_name(queue)` where one
-    is; `deliver(queue, from_offset, result)` takes one result. They are called from several threads.
+    is; `deliver(queue, from_offset, result)` takes one result; `outdated(queue)` hears that it could not be read where
+    it was said to be. They are called from several threads.
     """
 
     def __init__(
@@ -64,7 +71,9 @@ class Fetcher:
         request: Callable[[MessageQueue, int], FetchRequest],
         storage_name: Callable[[MessageQueue], str],
         storage: Callable[[str], StorageClient],
+        outdated: Callable[[MessageQueue], None],
     ) -> None:
+        self._outdated = outdated
         self._wanted = wanted
         self._held = held
         self._deliver = deliver
@@ -102,37 +111,43 @@ class Fetcher:
             sources = list(self._sources.values())
         for source in sources:
             with source.lock:
-                source.changed.notify_all()
+                source.first.notify_all()
+                source.further.notify_all()
 
     def _call_reader(self, name: str, source: _Source) -> None:
         source.version += 1
-        if source.idle:
-            source.changed.notify()
+        if source.first_idle:
+            source.first.notify()
+        elif source.further_idle:
+            source.further.notify()
         elif source.readers < READERS_MAX:
+            thread = threading.Thread(
+                target=self._run, args=(name, source, source.readers == 0), name=f"fetch-{name}", daemon=True
+            )
             source.readers += 1
-            threading.Thread(target=self._run, args=(name, source), name=f"fetch-{name}", daemon=True).start()
+            thread.start()
 
-    def _run(self, name: str, source: _Source) -> None:
+    def _run(self, name: str, source: _Source, is_first: bool) -> None:
         storage = self._storage(name)
         backoff = Backoff()
         while not self._stopped.is_set():
+            if not is_first:
+                self._stopped.wait(FURTHER_AFTER_S)
             with source.lock:
                 version = source.version
             questions = self._take_questions(name, source)
             if not questions:
                 with source.lock:
-                    if source.version == version and not self._stopped.is_set():
-                        source.idle += 1
-                        source.changed.wait(LONG_POLL_S)
-                        source.idle -= 1
+                    if source.version == version:
+                        self._idle(source, is_first)
                 continue
+            failed = False
             try:
                 pause_s = self._read(storage, questions)
                 backoff.reset()
             except RaymqError as error:
                 _log.info("reading from %s fails, trying again: %s", name, error)
-                for queue, _ in questions:
-                    self._names.pop(queue, None)  # it may have moved
+                failed = True
                 pause_s = backoff.next()
             except Exception:  # records that cannot be decoded, or a bug: without this loop the consumer would hang
                 _log.exception("what %s answered cannot be used, trying again", name)
@@ -141,6 +156,29 @@ class Fetcher:
                 self._stopped.wait(pause_s)
             with source.lock:
                 source.asked.difference_update(questions)
+            if failed:
+                self._look_again(name, questions)
+
+    def _look_again(self, name: str, questions: Sequence[Question]) -> None:
+        """What could not be read from a storage actor may be elsewhere now, where nobody may be reading yet."""
+        for queue, _ in questions:
+            self._names.pop(queue, None)
+            self._outdated(queue)
+        if any(self._name_of(queue) not in (name, None) for queue, _ in questions):
+            self.wake()
+
+    def _idle(self, source: _Source, is_first: bool) -> None:
+        """Wait until something is wanted. Called with the source's lock."""
+        if self._stopped.is_set():
+            return
+        if is_first:
+            source.first_idle = True
+            source.first.wait(LONG_POLL_S)
+            source.first_idle = False
+        else:
+            source.further_idle += 1
+            source.further.wait(LONG_POLL_S)
+            source.further_idle -= 1
 
     def _take_questions(self, name: str, source: _Source) -> list[Question]:
         """What is wanted from this storage actor and not being asked for; it is on return."""

@@ -30,9 +30,14 @@ Progress = Callable[[str], None]
 
 
 def launch(
-    action: str, address: str, settings: ClusterSettings | None = None, progress: Progress = lambda step: None
+    action: str,
+    address: str,
+    settings: ClusterSettings | None = None,
+    progress: Progress = lambda step: None,
+    **arguments: Any,
 ) -> Any:
-    """Have `action` ("start", "stop" or "status") done on the Ray cluster at `address` (its GCS, host:port).
+    """Have `action` ("start", "stop", "status", "drain" or "balance") done on the Ray cluster at `address` (its GCS,
+    host:port). `arguments`: "drain" takes `node` and `undo` (placement.operate).
 
     Raises what kept it from being done; a start that fails leaves nothing running.
     """
@@ -40,6 +45,7 @@ def launch(
         "action": action,
         "address": address,
         "settings": None if settings is None else settings.model_dump(mode="json"),
+        **arguments,
     }
     command = [sys.executable, "-P", "-m", "placement.launch_process"]
     environment = {**os.environ, "RAY_DISABLE_IMPORT_WARNING": "1"}

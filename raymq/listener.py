@@ -30,13 +30,14 @@ import cloudpickle
 import ray
 
 from raymq.consume_hook import ConsumeHook
-from raymq.consume_pool import Call, ConsumePool, Work
+from raymq.consume_pool import ConsumePool, Work
 from raymq.consume_result import ConsumeLater, ConsumeReport
 from raymq.errors import ListenerError
 from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeStatus, MessageExt, MessageQueue
 from raymq.names import RETRY_PREFIX
 from raymq.push_settings import PushSettings
 from raymq.record import RecordError, decode_record, decode_records, record_starts
+from raymq.subscription import Subscription
 
 MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
 BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | None]
@@ -138,7 +139,7 @@ class Listener:
             self._failure = traceback.format_exc()
             return
         self._pool = ConsumePool(
-            handler if shipped.takes_batch else lambda messages: handler(messages[0]),
+            handler,
             threads=settings.threads,
             timeout_s=settings.consume_timeout_s,
             group=settings.group,
@@ -162,7 +163,7 @@ class Listener:
 
         A task of a later life of the Pull actor takes all those of earlier lives away: nobody asks for them any more.
         """
-        work = Work(self._calls(task), str(task.queue) if self._settings.orderly else None)
+        work = self._work(task)
         with self._lock:
             if task.epoch > self._epoch:
                 left, self._works, self._epoch = self._works, {}, task.epoch
@@ -186,30 +187,28 @@ class Listener:
                     del self._works[number]
         return report
 
-    def _calls(self, task: ShippedTask) -> list[Call]:
+    def _work(self, task: ShippedTask) -> Work:
         """The listener calls of a task. What only shares its tag's code with one that is subscribed to needs none."""
-        subscription, retry = self._settings.subscription(task.queue.topic), task.queue.topic.startswith(RETRY_PREFIX)
-        size = self._settings.consume_message_batch_max_size if self._takes_batch else 1
-        calls: list[Call] = []
-        for index, message in enumerate(_decode(task)):
-            if isinstance(message, RecordError):
-                calls.append(Call(index, [], f"the message cannot be decoded: {message}"))
-                continue
-            if not subscription.matches(message.tags):
-                continue
-            last = calls[-1] if size > 1 and calls else None
-            if last is not None and 0 < len(last.messages) < size and index == last.indices.stop:
-                last.messages.append(with_original_topic(message) if retry else message)
-            else:
-                calls.append(Call(index, [with_original_topic(message) if retry else message]))
-        return calls
+        messages, damaged = _decode(task)
+        settings, retry = self._settings, task.queue.topic.startswith(RETRY_PREFIX)
+        subscription = settings.subscription(task.queue.topic)
+        key = str(task.queue) if settings.orderly else None
+        firsts: Sequence[int] = range(len(messages))
+        if subscription.tags:
+            firsts = [i for i in firsts if _is_wanted(messages[i], subscription)]
+            messages = [messages[i] for i in firsts]
+        if retry:
+            messages = [m if isinstance(m, RecordError) else with_original_topic(m) for m in messages]
+        if not self._takes_batch:
+            return Work(messages, firsts, key, damaged=damaged)
+        return Work(*_lists(messages, firsts, settings.consume_message_batch_max_size), key, damaged=damaged)
 
 
-def _decode(task: ShippedTask) -> Sequence[MessageExt | RecordError]:
-    """The messages of a task; the error in place of one that is damaged."""
+def _decode(task: ShippedTask) -> tuple[list[Any], bool]:
+    """The messages of a task, the error in place of one that is damaged; and whether there is one."""
     broker_name = task.queue.broker_name
     try:
-        return decode_records(task.records, broker_name=broker_name)
+        return decode_records(task.records, broker_name=broker_name), False
     except RecordError:
         _log.exception("a task of %s has a damaged record", task.queue)
     messages: list[MessageExt | RecordError] = []
@@ -218,7 +217,28 @@ def _decode(task: ShippedTask) -> Sequence[MessageExt | RecordError]:
             messages.append(decode_record(task.records, int(start), broker_name=broker_name))
         except RecordError as error:
             messages.append(error)
-    return messages
+    return messages, True
+
+
+def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
+    """Lists of up to `size` messages that follow each other in the task, and where each begins."""
+    lists: list[Any] = []
+    starts: list[int] = []
+    for message, index in zip(messages, firsts, strict=True):
+        last = lists[-1] if lists else None
+        if isinstance(message, RecordError):
+            lists.append(message)
+        elif isinstance(last, list) and len(last) < size and index == starts[-1] + len(last):
+            last.append(message)
+            continue
+        else:
+            lists.append([message])
+        starts.append(index)
+    return lists, starts
+
+
+def _is_wanted(message: MessageExt | RecordError, subscription: Subscription) -> bool:
+    return isinstance(message, RecordError) or subscription.matches(message.tags)
 
 
 def with_original_topic(message: MessageExt) -> MessageExt:

@@ -21,26 +21,39 @@ from raymq.embedded import STARTING_MAX
 from raymq.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.java import java_environment
 from raymq.launcher import Progress, launch
+from raymq.node_wait import await_nodes
 from raymq.ray_head import STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
 
 START_TIMEOUT_S: Final = 90.0
+WAIT_NODES_TIMEOUT_S: Final = 1800.0
+"""For the nodes to join: on the first `ray up`, each installs everything before."""
 
 
 def up(
-    config: Path | None, data_dir: Path | None, broker_groups: int | None, address: str | None, progress: Progress
+    config: Path | None,
+    data_dir: Path | None,
+    broker_groups: int | None,
+    address: str | None,
+    progress: Progress,
+    *,
+    wait_nodes: int | None = None,
+    wait_timeout_s: float = WAIT_NODES_TIMEOUT_S,
 ) -> list[str]:
     """Start raymq; returns the names of all its actors. Repeating it changes nothing.
 
-    Raises ConfigError before anything is started; when the servers do not start, a Ray that was started here is
-    stopped again.
+    With `wait_nodes`, first wait until the Ray cluster has so many nodes; then no Ray is started here, for it would
+    have one. Raises ConfigError before anything is started; when the servers do not start, a Ray that was started here
+    is stopped again.
     """
     settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
     head = None
-    if address is None and not ray.is_initialized() and find_address() is None:
+    if address is None and wait_nodes is None and not ray.is_initialized() and find_address() is None:
         progress("starting Ray on this machine")
         head = _start_ray()
     try:
         attach_ray(address)
+        if wait_nodes is not None:
+            await_nodes(wait_nodes, wait_timeout_s, progress)
         actors: list[str] = launch("start", ray.get_runtime_context().gcs_address, settings, progress)
     except BaseException:
         ray.shutdown()
@@ -75,6 +88,25 @@ def status(address: str | None) -> dict[str, Any]:
     if not report["actors"]:
         raise ClusterNotFoundError("this Ray cluster runs no raymq: start it with `raymq up`")
     return report
+
+
+def drain(node: str, undo: bool, address: str | None, progress: Progress) -> dict[str, Any]:
+    """Empty a node of replicas, or with `undo` allow them there again (placement.operate)."""
+    return _operate("drain", address, progress, node=node, undo=undo)
+
+
+def balance(address: str | None, progress: Progress) -> dict[str, Any]:
+    """Have the first replica by priority lead each broker group (placement.operate)."""
+    return _operate("balance", address, progress)
+
+
+def _operate(action: str, address: str | None, progress: Progress, **arguments: Any) -> dict[str, Any]:
+    attach_ray(address)
+    try:
+        result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
+        return result
+    finally:
+        ray.shutdown()
 
 
 def _ray_command(*arguments: str) -> list[str]:

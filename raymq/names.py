@@ -15,6 +15,9 @@ from raymq.errors import IllegalNameError
 NAMESPACE: Final = "raymq"
 """The Ray namespace of every raymq actor."""
 
+CONTROLLER: Final = "controller"
+"""The actor that decides who leads each broker group of several replicas."""
+
 TOPIC_NAME_MAX: Final = 127
 INTERNAL_TOPIC_NAME_MAX: Final = 255
 GROUP_NAME_MAX: Final = 120
@@ -122,6 +125,17 @@ class StorageName:
         if match is None:
             raise IllegalNameError("storage actor", text, "expected storage-BROKER-REPLICA")
         return cls(match[1], int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplicatorName:
+    """`replicator-broker-a-1`: what copies the log to replica 1 of broker group `broker-a`."""
+
+    broker_name: str
+    replica: int
+
+    def __str__(self) -> str:
+        return f"replicator-{self.broker_name}-{self.replica}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -74,6 +74,7 @@ class PullEngine:
             request=self._request,
             storage_name=lambda queue: routes.get(queue.topic).master_storage(queue.broker_name),
             storage=storages.get,
+            outdated=lambda queue: routes.forget(queue.topic),
         )
         self._group = PullGroup(
             self._core,

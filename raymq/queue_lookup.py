@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
 from raymq.names import check_topic
 from raymq.routes import Routes
-from raymq.storage_client import StorageClient, persist_until
-from raymq.storages import Storages
+from raymq.storage_client import StorageClient
+from raymq.storages import Storages, ask_master
 from raymq.store_api import QueueBounds
 
 TIMEOUT_S: Final = 10.0
 """For one queue, over a restart of its storage actor."""
 ATTEMPT_TIMEOUT_S: Final = 5.0
+
+T = TypeVar("T")
 
 
 class QueueLookup:
@@ -44,10 +45,9 @@ class QueueLookup:
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
         """The offsets a queue holds."""
-        storage = self._storage(queue)
-        return persist_until(
-            time.monotonic() + TIMEOUT_S,
-            lambda left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, ATTEMPT_TIMEOUT_S)),
+        return self._persist(
+            queue,
+            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, ATTEMPT_TIMEOUT_S)),
         )
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
@@ -66,12 +66,14 @@ class QueueLookup:
         return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times_ms.items()}
 
     def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
-        storage = self._storage(queue)
-        return persist_until(
-            time.monotonic() + TIMEOUT_S,
-            lambda left_s: storage.offset_by_time(queue.topic, queue.queue_id, time_ms, min(left_s, ATTEMPT_TIMEOUT_S)),
+        return self._persist(
+            queue,
+            lambda storage, left_s: storage.offset_by_time(
+                queue.topic, queue.queue_id, time_ms, min(left_s, ATTEMPT_TIMEOUT_S)
+            ),
         )
 
-    def _storage(self, queue: MessageQueue) -> StorageClient:
-        route = self._routes.get(self.check(queue).topic)
-        return self._storages.get(route.master_storage(queue.broker_name))
+    def _persist(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
+        """A call to the queue's storage actor that is safe to repeat, over its restart and over a change of master."""
+        self.check(queue)
+        return ask_master(self._routes, self._storages, queue, TIMEOUT_S, call)

@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    ActorUnschedulableError,
     GetTimeoutError,
     RayActorError,
     RayTaskError,
@@ -82,7 +83,7 @@ def resolve(reference: Any, what: str, timeout_s: float) -> Any:
         if isinstance(cause, RaymqError):
             raise cause from None
         raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
-    except ActorDiedError as error:
+    except (ActorDiedError, ActorUnschedulableError) as error:  # the latter: the node it is pinned to is gone
         raise ActorGoneError(f"{what}: the actor is dead ({_reason(error)}); see `raymq status`") from error
     except (ActorUnavailableError, RayActorError) as error:
         raise ServiceNotAvailableError(f"{what}: the actor is not reachable now ({_reason(error)})") from error

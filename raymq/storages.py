@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from raymq.storage_client import StorageClient
+from raymq.errors import RaymqError
+from raymq.master_storage import RouteSource
+from raymq.message import MessageQueue
+from raymq.storage_client import StorageClient, persist_until
+
+T = TypeVar("T")
 
 
 class Storages:
@@ -28,3 +36,27 @@ class Storages:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             client.close()
+
+
+def ask_master(
+    routes: RouteSource,
+    storages: Storages,
+    queue: MessageQueue,
+    timeout_s: float,
+    call: Callable[[StorageClient, float], T],
+) -> T:
+    """`call(client, seconds left)` to the storage actor that leads the queue's broker group, for `timeout_s`.
+
+    Only for calls that are safe to repeat. After a failure the route is asked again: another may lead by now.
+    """
+
+    def attempt(left_s: float) -> T:
+        try:
+            storage = storages.get(routes.get(queue.topic).master_storage(queue.broker_name))
+            return call(storage, left_s)
+        except RaymqError as error:
+            if error.retryable:
+                routes.forget(queue.topic)
+            raise
+
+    return persist_until(time.monotonic() + timeout_s, attempt)

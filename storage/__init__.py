@@ -29,6 +29,6 @@ After a crash, recovery.py walks the newest part of the log, cuts it at the last
 line with it.
 
 The index (index_service.py) follows the log in a thread of its own. Retention (retention.py decides, cleaner.py does)
-deletes the oldest log files, and what only leads to them. raw_log.py and epoch_file.py are for replication: the log as
-bytes, and which master wrote which part of it.
+deletes the oldest log files, and what only leads to them. raw_log.py, raw_append.py and epoch_file.py are for
+replication: the log as bytes, and which master wrote which part of it.
 """

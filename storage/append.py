@@ -183,6 +183,13 @@ class Appender:
         self._earliest_ms = max(self._earliest_ms, now_ms)
         return now_ms
 
+    def appended_elsewhere(self, last_record_offset: int, store_timestamp_ms: int) -> None:
+        """Records of another replica were appended, up to one at `last_record_offset`; none has a later store time.
+        What is stored here from now on is not earlier."""
+        self._earliest_ms = max(self._earliest_ms, store_timestamp_ms)
+        self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)
+        self.last_record_offset = last_record_offset
+
     def _refuse_repeats_within(self, batches: Sequence[CheckedBatch]) -> None:
         if len(batches) > 1:
             keys = [

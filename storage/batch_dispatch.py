@@ -20,6 +20,14 @@ class QueueGapError(Exception):
     """Units are missing that the walk does not reach."""
 
 
+def is_good_batch(view: DispatchView) -> bool:
+    """Whether the record is an inner batch that says what it holds."""
+    try:
+        return bool(view.sys_flag & SYS_FLAG_INNER_BATCH and inner_batch(view))
+    except RecordError:
+        return False
+
+
 def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
     """Put a record at `physical_offset` into its batch queue, if it is not there; whether it was put.
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import MessageIllegalError
+from raymq.errors import InvalidArgumentError, MessageIllegalError
 from raymq.log_reader import COMMIT_LOG_DIR, file_name
 from raymq.record_layout import BLANK_LENGTH, encode_blank
 from storage import disk
@@ -107,6 +107,15 @@ class CommitLog:
         if self._may_warm_up:
             self._warm_up = WarmUp(self.file_size, self.path)
         return used_end - end_offset
+
+    def begin_at(self, physical_offset: int) -> None:
+        """Let an empty log begin at an offset. InvalidArgumentError unless it is empty and a file may begin there."""
+        if self.starts or physical_offset % self.file_size:
+            raise InvalidArgumentError(
+                f"the log in {self.directory} cannot begin at {physical_offset}: it has files, or files of "
+                f"{self.file_size} bytes do not begin there"
+            )
+        self.end_offset = self.flushed_offset = physical_offset
 
     def place(self, batches: Sequence[NDArray[np.int64]]) -> list[list[Place]]:
         """Where batches go whose records end at these bytes of them, if they are the next to be written; writes

@@ -16,22 +16,16 @@ import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from raymq.crc import body_crc
 from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.replication import EpochEntry
 from storage import disk
 
 logger = logging.getLogger(__name__)
 
 EPOCH_FILE: Final = "epochFileCheckpoint"
-
-
-class EpochEntry(NamedTuple):
-    """`epoch` began with the record at `start_offset`."""
-
-    epoch: int
-    start_offset: int
 
 
 def encode_epochs(entries: Sequence[EpochEntry]) -> bytes:
@@ -79,18 +73,6 @@ class EpochFile:
         ends = [entry.start_offset for entry in self.entries[1:]]
         self._write(tuple(e for e, end in zip(self.entries, [*ends, 2**63], strict=False) if end > physical_offset))
 
-    def end_of_common(self, end_offset: int, other: Sequence[EpochEntry], other_end: int) -> int | None:
-        """Up to where this log, which ends at `end_offset`, is the same as another's; None if nothing is.
-
-        The newest epoch that began at the same place in both, up to where the first of the two leaves it.
-        """
-        mine = _with_ends(self.entries, end_offset)
-        theirs = _with_ends(other, other_end)
-        for entry in reversed(self.entries):
-            if entry in theirs:
-                return min(mine[entry], theirs[entry])
-        return None
-
     def _read(self) -> list[EpochEntry]:
         damage = ""
         for path in (self._path, self._backup):
@@ -115,9 +97,3 @@ class EpochFile:
         disk.rename(new, self._path)
         disk.sync_directory(self._path.parent)
         self.entries = entries
-
-
-def _with_ends(entries: Sequence[EpochEntry], end_offset: int) -> dict[EpochEntry, int]:
-    """Each epoch with where it ends: where the next begins, or at the log's end."""
-    ends = [*(entry.start_offset for entry in entries[1:]), end_offset]
-    return dict(zip(entries, ends, strict=False))

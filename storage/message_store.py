@@ -50,10 +50,11 @@ from storage.long_polls import LongPolls
 from storage.parts import StoreParts
 from storage.queries import StoreQueries
 from storage.queue_flush import QueueFlushService
-from storage.raw_log import RawAppender, read_chunk
+from storage.raw_append import RawAppender
+from storage.raw_log import read_chunk
 from storage.recovery import Recovery
 from storage.retention import RetentionRules
-from storage.running_flags import RunningFlag, RunningFlags
+from storage.running_flags import AGAINST_REPLICATION, RunningFlag, RunningFlags
 from storage.schedule_service import ScheduleService
 from storage.scheduler import Scheduler
 from storage.snapshot import read_snapshot
@@ -81,6 +82,7 @@ class MessageStore:
         broker_name: str,
         store_host: tuple[str, int],
         clock_ms: Callable[[], int],
+        on_stored: Callable[[int], None] | None,
         resources: ExitStack,
     ) -> None:
         """Not for callers: use `open`. `resources` gets what has to be released when opening fails, or at `close`."""
@@ -110,7 +112,7 @@ class MessageStore:
         self._fetcher = Fetcher(parts.queues, parts.reader, self._polls, self._stats, self._require_readable)
         self._appender = Appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         self._raw_appender = RawAppender(parts, self._appender)
-        self._gate = WriteGate(parts, self._flags, self._polls)
+        self._gate = WriteGate(parts, self._flags, self._polls, on_stored)
         self._append_lock = self._gate.lock
         resources.callback(self._gate.close)
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
@@ -173,9 +175,12 @@ class MessageStore:
         broker_name: str,
         store_host: tuple[str, int] = ("127.0.0.1", 10911),
         clock_ms: Callable[[], int] = system_clock_ms,
+        on_stored: Callable[[int], None] | None = None,
     ) -> MessageStore:
         """Open the store directory of `settings`, making it if there is none, and recover it (spec/storage.md §5).
 
+        With `on_stored` the store is one of several replicas: what is stored from now on is told there, with its end,
+        and consumers see it when `show` says so. The call must not wait for anything.
         StoreLockedError: another process, named by its pid, has it open. StoreCorruptError: the files do not form a
         store; nothing was changed. StoreError: the directory cannot be written.
         """
@@ -184,7 +189,12 @@ class MessageStore:
             disk.make_directory(root)
             with ExitStack() as resources:
                 store = cls(
-                    settings, broker_name=broker_name, store_host=store_host, clock_ms=clock_ms, resources=resources
+                    settings,
+                    broker_name=broker_name,
+                    store_host=store_host,
+                    clock_ms=clock_ms,
+                    on_stored=on_stored,
+                    resources=resources,
                 )
                 store._resources = resources.pop_all()
                 return store
@@ -206,13 +216,19 @@ class MessageStore:
         full, or an earlier failure). StoreFailedError when the disk fails now: then it is unknown what is stored, and
         the store takes no more appends.
         """
+        return self.append_with_end(batches, timeout_s=timeout_s)[0]
+
+    def append_with_end(
+        self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None
+    ) -> tuple[list[AppendResult], int]:
+        """`append`, and a physical offset before which all of it is."""
         start_s = time.monotonic()
         try:
             sent = batches
             if self._fit is not None:
                 batches = [self._fit(batch) for batch in sent]
             checked = self._appender.check(batches)
-            results, on_disk = self._gate.write(partial(self._appender.append, checked), timeout_s)
+            results, end_offset, on_disk = self._gate.write(partial(self._appender.append, checked), timeout_s)
             if self._fit is not None:
                 results = [name_places(*row) for row in zip(results, sent, batches, strict=True)]
         except RaymqError:
@@ -222,7 +238,7 @@ class MessageStore:
         self._stats.put([(batch.topic, len(batch), len(batch.records)) for batch in batches], took_s)
         if not on_disk:
             results = [replace(result, status=SendStatus.FLUSH_DISK_TIMEOUT) for result in results]
-        return results
+        return results, end_offset
 
     def _deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store what waited in `source`. Raises as `append` does."""
@@ -339,25 +355,76 @@ class MessageStore:
                 f"cannot write {self._root}/config/{name}: {error}; it is unknown which text the file holds"
             ) from error
 
-    def read_log(self, physical_offset: int, max_bytes: int) -> bytes:
-        """Raw bytes of the log from a record's start on, as far as consumers may see: whole records of one file, about
-        `max_bytes`, and empty at the end (raw_log.read_chunk)."""
+    def stop_delivery(self) -> None:
+        """Deliver no more delayed messages: this store is no master any more. Idempotent."""
+        with self._close_lock:
+            schedule, self._schedule = self._schedule, None
+        if schedule is not None:
+            schedule.close()
+
+    @property
+    def min_offset(self) -> int:
+        """Where the log begins."""
+        return self._log.min_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The end of what is written."""
+        return self._log.end_offset
+
+    @property
+    def stored_offset(self) -> int:
+        """The end of what is as durable as the settings promise."""
+        return self._gate.stored_offset
+
+    @property
+    def visible_offset(self) -> int:
+        """The end of what consumers see."""
+        return self._visible_offset()
+
+    def show(self, physical_offset: int) -> None:
+        """Let consumers see what is stored before an offset; for a store that was opened with `on_stored`."""
+        self._gate.show(physical_offset)
+
+    def flush_all(self) -> int:
+        """Have all that is written now on disk; returns its end. ServiceNotAvailableError if the disk is too slow."""
+        end_offset = self._log.end_offset
+        if not self._gate.wait_flushed(end_offset):
+            raise ServiceNotAvailableError(f"the disk of {self._root} is too slow, or has failed: nothing was changed")
+        return end_offset
+
+    def begin_at(self, physical_offset: int) -> None:
+        """Let an empty log begin at an offset, where a file of another replica's begins. InvalidArgumentError."""
+        with self._append_lock:
+            self._log.begin_at(physical_offset)
+
+    def read_log(self, physical_offset: int, max_bytes: int, limit: int | None = None) -> bytes:
+        """Raw bytes of the log from a record's start on: whole records of one file, about `max_bytes`, and empty at
+        `limit` (raw_log.read_chunk), which is by default the end of what consumers see."""
         self._require_readable()
-        limit = self._parts.visibility.visible_offset
+        limit = self._visible_offset() if limit is None else limit
         return read_chunk(self._reader, self._log.min_offset, physical_offset, limit, max_bytes)
 
     def append_log(self, physical_offset: int, data: bytes) -> bool:
         """Append what `read_log` of another replica gave, at the log's end (RawAppender.append); then as `append`.
 
-        True if it is as durable as the settings promise, False if the disk was too slow for that.
+        True if it is as durable as the settings promise, False if the disk was too slow for that. A fenced store takes
+        it too.
         """
-        _, on_disk = self._gate.write(partial(self._raw_appender.append, physical_offset, data))
+        write = partial(self._raw_appender.append, physical_offset, data)
+        _, _, on_disk = self._gate.write(write, against=AGAINST_REPLICATION)
         return on_disk
 
     def set_flag(self, flag: RunningFlag, reason: str) -> None:
         """Forbid reading or writing, for a reason that callers are told, until `clear_flag` (spec §9)."""
         if self._flags.set(flag, reason):
             logger.warning("%s: %s", self._root, reason)
+
+    def fence(self, reason: str) -> None:
+        """Take nothing but what a master sends, until FENCED is cleared; appends under way are written on return."""
+        self.set_flag(RunningFlag.FENCED, reason)
+        with self._append_lock:
+            pass
 
     def clear_flag(self, flag: RunningFlag) -> None:
         """Take a reason of `set_flag` away."""

@@ -8,6 +8,7 @@ twice, a number that is none) there is no block, and the reader has to look at t
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -20,8 +21,18 @@ from raymq.hashing import tags_code
 from raymq.message import PROPERTY_PRODUCER_EPOCH, PROPERTY_PRODUCER_ID, PROPERTY_SEQUENCE, PROPERTY_TAGS
 from raymq.record import dispatch_view
 from raymq.record_batch import windows
-from raymq.record_layout import MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE, RecordError
+from raymq.record_layout import (
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_SIZE,
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+    RecordError,
+)
 from raymq.record_places import Bytes, Ints, Places, locate
+from storage.record_check import can_be_topic
 
 BLOCK_BYTES: Final = 4 << 20
 
@@ -29,6 +40,8 @@ _INTS: Final = struct.Struct(">ii")
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _SEPARATOR: Final = 0x02
 _DIGITS_MAX: Final = 18
+_COMPARED_MAX_BYTES: Final = 128
+_NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 _PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQUENCE)
 
 
@@ -46,13 +59,14 @@ class Producers(NamedTuple):
 class Block:
     """Good records back to back, one element of each array per record, in order.
 
-    The first record starts at byte 0 of the block; `length` is where the last ends. `topics` are numbered by
-    `topic_codes`.
+    The first record starts at byte 0 of the block; `length` is where the last ends. `physical_offsets` are what the
+    records say of themselves. `topics` are numbered by `topic_codes`.
     """
 
     length: int
     starts: Ints
     sizes: NDArray[np.int32]
+    physical_offsets: Ints
     sys_flags: Ints
     topics: list[str]
     topic_codes: Ints
@@ -61,6 +75,39 @@ class Block:
     tags_codes: Ints
     last_store_timestamp_ms: int
     producers: Producers
+
+    @property
+    def queue_keys(self) -> Ints:
+        """A number for each record's queue."""
+        return (self.topic_codes << 32) + self.queue_ids
+
+    @property
+    def has_inner_batches(self) -> bool:
+        """Whether a record is an inner batch: it belongs into a queue of another kind."""
+        return bool((self.sys_flags & SYS_FLAG_INNER_BATCH).any())
+
+    def is_queued(self) -> NDArray[np.bool_]:
+        """Which records have a unit in a queue."""
+        return ~np.isin(self.sys_flags & SYS_FLAG_TRANSACTION_MASK, _NOT_QUEUED)
+
+    def by_queue(self, chosen: NDArray[np.bool_]) -> Iterator[Ints]:
+        """The rows for which `chosen` is true, by queue, each in order, the queue first that comes first."""
+        rows = np.flatnonzero(chosen)
+        keys = self.queue_keys[rows]
+        if not len(rows) or (keys == keys[0]).all():
+            return iter([rows] if len(rows) else [])
+        order = np.argsort(keys, kind="stable")
+        groups = np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
+        return iter(sorted(groups, key=lambda group: int(group[0])))
+
+    def queue_of(self, rows: Ints) -> tuple[str, int]:
+        """The queue of `rows`, which are of one."""
+        return self.topics[int(self.topic_codes[rows[0]])], int(self.queue_ids[rows[0]])
+
+
+def is_queued(sys_flag: int) -> bool:
+    """Whether a record with these flags has a unit in a queue."""
+    return sys_flag & SYS_FLAG_TRANSACTION_MASK not in _NOT_QUEUED
 
 
 def read_block(
@@ -95,6 +142,7 @@ def read_block(
         int(places.starts[-1]) + int(places.head["total_size"][-1]),
         places.starts,
         places.head["total_size"].astype(np.int32),
+        places.head["physical_offset"].astype(np.int64),
         places.sys_flag,
         topics,
         topic_codes,
@@ -104,11 +152,6 @@ def read_block(
         int(places.store_timestamp.max()),
         producers,
     )
-
-
-def can_be_topic(topic: str) -> bool:
-    """Whether a queue of that name can have a directory."""
-    return topic not in ("", ".", "..") and {"/", "\0"}.isdisjoint(topic)
 
 
 def _hop(data: memoryview, position: int) -> list[int]:
@@ -133,15 +176,7 @@ def _crcs_hold(data: memoryview, places: Places) -> bool:
 
 def _topics(data: Bytes, places: Places) -> tuple[list[str], Ints] | None:
     """The topics, and for each record the number of its own. None if one cannot be a topic, or is no text."""
-    at, size = places.topic_at, places.topic_size
-    first = data[at[0] : at[0] + size[0]].tobytes()
-    codes = np.zeros(len(at), np.int64)
-    names = {first: 0}
-    if not first or (size != size[0]).any() or (windows(data, len(first))[at] != np.void(first)).any():
-        ends = (at + size).tolist()
-        rows = [bytes(data.data[start:end]) for start, end in zip(at.tolist(), ends, strict=True)]
-        names = {name: code for code, name in enumerate(dict.fromkeys(rows))}
-        codes = np.array([names[name] for name in rows], np.int64)
+    names, codes = _distinct(data, places.topic_at, places.topic_at + places.topic_size)
     try:
         topics = [name.decode() for name in names]
     except UnicodeDecodeError:
@@ -184,21 +219,33 @@ class _PropertyTexts:
         rows = np.searchsorted(self._row_ends, at, "right")
         return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
 
-    def pieces(self, at: Ints, end: Ints) -> list[bytes]:
-        """The values that `values` found."""
-        text = self.text
-        return [text[one:other] for one, other in zip(at.tolist(), end.tolist(), strict=True)]
+
+def _distinct(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]:
+    """The different texts at these places, of which there are some, and for each place the number of its own."""
+    sizes, width = end - at, int((end - at).max())
+    firsts = np.arange(len(at))
+    if 0 < width <= _COMPARED_MAX_BYTES and int(at.max()) + width <= len(data):
+        # Neighbours are mostly alike: only where they differ a text is taken out.
+        texts = windows(data, width)[at].view(np.uint8).reshape(-1, width)
+        texts[np.arange(width) >= sizes[:, None]] = 0
+        differs = (texts[1:] != texts[:-1]).any(axis=1) | (sizes[1:] != sizes[:-1])
+        firsts = np.concatenate(([0], np.flatnonzero(differs) + 1))
+    view = data.data
+    found = [bytes(view[one:other]) for one, other in zip(at[firsts].tolist(), end[firsts].tolist(), strict=True)]
+    code_of = {text: code for code, text in enumerate(dict.fromkeys(found))}
+    codes = np.array([code_of[text] for text in found], np.int64)
+    return list(code_of), np.repeat(codes, np.diff(firsts, append=len(at)))
 
 
 def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
-    """The texts at `at`, a separator or more behind each, then room for windows; and where the rows end."""
-    width = int(sizes.max()) + 1
-    if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(at.max()) + width <= len(data):
-        rows = windows(data, width)[at].view(np.uint8).reshape(-1, width)
-        rows[np.arange(width) >= sizes[:, None]] = _SEPARATOR
-        return rows.tobytes() + bytes(16), np.arange(width, width * len(at) + 1, width)
-    ends = (at + sizes).tolist()
-    texts = [data.data[start:end] for start, end in zip(at.tolist(), ends, strict=True)]
+    """The texts at `at`, a separator or more between each two, then room for windows; and where the rows end."""
+    ends, width = at + sizes, int(sizes.max()) + 1
+    if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
+        rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
+        rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
+        return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
+    places = zip(at.tolist(), ends.tolist(), strict=True)
+    texts = [data.data[start:end] for start, end in places]
     return b"\x02".join(texts) + b"\x02" + bytes(16), np.cumsum(sizes + 1)
 
 
@@ -207,10 +254,10 @@ def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
     if found is None:
         return None
     rows, at, end = found
-    tags = properties.pieces(at, end)
-    code_of = {tag: tags_code(tag.decode("utf-8", "replace")) for tag in set(tags)}
     codes = np.zeros(count, np.int64)
-    codes[rows] = [code_of[tag] for tag in tags]
+    if len(rows):
+        tags, numbers = _distinct(properties.bytes, at, end)
+        codes[rows] = np.array([tags_code(tag.decode("utf-8", "replace")) for tag in tags], np.int64)[numbers]
     return codes
 
 
@@ -226,12 +273,14 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
     if not len(rows):
         return Producers(nobody, nobody, nobody, [])
     sequences = _numbers(properties.bytes, at, end)
-    names = list(zip(properties.pieces(id_at, id_end), properties.pieces(epoch_at, epoch_end), strict=True))
-    code_of = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    if sequences is None or not all(epoch.isdigit() and len(epoch) <= _DIGITS_MAX for _, epoch in code_of):
+    ids, id_codes = _distinct(properties.bytes, id_at, id_end)
+    epochs, epoch_codes = _distinct(properties.bytes, epoch_at, epoch_end)
+    if sequences is None or not all(epoch.isdigit() and len(epoch) <= _DIGITS_MAX for epoch in epochs):
         return None
-    instances = [(producer_id.decode("utf-8", "replace"), int(epoch)) for producer_id, epoch in code_of]
-    return Producers(rows, np.array([code_of[name] for name in names], np.int64), sequences, instances)
+    pairs, codes = np.unique(id_codes * len(epochs) + epoch_codes, return_inverse=True)
+    places = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
+    instances = [(ids[code].decode("utf-8", "replace"), int(epochs[epoch_code])) for code, epoch_code in places]
+    return Producers(rows, codes, sequences, instances)
 
 
 def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:

@@ -14,7 +14,7 @@ Where RocketMQ guesses, this does not:
 - Queue files that are not where they belong are found (queue_check.py), and the walk starts at the first file too.
 - A record's CRC covers its body only. A record is not good either whose properties end in a zero byte (a power failure
   between two sectors cut it), whose topic cannot be a directory, or whose queue offset is more than the records that
-  fit in the log before it.
+  fit in the log before it (record_check.py).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from raymq.record import DispatchView, RecordError, check_record, dispatch_view
-from raymq.record_layout import HEADERS, MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
+from raymq.record import RecordError, check_record, dispatch_view
 from storage import disk
 from storage.batch_dispatch import QueueGapError
 from storage.checkpoint import Checkpoint
 from storage.parts import StoreParts
 from storage.queue_check import misplaced_file
-from storage.record_blocks import BLOCK_BYTES, Block, can_be_topic, read_block
+from storage.record_blocks import BLOCK_BYTES, Block, read_block
+from storage.record_check import is_implausible, properties_are_cut
 from storage.redispatch import Redispatch
 from storage.snapshot import Snapshot
 
@@ -254,7 +254,7 @@ class Recovery:
             return None
         if size:
             view = dispatch_view(data, position, delay_levels_ms=self._delay_levels_ms)
-            if _is_implausible(view, start + position) or _properties_are_cut(data, position, view):
+            if is_implausible(view, start + position) or properties_are_cut(data, position, view):
                 return None
             self._redispatch.put(view, start + position, may_fill_gaps=may_fill_gaps)
             self._note_walked(1, start + position, view.store_timestamp_ms)
@@ -267,25 +267,3 @@ class Recovery:
         self._walked += count
         self._last_record_offset = last_record_offset
         self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, store_timestamp_ms)
-
-
-def _is_implausible(view: DispatchView, physical_offset: int) -> bool:
-    """Whether the record asks for a queue that cannot exist, or for a place in it that it cannot have."""
-    return (
-        not can_be_topic(view.topic)
-        or view.queue_id < 0
-        or view.queue_offset < 0
-        or (view.queue_offset > physical_offset // MIN_RECORD_SIZE and not view.sys_flag & SYS_FLAG_INNER_BATCH)
-    )
-
-
-def _properties_are_cut(data: memoryview, position: int, view: DispatchView) -> bool:
-    """Whether a record that has properties ends in a zero byte, which no writer of properties leaves there."""
-    if data[position + view.size - 1]:
-        return False
-    header = HEADERS[(view.sys_flag >> 4) & 3].size
-    body_size = int.from_bytes(data[position + header - 4 : position + header])
-    topic_size_at = position + header + body_size
-    width = 1 if data[position + 7] == 0xA7 else 2
-    topic_size = int.from_bytes(data[topic_size_at : topic_size_at + width])
-    return topic_size_at + width + topic_size + 2 < position + view.size

@@ -8,33 +8,26 @@ changed; its records have to come one at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import delivery_source
-from raymq.record import DispatchView, ProducerSequence
-from raymq.record_layout import (
-    SYS_FLAG_INNER_BATCH,
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
-)
+from raymq.record import DispatchView
+from raymq.record_layout import SYS_FLAG_INNER_BATCH
 from raymq.record_places import Ints
 from storage.batch_dispatch import QueueGapError, put_batch
+from storage.block_producers import producers_of, remember_producer
 from storage.consume_queue import ConsumeQueue
 from storage.dedup import DedupTable
 from storage.deliveries import Deliveries
 from storage.queue_table import QueueTable
-from storage.record_blocks import Block
+from storage.record_blocks import Block, is_queued
 
 logger = logging.getLogger(__name__)
 
 _UNITS_HELD: Final = 4096
-_NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 
 
 @dataclass(slots=True)
@@ -74,17 +67,6 @@ class _Addition(NamedTuple):
     rows: Ints
 
 
-class _Run(NamedTuple):
-    """Messages of one producer in one queue, with consecutive sequences at consecutive offsets."""
-
-    last_row: int
-    producer: ProducerSequence
-    topic: str
-    queue_id: int
-    queue_offset: int
-    messages: int
-
-
 class Redispatch:
     """What one recovery puts into the queues, the dedup table and the deliveries. `queued` counts units."""
 
@@ -113,7 +95,7 @@ class Redispatch:
     def put(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
         """Put a good record where it belongs, if it is not there. QueueGapError unless gaps may be filled: then the
         walk started at the first record, so what is not there is lost."""
-        if view.sys_flag & SYS_FLAG_TRANSACTION_MASK in _NOT_QUEUED:
+        if not is_queued(view.sys_flag):
             return
         if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
             if not self._was_deleted(view.topic, physical_offset):
@@ -139,20 +121,16 @@ class Redispatch:
 
     def remember(self, view: DispatchView, physical_offset: int) -> None:
         """Remember who sent a record."""
-        producer = view.producer
-        source = None if producer is None else delivery_source(producer.producer_id)
-        if producer is not None and source is not None:
-            self._deliveries.advance(source, producer.epoch, producer.first_sequence + 1)
-        elif producer is not None and not self._queues.was_deleted_after(view.topic, physical_offset):
-            self._dedup.record(producer, view.topic, view.queue_id, 1, view.queue_offset)
+        was_deleted = self._queues.was_deleted_after(view.topic, physical_offset)
+        remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
     def put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
         """`put` for the records of a block, the first of which is at `physical_offset`. False: nothing was done."""
-        if (block.sys_flags & SYS_FLAG_INNER_BATCH).any():
+        if block.has_inner_batches:
             return False
-        counted = _is_queued(block)
+        counted = block.is_queued()
         additions: list[_Addition] = []
-        for rows in _groups(block, np.flatnonzero(counted)):
+        for rows in block.by_queue(counted):
             if self._were_deleted(block, rows, physical_offset):
                 counted[rows] = False
                 continue
@@ -176,13 +154,13 @@ class Redispatch:
 
     def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
         """Whether all of `rows`, which are of one queue, belong to a topic that was deleted since."""
-        topic, queue_id = _queue_of(block, rows)
+        topic, queue_id = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
         return (topic, queue_id) not in self._missing and self._was_deleted(topic, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
         """What of `rows`, all of one queue, is missing there; None where it takes more than to put it at the end."""
-        topic, queue_id = _queue_of(block, rows)
+        topic, queue_id = block.queue_of(rows)
         if self._queues.holds_batches(topic, queue_id):
             return None
         if self._was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
@@ -222,69 +200,9 @@ class Redispatch:
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
         """Remember who sent the records for which `counted` is true. False, and nothing is done, if one is of a deleted
         topic, or if producers would be forgotten: then their order counts."""
-        sources = [delivery_source(producer_id) for producer_id, _ in block.producers.instances]
-        runs = sorted(_runs(block, counted, np.array([source is None for source in sources], bool)))
-        keys = {(run.producer.producer_id, run.topic, run.queue_id) for run in runs}
-        was_deleted = any(self._queues.was_deleted_after(run.topic, physical_offset) for run in runs)
-        if was_deleted or not self._dedup.has_room_for(len(keys)):
+        found = producers_of(block, counted)
+        was_deleted = any(self._queues.was_deleted_after(topic, physical_offset) for topic in found.topics)
+        if was_deleted or not found.fit(self._dedup):
             return False
-        # In the order of their last messages: so the table knows who was silent longest.
-        for run in runs:
-            self._dedup.record(run.producer, run.topic, run.queue_id, run.messages, run.queue_offset)
-        rows, codes, sequences, instances = block.producers
-        of_scheduler = np.array([source is not None for source in sources], bool)[codes] & counted[rows]
-        for place in np.flatnonzero(of_scheduler).tolist():
-            code = int(codes[place])
-            source = sources[code]
-            assert source is not None
-            self._deliveries.advance(source, instances[code][1], int(sequences[place]) + 1)
+        found.remember(self._dedup, self._deliveries)
         return True
-
-
-def _is_queued(block: Block) -> NDArray[np.bool_]:
-    """Which records have a unit in a queue."""
-    transaction = block.sys_flags & SYS_FLAG_TRANSACTION_MASK
-    return ~np.isin(transaction, _NOT_QUEUED)
-
-
-def _queue_of(block: Block, rows: Ints) -> tuple[str, int]:
-    return block.topics[int(block.topic_codes[rows[0]])], int(block.queue_ids[rows[0]])
-
-
-def _groups(block: Block, rows: Ints) -> Iterator[Ints]:
-    """`rows` by queue, each in order, the queue first that comes first."""
-    keys = _queue_keys(block)[rows]
-    if not len(rows) or (keys == keys[0]).all():
-        return iter([rows] if len(rows) else [])
-    order = np.argsort(keys, kind="stable")
-    groups = np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
-    return iter(sorted(groups, key=lambda group: int(group[0])))
-
-
-def _queue_keys(block: Block) -> Ints:
-    return (block.topic_codes << 32) + block.queue_ids
-
-
-def _runs(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[_Run]:
-    """The messages of producers, as runs. `of_producer` tells which instances are not the scheduler."""
-    rows, codes, sequences, instances = block.producers
-    chosen = np.flatnonzero(of_producer[codes] & counted[rows])
-    rows, codes, sequences = rows[chosen], codes[chosen], sequences[chosen]
-    if not len(rows):
-        return
-    queues, offsets = _queue_keys(block)[rows], block.queue_offsets[rows]
-    order = np.lexsort((rows, codes, queues))
-    rows, codes, sequences, queues, offsets = (column[order] for column in (rows, codes, sequences, queues, offsets))
-    goes_on = (np.diff(queues) == 0) & (np.diff(codes) == 0) & (np.diff(sequences) == 1) & (np.diff(offsets) == 1)
-    firsts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
-    lasts = np.concatenate((firsts[1:], [len(rows)])) - 1
-    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        row, (producer_id, epoch) = int(rows[first]), instances[int(codes[first])]
-        yield _Run(
-            int(rows[last]),
-            ProducerSequence(producer_id, epoch, int(sequences[first])),
-            block.topics[int(block.topic_codes[row])],
-            int(block.queue_ids[row]),
-            int(offsets[first]),
-            last - first + 1,
-        )

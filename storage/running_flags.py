@@ -21,6 +21,8 @@ class RunningFlag(IntFlag):
 
 
 AGAINST_APPENDS = RunningFlag(127) & ~RunningFlag.NOT_READABLE
+AGAINST_REPLICATION = AGAINST_APPENDS & ~RunningFlag.FENCED
+"""A fenced store takes nothing but what its master sends."""
 
 
 class RunningFlags:
@@ -56,5 +58,8 @@ class RunningFlags:
     @property
     def not_writable_reason(self) -> str:
         """Why no append is taken; empty if appends are taken."""
-        reasons = [reason for flag, reason in self._reasons.copy().items() if flag & AGAINST_APPENDS]
-        return "; ".join(reasons)
+        return self.reason_against(AGAINST_APPENDS)
+
+    def reason_against(self, flags: RunningFlag) -> str:
+        """Why what `flags` forbid must not be; empty if none of them is set."""
+        return "; ".join([reason for flag, reason in self._reasons.copy().items() if flag & flags])

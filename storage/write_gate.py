@@ -18,7 +18,7 @@ from storage.flush import FlushService
 from storage.long_polls import LongPolls
 from storage.parts import StoreParts
 from storage.put_check import StoreState, refuse_store
-from storage.running_flags import RunningFlags
+from storage.running_flags import AGAINST_APPENDS, RunningFlag, RunningFlags
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,14 @@ class WriteGate:
     """The gate of one store, with its flush thread. Thread-safe.
 
     `lock` is the append lock: whoever holds it sees log and queues agree. `closed` is set by the store, under the lock.
-    `failure` says what the disk did, empty while all is well.
+    `failure` says what the disk did, empty while all is well. What is as durable as the settings promise is shown to
+    consumers, or, with `on_stored`, told to whoever decides that: it is called with the end of it, by the flush thread
+    or, with ASYNC_FLUSH, under the append lock.
     """
 
-    def __init__(self, parts: StoreParts, flags: RunningFlags, polls: LongPolls) -> None:
+    def __init__(
+        self, parts: StoreParts, flags: RunningFlags, polls: LongPolls, on_stored: Callable[[int], None] | None = None
+    ) -> None:
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._visibility = parts.log, parts.visibility
@@ -41,22 +45,35 @@ class WriteGate:
         self._timeout_s = settings.sync_flush_timeout_ms / 1000
         self._queue_wait_ms = settings.wait_time_in_send_queue_ms
         self._busy_timeout_ms = settings.os_page_cache_busy_timeout_ms
+        self._on_stored = on_stored or self.show
         self._entered_s = 0.0
         self.lock = threading.Lock()
         self.closed = False
         self.failure = ""
         self._flush = FlushService(parts.log, settings, on_flushed=self._on_flushed, on_failed=self.fail)
 
-    def write(self, write: Callable[[], T], timeout_s: float | None = None) -> tuple[T, bool]:
-        """Let `write` write, and wait as the settings say: its result, and whether it is as durable as they promise.
+    @property
+    def stored_offset(self) -> int:
+        """The end of what is as durable as the settings promise."""
+        return self._log.flushed_offset if self._sync else self._log.end_offset
 
-        `timeout_s` (default: sync_flush_timeout_ms) is for both. Raised before anything is written: SystemBusyError,
-        ServiceNotAvailableError (closed), StoreNotWritableError. StoreFailedError is raised when the disk fails
-        now: then it is unknown what is stored.
+    def write(
+        self,
+        write: Callable[[], T],
+        timeout_s: float | None = None,
+        against: RunningFlag = AGAINST_APPENDS,
+    ) -> tuple[T, int, bool]:
+        """Let `write` write, and wait as the settings say: its result, where the log ended then, and whether it is as
+        durable as they promise.
+
+        `timeout_s` (default: sync_flush_timeout_ms) is for both. `against`: the flags that forbid it.
+
+        Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
+        StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         start_s = time.monotonic()
-        self.require_writable()
+        self.require_writable(against)
         wait_s = max(min(timeout_s, self._queue_wait_ms / 1000), 0)
         if not self.lock.acquire(timeout=wait_s):
             raise SystemBusyError(
@@ -64,7 +81,7 @@ class WriteGate:
                 "nothing was stored, send again later"
             )
         try:
-            self.require_writable()
+            self.require_writable(against)
             self._entered_s = time.monotonic()
             try:
                 result = write()
@@ -73,21 +90,21 @@ class WriteGate:
                 raise self._outcome_unknown() from error
             end_offset = self._log.end_offset
             if not self._sync:
-                self._show(end_offset)
+                self._on_stored(end_offset)
         finally:
             self._entered_s = 0.0
             self.lock.release()
         if self._sync and not self._flush.wait_for(end_offset, start_s + timeout_s - time.monotonic()):
             if self.failure:
                 raise self._outcome_unknown()
-            return result, False
-        return result, True
+            return result, end_offset, False
+        return result, end_offset, True
 
-    def require_writable(self) -> None:
+    def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
         """Raise what the put checks say of the store (put_check.py)."""
         if not (self.closed or self.failure or self._entered_s or self._flags.any_set):
             return
-        reason = self._flags.not_writable_reason
+        reason = self._flags.reason_against(against)
         if self.failure:
             reason = f"{self.failure}; the store takes no more appends until it is opened again"
         entered_s = self._entered_s
@@ -115,8 +132,9 @@ class WriteGate:
 
     def _on_flushed(self, end_offset: int) -> None:
         if self._sync:
-            self._show(end_offset)
+            self._on_stored(end_offset)
 
-    def _show(self, end_offset: int) -> None:
-        for queue in self._visibility.advance(end_offset):
+    def show(self, end_offset: int) -> None:
+        """Let consumers see what is stored before `end_offset`. By one thread at a time."""
+        for queue in self._visibility.advance(min(end_offset, self.stored_offset)):
             self._polls.wake((queue.topic, queue.queue_id))

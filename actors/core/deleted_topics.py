@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from itertools import pairwise
 from typing import Final
@@ -55,6 +55,16 @@ class DeletedTopics:
         """Take messages for `topic` again; on disk on return."""
         with self._lock:
             self._save([name for name in self._names if name != topic])
+
+    def agree(self, existing: Collection[str], stored: Iterable[str]) -> None:
+        """Take messages for the `existing` topics and refuse those of the other `stored` ones; on disk on return.
+
+        For a store that begins to lead: topics were deleted and created where others led.
+        """
+        with self._lock:
+            names = [name for name in dict.fromkeys([*self._names, *stored]) if name not in existing]
+            if names != list(self._names):
+                self._save(names[-CLOSED_TOPICS_MAX:])
 
     def _save(self, names: list[str]) -> None:
         self._write(CLOSED_TOPICS_FILE, json.dumps(names))

@@ -16,7 +16,7 @@ from raymq.cli.dead_letters import dlq
 from raymq.cli.groups import group
 from raymq.cli.messages import consume, query, send
 from raymq.cli.output import err, out
-from raymq.cli.servers import demo, down, status, up
+from raymq.cli.servers import balance, demo, down, drain, status, up
 from raymq.cli.stores import store
 from raymq.cli.topics import topic
 from raymq.errors import RaymqError
@@ -56,5 +56,5 @@ def cli() -> None:
     """
 
 
-for command in (up, down, status, demo, topic, group, send, consume, query, dlq, store):
+for command in (up, down, status, drain, balance, demo, topic, group, send, consume, query, dlq, store):
     cli.add_command(command)

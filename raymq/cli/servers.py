@@ -1,4 +1,4 @@
-"""`raymq up`, `down`, `status` and `demo`."""
+"""`raymq up`, `down`, `status`, `drain`, `balance` and `demo`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,36 @@ from raymq.cli.output import address_option, json_option, out, print_value, step
 @click.option("--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml here, if there is one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the stores are kept.")
 @click.option("--broker-groups", type=int, help="How many broker groups share the queues.")
+@click.option("--wait-nodes", type=click.IntRange(1), help="First wait until Ray has so many nodes, the head included.")
+@click.option("--wait-s", type=click.FloatRange(0), help="How long; then nothing is started. Default: half an hour.")
 @address_option
 @json_option
 def up(
-    config: Path | None, data_dir: Path | None, broker_groups: int | None, address: str | None, as_json: bool
+    config: Path | None,
+    data_dir: Path | None,
+    broker_groups: int | None,
+    wait_nodes: int | None,
+    wait_s: float | None,
+    address: str | None,
+    as_json: bool,
 ) -> None:
     """Start raymq. Starts Ray on this machine first when none runs. Running it again changes nothing.
 
     Example: raymq up --data-dir /var/lib/raymq --broker-groups 2
     """
+    from raymq.local_server import WAIT_NODES_TIMEOUT_S
     from raymq.local_server import up as start
 
     with steps(as_json) as progress:
-        actors = start(config, data_dir, broker_groups, address, progress)
+        actors = start(
+            config,
+            data_dir,
+            broker_groups,
+            address,
+            progress,
+            wait_nodes=wait_nodes,
+            wait_timeout_s=WAIT_NODES_TIMEOUT_S if wait_s is None else wait_s,
+        )
     print_value(as_json, {"actors": actors}, lambda: out.print(f"raymq is up: {', '.join(actors)}"))
 
 
@@ -51,18 +68,65 @@ def down(address: str | None, as_json: bool) -> None:
 @address_option
 @json_option
 def status(address: str | None, as_json: bool) -> None:
-    """Show broker groups, stores, and the consumer groups that are connected.
+    """Show broker groups, their replicas and stores, and the consumer groups that are connected.
 
-    Exit code 1 when something that should run does not answer. Example: raymq status --json
+    Exit code 1 when something that should run does not answer, or a broker group has no master.
+    Example: raymq status --json
     """
     from raymq.local_server import status as ask
 
     report = ask(address)
     broken = [
-        entry for kind in ("brokers", "stores", "groups", "instances") for entry in report[kind] if entry["error"]
+        entry
+        for kind in ("brokers", "stores", "groups", "instances", "replication")
+        for entry in report[kind]
+        if entry["error"]
     ]
+    broken += [group for entry in report["replication"] for group in entry["groups"] if group["reason"]]
     print_value(as_json, report, lambda: _print_status(report))
     if broken:
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="Allow replicas there again.")
+@address_option
+@json_option
+def drain(node: str, undo: bool, address: str | None, as_json: bool) -> None:
+    """Move every replica off a node, before it is taken away. NODE is its address, or the beginning of its id.
+
+    Its replicas begin anew on other nodes and are filled from their masters; a master hands over first. Exit code 1
+    when some are left after four minutes: the cluster goes on moving them. Example: raymq drain 10.0.0.7
+    """
+    from raymq.local_server import drain as empty
+
+    with steps(as_json) as progress:
+        result = empty(node, undo, address, progress)
+    left = ", ".join(result["left"])
+    done = "may keep replicas again" if undo else f"still has, or still fills: {left}" if left else "keeps no replica"
+    print_value(as_json, result, lambda: out.print(f"node {result['node_id'][:8]} {done}"))
+    if left:
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@address_option
+@json_option
+def balance(address: str | None, as_json: bool) -> None:
+    """Have the first replica by priority lead each broker group again, as after a start. No message is lost by it.
+
+    Exit code 1 when one could not, because it is not in sync. Example: raymq balance
+    """
+    from raymq.local_server import balance as hand_over
+
+    with steps(as_json) as progress:
+        result = hand_over(address, progress)
+    moved = ", ".join(f"{group} to replica {replica}" for group, replica in sorted(result["wanted"].items()))
+    left = ", ".join(result["left"])
+    text = f"handed over: {moved or 'nothing'}" + (f"; not yet: {left}" if left else "")
+    print_value(as_json, result, lambda: out.print(text))
+    if left:
         raise click.exceptions.Exit(1)
 
 
@@ -111,6 +175,8 @@ def _print_status(report: dict[str, Any]) -> None:
             for s in report["stores"]
         ],
     )
+    for controller in report["replication"]:
+        _print_replication(controller)
     if report["groups"]:
         table(
             ["group", "generation", "members", "queues held"],
@@ -131,3 +197,27 @@ def _print_status(report: dict[str, Any]) -> None:
                 for i in report["instances"]
             ],
         )
+
+
+def _print_replication(controller: dict[str, Any]) -> None:
+    """Who leads each broker group of several replicas, and how each replica is doing."""
+    groups = controller["groups"]
+    table(
+        ["broker", "master", "epoch", "in sync", "state"],
+        [[g["broker"], g["master"], g["epoch"], " ".join(map(str, g["in_sync"])), g["reason"] or "led"] for g in groups]
+        + ([["controller", None, None, "-", controller["error"]]] if controller["error"] else []),
+    )
+    table(
+        ["replica", "role", "node", "lag bytes", "state"],
+        [
+            [
+                f"{g['broker']}-{r['replica']}",
+                r["role"],
+                r["node"],
+                r["lag_bytes"],
+                r["note"] or r["error"] or ("in sync" if r["replica"] in g["in_sync"] else "catching up"),
+            ]
+            for g in groups
+            for r in g["replicas"]
+        ],
+    )

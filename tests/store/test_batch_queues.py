@@ -18,9 +18,9 @@ from raymq.hashing import tags_code
 from raymq.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.range_reader import RangeReader
-from raymq.record import decode_records
+from raymq.record import decode_records, encode_host, stamp
 from raymq.store_api import Boundary, FetchRequest
-from storage import cleaner
+from storage import cleaner, raw_append
 from storage.message_store import MessageStore
 from storage.raw_log import truncate_log
 from tests.support.fakes import FakeRoutes, topic_route
@@ -298,3 +298,78 @@ def test_a_record_that_does_not_say_what_it_holds_is_in_no_queue(tmp_path):
     assert store.topics() == {"orders": [0]}
     assert bodies_of(store) == [b"plain"]
     store.close()
+
+
+def queue_files(root: Path) -> dict[str, bytes]:
+    paths = [path for path in root.glob("*consumequeue/*/*/*") if path.is_file()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
+def test_a_slave_has_the_queues_that_its_master_recovered(root, tmp_path, monkeypatch, max_bytes):
+    monkeypatch.setattr(raw_append, "BLOCK_RECORDS_MIN", 1)
+    shutil.rmtree(root / "batchconsumequeue")
+    master, slave = open_batched(root), open_batched(tmp_path / "slave")
+    end = master.status().max_physical_offset
+    while (position := slave.status().max_physical_offset) < end:
+        slave.append_log(position, master.read_log(position, max_bytes))
+    check(slave)
+    master.close()
+    slave.close()
+    assert queue_files(tmp_path / "slave") == queue_files(root)
+
+
+def plain_records(count: int, topic: str, queue_offset: int, physical_offset: int) -> bytes:
+    batch = make_batch([b"x"] * count, topic=topic, producer=("p", 0, queue_offset))
+    records = bytearray(batch.records)
+    stamp(
+        records,
+        batch.sizes,
+        first_queue_offset=queue_offset,
+        first_physical_offset=physical_offset,
+        store_timestamp_ms=1_700_000_000_001,
+        store_host=encode_host("127.0.0.1", 10911),
+    )
+    return bytes(records)
+
+
+def mixed_log() -> list[bytes]:
+    """Topic "a" has single messages, "b" batches; records of the other kind, or none, are between them."""
+    log: list[bytes] = []
+
+    def batch(topic: str, base_offset: int, num: int | None = None) -> None:
+        two = [BatchItem(b"y", {})] * 2
+        at = sum(map(len, log))
+        log.append(inner_batch_record(two, base_offset=base_offset, physical_offset=at, topic=topic, num=num))
+
+    def plain(count: int, topic: str, queue_offset: int) -> None:
+        log.append(plain_records(count, topic, queue_offset, sum(map(len, log))))
+
+    batch("a", 0, num=0)
+    plain(3, "a", 0)
+    batch("b", 0)
+    batch("a", 3)
+    plain(2, "b", 2)
+    plain(2, "a", 3)
+    batch("b", 2)
+    plain(1, "b", 4)
+    return log
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_not_of_its_queues_kind_is_in_no_queue_of_a_slave_as_after_recovery(tmp_path, monkeypatch, together):
+    monkeypatch.setattr(raw_append, "BLOCK_RECORDS_MIN", 1)
+    slave = open_batched(tmp_path / "slave")
+    for chunk in [b"".join(mixed_log())] if together else mixed_log():
+        slave.append_log(slave.status().max_physical_offset, chunk)
+    assert [slave.queue_bounds(topic, 0).max_offset for topic in "ab"] == [5, 4]
+    root = killed_copy(tmp_path / "slave", tmp_path / "recovered")
+    producers = slave._parts.dedup.rows()
+    slave.close()
+    for name in ("consumequeue", "batchconsumequeue"):
+        shutil.rmtree(root / name)
+    (root / "dedup").unlink(missing_ok=True)
+    recovered = open_batched(root)
+    assert recovered._parts.dedup.rows() == producers
+    recovered.close()
+    assert queue_files(root) == queue_files(tmp_path / "slave")

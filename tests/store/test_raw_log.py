@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import DataLossError, InvalidArgumentError, StoreLockedError
+from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError, StoreLockedError
+from raymq.log_reader import LogReader
 from raymq.record import record_starts
 from storage.message_store import MessageStore
-from storage.raw_log import truncate_log
+from storage.raw_log import read_chunk, truncate_log
 from tests.support.stores import LOG_FILE_BYTES, bodies_of, make_batch, open_store, small_settings
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
@@ -98,6 +99,28 @@ def test_reading_outside_the_log_is_an_error(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
+def test_a_topic_that_was_deleted_and_created_again_is_so_in_the_copy(tmp_path, max_bytes):
+    source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
+    source.delete_topic("orders")
+    source.append([make_batch([b"new one"])])
+    source.append([make_batch([b"new other"], queue_id=1)])
+    source.append([make_batch([b"new two"])])
+    source.append([make_batch([b"kept"], topic="payments")])
+    source.delete_topic("orders")
+    source.append([make_batch([b"newest"], queue_id=1)])
+    copy_log(source, target, max_bytes)
+    for store in (source, target):
+        assert bodies_of(store) == []
+        assert bodies_of(store, queue_id=1) == [b"newest"]
+        assert bodies_of(store, "payments") == [b"kept"]
+    target.close()
+    again = open_store(tmp_path / "b")
+    assert bodies_of(again, queue_id=1) == [b"newest"]
+    again.close()
+    source.close()
+
+
 @pytest.mark.parametrize("keep", [0, 1, 100, 250, 499])
 def test_a_log_is_cut_at_a_record_and_everything_follows(tmp_path, keep):
     root = tmp_path / "a"
@@ -122,3 +145,33 @@ def test_a_log_is_cut_at_a_record_and_everything_follows(tmp_path, keep):
     assert store.query_by_key("orders", "none").complete
     assert store.query_by_unique_id("orders", f"{0:032X}").count > 0
     store.close()
+
+
+def test_what_is_stored_here_later_is_not_earlier_than_what_another_replica_stored(tmp_path):
+    source, target = (
+        open_store(tmp_path / "a", clock_ms=lambda: 5000),
+        open_store(tmp_path / "b", clock_ms=lambda: 1000),
+    )
+    source.append([make_batch([b"one"])])
+    copy_log(source, target, 1 << 20)
+    [result] = target.append([make_batch([b"two"])])
+    assert result.store_timestamp_ms == 5000
+    source.close()
+    target.close()
+
+
+def test_a_chunk_ends_before_damage_and_damage_is_told(tmp_path):
+    store = filled(tmp_path / "a")
+    end = store.status().max_physical_offset
+    whole = store.read_log(0, 5000)
+    store.close()
+    path = tmp_path / "a" / "commitlog" / f"{0:020d}"
+    second = int(record_starts(whole)[1])
+    with path.open("r+b") as file:
+        file.seek(second + 4)
+        file.write(b"xxxx")
+    reader = LogReader(tmp_path / "a", commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
+    assert read_chunk(reader, 0, 0, end, 5000) == whole[:second]
+    with pytest.raises(StoreCorruptError, match="no record is at"):
+        read_chunk(reader, 0, second, end, 5000)
+    reader.close()

@@ -60,13 +60,13 @@ class Sandbox:
 
 
 @contextmanager
-def sandbox() -> Iterator[Sandbox]:
+def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
     """Point HOME, TMPDIR and the current directory of this process, and of those it starts, into a new sandbox."""
     box = Sandbox(Path(tempfile.mkdtemp(prefix="rmqt", dir="/tmp")))
     try:
         for directory in (box.home, box.tmp, box.work):
             directory.mkdir()
-        (box.work / "raymq.yaml").write_text(SETTINGS + f"data_dir: {box.data}\n")
+        (box.work / "raymq.yaml").write_text(settings + f"data_dir: {box.data}\n")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(box.home))
             patch.setenv("TMPDIR", str(box.tmp))

@@ -15,10 +15,14 @@ SHARDS = 8
 
 
 class Senders:
-    """`producers` threads, each with a producer of its own, send `count` messages each. Start, then join."""
+    """`producers` threads, each with a producer of its own, send `count` messages each, or fewer after `stop`, with
+    `pause_s` between two. Start, then join."""
 
-    def __init__(self, mq: raymq.Client, topic: str, *, producers: int, count: int, history: History) -> None:
+    def __init__(
+        self, mq: raymq.Client, topic: str, *, producers: int, count: int, history: History, pause_s: float = 0.0
+    ) -> None:
         self._mq, self._topic, self._count, self._history = mq, topic, count, history
+        self._pause_s, self._stopping = pause_s, threading.Event()
         self._failures: list[BaseException] = []
         self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(producers)]
 
@@ -29,6 +33,10 @@ class Senders:
     @property
     def running(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        """Have them hand over no more; `join` waits for what was handed over."""
+        self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for all of them; raises what one raised that is no outcome of a send."""
@@ -46,8 +54,10 @@ class Senders:
                     sent = Sent(index, sequence)
                     message = raymq.Message(self._topic, sent.body())
                     waiting.append((sent, producer.send_async(message, sharding_key=f"shard-{sequence % SHARDS}")))
-                    if len(waiting) >= IN_FLIGHT_MAX:
+                    while waiting and (len(waiting) >= IN_FLIGHT_MAX or waiting[0][1].done()):
                         self._history.add(outcome_of(*waiting.popleft()))
+                    if self._stopping.wait(self._pause_s) if self._pause_s else self._stopping.is_set():
+                        break
                 while waiting:
                     self._history.add(outcome_of(*waiting.popleft()))
         except BaseException as error:  # handed to join
@@ -62,6 +72,8 @@ def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
         return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
         return Operation(sent, Outcome.FAILED, error=str(error))
+    if result.status is not raymq.SendStatus.SEND_OK:  # too few copies, or not on disk, in time
+        return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)
 
 

@@ -35,7 +35,7 @@ def watch_over(store, changed: list[GroupConfig] | None = None, **options):
     )
     changed = [] if changed is None else changed
     log = SimpleNamespace(ready=lambda: state)
-    return BrokerWatch(log, storage, BrokerOptions(**options), changed.append), state
+    return BrokerWatch(log, lambda: storage, BrokerOptions(**options), changed.append), state
 
 
 def test_puts_are_counted_by_the_stores_own_counters(store):

@@ -49,7 +49,7 @@ class Handle:
     def _start(self) -> None:
         self.lives += 1
         self.listener = Listener(ship(print, takes_batch=False), self._settings)
-        self.listener._pool._handler = lambda messages: self._handle(messages[0])
+        self.listener._pool._handler = self._handle
 
     def kill(self) -> None:
         under_way, self._under_way = self._under_way, set()

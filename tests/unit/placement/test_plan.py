@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from placement.plan import Node, make_plan, store_directory
+from placement.homes import Node, store_directory
+from placement.plan import make_plan
 from raymq.config import ClusterSettings, FlushDiskType, StoreOptions
 from raymq.errors import ConfigError
 from raymq.names import NameServerName, StorageName
@@ -40,13 +41,13 @@ def test_the_order_of_the_inventory_does_not_matter():
 
 
 def test_a_store_stays_where_its_data_is():
-    nodes = [Node("n1", "10.0.0.1"), Node("n2", "10.0.0.2", frozenset({"broker-a-0", "broker-b-0"}))]
+    nodes = [Node("n1", "10.0.0.1"), Node("n2", "10.0.0.2", {"broker-a-0": 1, "broker-b-0": 1})]
     placed = places(ClusterSettings(broker_groups=3), *nodes)
     assert placed == {"storage-broker-a-0": "n2", "storage-broker-b-0": "n2", "storage-broker-c-0": "n1"}
 
 
 def test_a_new_store_does_not_take_the_place_that_data_further_down_the_list_claims():
-    nodes = [Node("n1", "10.0.0.1", frozenset({"broker-b-0"})), Node("n2", "10.0.0.2")]
+    nodes = [Node("n1", "10.0.0.1", {"broker-b-0": 1}), Node("n2", "10.0.0.2")]
     placed = places(ClusterSettings(broker_groups=2), *nodes)
     assert placed == {"storage-broker-a-0": "n2", "storage-broker-b-0": "n1"}
 

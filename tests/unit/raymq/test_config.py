@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raymq.config import BrokerOptions, ClusterSettings, FlushDiskType, StoreOptions, StoreSettings, load_settings
+from raymq.config import (
+    DATA_DIR_VARIABLE,
+    BrokerOptions,
+    ClusterSettings,
+    FlushDiskType,
+    StoreOptions,
+    StoreSettings,
+    data_dir_here,
+    load_settings,
+)
 from raymq.errors import ConfigError
 
 
@@ -137,3 +146,10 @@ def test_golden_32_the_registration_period_has_bounds(period_ms, interval_s):
 def test_an_unknown_key_of_the_broker_section_is_named_with_those_that_are_known():
     with pytest.raises(ConfigError, match="did you mean 'auto_create_topic_enable'"):
         load_settings(None, broker={"auto_create_topics_enable": True})
+
+
+def test_a_node_may_keep_its_stores_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.delenv(DATA_DIR_VARIABLE, raising=False)
+    assert data_dir_here(Path("/data")) == Path("/data")
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(tmp_path))
+    assert data_dir_here(Path("/data")) == tmp_path

@@ -9,7 +9,7 @@ import pytest
 
 from raymq import consume_pool
 from raymq.consume_hook import ConsumeContext
-from raymq.consume_pool import Call, ConsumePool, Work
+from raymq.consume_pool import ConsumePool, Work
 from raymq.consume_result import ConsumeLater, ConsumeReport
 from raymq.message import ConsumeStatus
 from tests.support.fakes import WAIT_S
@@ -29,7 +29,7 @@ class Scripted:
         self.answers: dict[str, object] = {}
 
     def __call__(self, messages):
-        name = ",".join(message.name for message in messages)
+        name = ",".join(message.name for message in messages) if isinstance(messages, list) else messages.name
         with self.changed:
             self.seen.append(name)
             self.threads.add(threading.get_ident())
@@ -72,7 +72,8 @@ def pool_of(listener, *, threads=4, timeout_s=3600.0, **more) -> ConsumePool:
 
 def work_of(*names: str, key: str | None = None, size: int = 1) -> Work:
     messages = [SimpleNamespace(name=name) for name in names]
-    return Work([Call(first, messages[first : first + size]) for first in range(0, len(messages), size)], key)
+    firsts = range(0, len(messages), size)
+    return Work(messages if size == 1 else [messages[first : first + size] for first in firsts], firsts, key)
 
 
 def run(pool: ConsumePool, work: Work) -> ConsumeReport:
@@ -173,9 +174,9 @@ def test_a_list_may_be_done_up_to_a_message(listener):
 
 
 def test_a_message_that_cannot_be_shown_fails_without_a_call(listener):
-    work = Work([Call(0, [SimpleNamespace(name="a")]), Call(1, [], "damaged")], None)
+    work = Work([SimpleNamespace(name="a"), ValueError("torn")], [0, 1], None, damaged=True)
     [failure] = run(pool_of(listener), work).failures
-    assert (failure.first, failure.count, failure.error) == (1, 1, "damaged")
+    assert (failure.first, failure.count, failure.error) == (1, 1, "the message cannot be decoded: torn")
     assert listener.seen == ["a"]
 
 

@@ -30,6 +30,8 @@ class Owner:
         self.routes: dict[str, Callable[[], str]] = {}
         self.answer = lambda request: FetchResult(PullStatus.FOUND, request.queue_offset + 1, 0, 99, b"x", 1)
         self.failures: list[Exception] = []
+        self.asked_anew: list[str] = []
+        self.gone: set[str] = set()
         self.end = 3
         self.fetcher = Fetcher(
             wanted=self.wanted,
@@ -38,7 +40,12 @@ class Owner:
             request=lambda queue, offset: FetchRequest(queue.topic, queue.queue_id, offset, 10),
             storage_name=lambda queue: self.routes.get(queue.topic, lambda: f"storage-{queue.broker_name}-0")(),
             storage=lambda name: _Storage(self, name),
+            outdated=self.outdated,
         )
+
+    def outdated(self, queue: MessageQueue) -> None:
+        with self.changed:
+            self.asked_anew.append(queue.topic)
 
     def wanted(self):
         with self.changed:
@@ -64,6 +71,8 @@ class _Storage:
     def fetch(self, requests, max_bytes, wait_s, timeout_s):
         with self.owner.changed:
             self.owner.waits.append((self.name, wait_s, len(requests)))
+            if self.name in self.owner.gone:
+                raise ServiceNotAvailableError(f"{self.name} is gone")
         return [self.owner.answer(request) for request in requests]
 
 
@@ -205,3 +214,14 @@ def test_after_stop_nothing_is_read_any_more(owner):
     owner.offsets = {Q0: 0}
     owner.fetcher.wake()
     assert owner.waits == []
+
+
+def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_asking_for_it(owner):
+    """Only a failed read shows it, and the route must be asked anew: what is cached still names the old one."""
+    owner.offsets = {Q0: 0, Q1: 0}
+    owner.gone = {"storage-a-0"}
+    owner.routes["orders"] = lambda: "storage-a-1" if owner.asked_anew else "storage-a-0"
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 6)
+    assert set(owner.asked_anew) == {"orders"}
+    assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}

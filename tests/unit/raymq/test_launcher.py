@@ -54,6 +54,12 @@ def test_the_request_is_sent_and_progress_and_result_come_back(child):
     assert ClusterSettings(**request["settings"]) == settings
 
 
+def test_arguments_of_an_action_are_sent_along(child):
+    child("print(json.dumps({'result': json.loads(sys.stdin.readline())}))")
+    request = launcher.launch("drain", "address", node="10.0.0.7", undo=False)
+    assert (request["action"], request["node"], request["undo"]) == ("drain", "10.0.0.7", False)
+
+
 @pytest.mark.parametrize("value", [None, [], {}, 0])
 def test_a_result_may_be_empty(child, value):
     child(f"sys.stdin.read()\nprint({json.dumps(json.dumps({'result': value}))})")

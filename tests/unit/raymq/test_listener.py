@@ -170,8 +170,7 @@ def received():
 def by_reference(handler, **how) -> Listener:
     """A Listener whose handler is this very object, so that a test sees its effects."""
     made = listener(print, **how)
-    batch = how.get("takes_batch", False)
-    made._pool._handler = handler if batch else lambda messages: handler(messages[0])
+    made._pool._handler = handler
     return made
 
 

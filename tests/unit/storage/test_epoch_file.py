@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
-from storage.epoch_file import EPOCH_FILE, EpochEntry, EpochFile, decode_epochs, encode_epochs
+from raymq.replication import EpochEntry, common_end
+from storage.epoch_file import EPOCH_FILE, EpochFile, decode_epochs, encode_epochs
 
 GIB = 1 << 30
 
@@ -74,8 +75,6 @@ def test_epochs_leave_with_the_log(tmp_path):
         ([], 0, [(1, 0)], 900, None),
     ],
 )
-def test_where_two_logs_part(tmp_path, mine, my_end, theirs, their_end, common):
-    file = EpochFile(tmp_path)
-    for epoch, start in mine:
-        file.append(epoch, start)
-    assert file.end_of_common(my_end, [EpochEntry(*entry) for entry in theirs], their_end) == common
+def test_where_two_logs_part(mine, my_end, theirs, their_end, common):
+    entries = [EpochEntry(*entry) for entry in mine], [EpochEntry(*entry) for entry in theirs]
+    assert common_end(entries[0], my_end, entries[1], their_end) == common

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.epoch_file import EpochEntry
+from raymq.replication import EpochEntry
 from storage.ha_frames import (
     ConnectionState,
     DataHeader,

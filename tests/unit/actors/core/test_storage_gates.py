@@ -48,6 +48,16 @@ def test_a_deleted_topic_is_refused_also_after_a_restart_until_it_is_created(dis
         one.check(batches)
 
 
+def test_a_store_that_begins_to_lead_refuses_what_was_deleted_and_takes_what_was_created_where_others_led(disk):
+    deleted = reopen(disk)
+    deleted.add("orders")  # and created again elsewhere
+    deleted.agree({"orders", "bills"}, ["orders", "bills", "parcels"])
+    for one in (deleted, reopen(disk)):
+        one.check([make_batch([b"x"]), make_batch([b"x"], topic="bills")])
+        with pytest.raises(TopicNotExistError, match="parcels"):
+            one.check([make_batch([b"x"], topic="parcels")])
+
+
 def test_a_delayed_message_for_a_deleted_topic_is_refused_too(disk):
     deleted = reopen(disk)
     deleted.add("orders")

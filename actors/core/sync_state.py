@@ -1,0 +1,127 @@
+"""What a master knows of its followers, and what follows from it: the confirm offset and the sync-state set.
+
+A follower that asks for the log from an offset says with it that everything before is on its disk. The confirm offset
+is what every member of the set has; it never goes back. The set is changed by asking the Controller:
+
+    expand   a follower that has everything up to the confirm offset and has reached the master's end lately
+    shrink   a member that has not reached the master's end for `not_catchup_s`, that the Controller does not hear, or
+             whose disk has lost what it had
+
+From the question to the answer the union of the old and the new set counts (spec/storage.md §11.2), so whoever the
+Controller may elect meanwhile has everything that was acknowledged. Nothing here survives the process.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from raymq.replication import SyncStateSet
+
+
+@dataclass(slots=True)
+class _Follower:
+    store_id: str
+    acked_offset: int
+    asked_end_offset: int
+    asked_s: float
+    caught_up_s: float
+    learner: bool
+
+
+class MasterSyncState:
+    """The followers of a master in one epoch, which it began as the set's only member with `end_offset`."""
+
+    def __init__(self, replica: int, first: SyncStateSet, end_offset: int, *, not_catchup_s: float) -> None:
+        self._replica = replica
+        self._not_catchup_s = not_catchup_s
+        self.sync_state_set = first
+        self._proposed: dict[int, str] | None = None
+        self._followers: dict[int, _Follower] = {}
+        self._own_end = self.confirm_offset = end_offset
+
+    @property
+    def epoch(self) -> int:
+        return self.sync_state_set.epoch
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """Whose copies count: the set, and whom the Controller was asked to take in."""
+        return self.sync_state_set.members | frozenset(self._proposed or ())
+
+    def flushed(self, end_offset: int) -> None:
+        """The master's own disk has everything before `end_offset`."""
+        self._own_end = max(self._own_end, end_offset)
+        self._confirm()
+
+    def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
+        """A follower in this epoch has everything before `from_offset` on its disk, and asks for more."""
+        known = self._followers.get(follower)
+        if known is not None and known.store_id != store_id:
+            known = None
+        caught_up_s = now_s if from_offset >= self._own_end else -math.inf
+        if known is not None and caught_up_s < now_s:
+            reached = from_offset >= known.asked_end_offset
+            caught_up_s = max(known.caught_up_s, known.asked_s if reached else -math.inf)
+        self._followers[follower] = _Follower(store_id, from_offset, self._own_end, now_s, caught_up_s, learner)
+        self._confirm()
+
+    def silent(self, names: frozenset[int]) -> None:
+        """The Controller does not hear these: they are dropped without waiting for `not_catchup_s`."""
+        for name in names & self._followers.keys():
+            self._followers[name].caught_up_s = -math.inf
+
+    def copies(self, end_offset: int) -> int:
+        """How many replicas of the set, this one included, have everything before `end_offset`."""
+        others = sum(self._has(member, end_offset) for member in self.sync_state_set.members - {self._replica})
+        return others + (self._own_end >= end_offset)
+
+    def propose(self, now_s: float) -> SyncStateSet | None:
+        """The set to ask the Controller for, if it should be another one or if an answer is still missing."""
+        if self._proposed is None:
+            wanted = self._wanted(now_s)
+            if wanted == self.sync_state_set.stores:
+                return None
+            self._proposed = wanted
+        return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
+
+    def decided(self, answer: SyncStateSet) -> None:
+        """The set that the Controller says holds now.
+
+        Only a newer one ends a question that is under way: until then the Controller may still take it up, and whom it
+        took in must have been counted all the time.
+        """
+        if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
+            self.sync_state_set = answer
+            self._proposed = None
+            self._confirm()
+
+    def lag_bytes(self) -> dict[int, int]:
+        """How far each follower is behind."""
+        return {name: max(self._own_end - follower.acked_offset, 0) for name, follower in self._followers.items()}
+
+    def _wanted(self, now_s: float) -> dict[int, str]:
+        stores = self.sync_state_set.stores
+        wanted = {self._replica: stores[self._replica]}
+        for name, follower in self._followers.items():
+            member = stores.get(name) == follower.store_id
+            able = not follower.learner and follower.acked_offset >= self.confirm_offset
+            if now_s - follower.caught_up_s <= self._not_catchup_s and (member or able):
+                wanted[name] = follower.store_id
+        return wanted
+
+    def _has(self, name: int, end_offset: int) -> bool:
+        acked_offset = self._acked(name)
+        return acked_offset is not None and acked_offset >= end_offset
+
+    def _confirm(self) -> None:
+        acked = [self._acked(name) for name in self.counted - {self._replica}]
+        known = [offset for offset in acked if offset is not None]
+        if len(known) == len(acked):
+            self.confirm_offset = max(self.confirm_offset, min([self._own_end, *known]))
+
+    def _acked(self, name: int) -> int | None:
+        """What a replica has, for sure; None for one that was not heard, or whose directory is another one now."""
+        follower = self._followers.get(name)
+        stores = {**self.sync_state_set.stores, **(self._proposed or {})}
+        return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset

@@ -1,0 +1,95 @@
+"""Replicator: carries the log from a broker group's master to one slave replica.
+
+    slave.following ─▶ whom, in which epoch ─▶ master.history ─▶ slave.align
+                                                └─▶ master.read_log(from) ══ chunk ══▶ slave.append_log ─▶ from, …
+
+A chunk passes between the two storage actors by object reference: this actor does not hold its bytes. What the slave is
+asked from tells the master what the slave has on its disk, so there is no other acknowledgement.
+
+What survives its death: nothing, and nothing has to; the slave knows where it stands. Everything it calls is safe to
+repeat: a chunk that does not continue the slave's log is refused.
+
+May wait for: Storage. Nobody waits for a Replicator.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Final
+
+import ray
+
+from actors.options import PERSISTENT
+from actors.shell import shell
+from raymq.backoff import Backoff
+from raymq.errors import RaymqError
+from raymq.names import StorageName
+from raymq.ray_calls import ActorRef, resolve
+from raymq.replication import Following
+
+CALL_TIMEOUT_S: Final = 10.0
+LONG_POLL_S: Final = 2.0
+CHUNK_MAX_BYTES: Final = 4 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Replicator:
+    """The loop of one slave. `flow_bytes_s`: at most so many bytes per second, None for as many as there are."""
+
+    def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
+        self._name = slave
+        self._slave = ActorRef(str(slave))
+        self._flow_bytes_s = flow_bytes_s
+        self._stopping = threading.Event()
+        self._copied = 0
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name="replicate", daemon=True)
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """How it goes: bytes copied since it was started, and what failed last."""
+        return {"slave": str(self._name), "copied_bytes": self._copied, "error": self._failure}
+
+    def close(self) -> None:
+        """End the loop, at the latest after a call that is under way."""
+        self._stopping.set()
+        self._thread.join(CALL_TIMEOUT_S)
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                following: Following | None = self._slave.call("following", LONG_POLL_S, timeout_s=CALL_TIMEOUT_S)
+                if following is not None:
+                    self._copy(following)
+                backoff.reset()
+            except RaymqError as error:
+                # A role has changed, or one of the two is away: ask the slave again whom it follows.
+                self._failure = str(error)
+                _log.info("%s: %s", self._name, error)
+                self._stopping.wait(backoff.next())
+
+    def _copy(self, following: Following) -> None:
+        """Carry chunks until a call fails, which it does when a role changes."""
+        master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
+        position = following.position
+        if position is None:
+            history = master.call("history", following.epoch, timeout_s=CALL_TIMEOUT_S)
+            position = self._slave.call("align", following.epoch, history, timeout_s=CALL_TIMEOUT_S * 6)
+        while not self._stopping.is_set():
+            started_s = time.monotonic()
+            who = (self._name.replica, following.store_id, following.learner)
+            chunk = master.handle().read_log.remote(*who, following.epoch, position, CHUNK_MAX_BYTES, LONG_POLL_S)
+            appended = self._slave.handle().append_log.remote(following.epoch, chunk)
+            position, copied = resolve(appended, f"{self._name}.append_log", LONG_POLL_S + CALL_TIMEOUT_S)
+            self._copied += copied
+            self._failure = ""
+            if self._flow_bytes_s:
+                self._stopping.wait(max(copied / self._flow_bytes_s - (time.monotonic() - started_s), 0.0))
+
+
+OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
+ReplicatorActor = ray.remote(**OPTIONS)(shell(Replicator))

@@ -1,0 +1,303 @@
+"""Controller: decides who leads each broker group of several replicas, tells them, and has them repaired.
+
+One thread per replica asks it for its account about three times a second, and takes along what it is to do
+(placement.election). A replica that does not answer does not hold up the others. Decisions are in the journal before
+anybody is told; where the journal cannot be written nothing is decided, the leases run out, and `status` says why.
+
+What survives its death: the journal. Ray starts it again where its head node is; masters go on by themselves for as
+long as their leases hold. Every call is safe to repeat.
+
+May wait for: Storage. Nobody waits for the Controller; a Broker is told of a new master, and asks when it wonders.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+
+from actors.options import PERSISTENT
+from actors.replicator import ReplicatorActor
+from actors.shell import shell
+from placement.caretaker import Caretaker
+from placement.controller_settings import ControllerSettings
+from placement.election import GroupControl, Record
+from placement.repair import GroupView
+from raymq.config import data_dir_here
+from raymq.errors import InvalidArgumentError, RaymqError, StoreError
+from raymq.names import ReplicatorName, StorageName
+from raymq.ray_calls import ActorRef
+from raymq.replication import Follow, GroupLeader, Order, Renew, ReplicaState, SyncStateSet
+from storage.journal import Journal
+
+PING_INTERVAL_S: Final = 0.3
+PING_TIMEOUT_S: Final = 1.0
+DRAINING: Final = "draining"
+"""The journal's key for the ids of the nodes that are to be emptied; the others are broker groups."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One replica: what it is to be told next, and how its last call went."""
+
+    name: StorageName
+    actor: ActorRef
+    wake: threading.Event
+    order: Order | None = None
+    error: str = "not asked yet"
+
+
+class Controller:
+    """The shell around one GroupControl per broker group."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._failure = ""
+        self._told: dict[str, int] = {}
+        journal = settings.journal
+        self._journal = Journal(data_dir_here(settings.data_dir) / journal.relative_to(settings.data_dir))
+        self._groups: dict[str, GroupControl] = {}
+        self._watched: dict[StorageName, _Watched] = {}
+        for group, replicas in settings.groups.items():
+            self._control(group, replicas)
+        self._caretaker = Caretaker(settings, self._views, self._draining, self.designate)
+        threading.Thread(target=self._caretaker.run, args=(self._stopping,), name="repair", daemon=True).start()
+
+    def _control(self, group: str, replicas: frozenset[int]) -> None:
+        settings = self._settings
+        control = GroupControl(
+            group,
+            replicas,
+            settings.rules,
+            settings.priorities.get(group, {}),
+            settings.learners.get(group, frozenset()),
+        )
+        known = self._journal.values.get(group)
+        if known is not None:
+            control.resume(_record(group, known), time.monotonic())
+        self._groups[group] = control
+        for replica in sorted(replicas):
+            name = StorageName(group, replica)
+            self._watched[name] = _Watched(name, ActorRef(str(name)), threading.Event())
+            threading.Thread(target=self._watch, args=(self._watched[name],), name=str(name), daemon=True).start()
+
+    def settings(self) -> ControllerSettings:
+        """What it was told when it was started."""
+        return self._settings
+
+    def leader(self, group: str) -> GroupLeader:
+        """Who leads a broker group now. InvalidArgumentError for a group that is not the Controller's."""
+        with self._lock:
+            control = self._require(group)
+            record = control.record
+            if record is None or record.master is None or control.reason:
+                return GroupLeader(group, None, 0 if record is None else record.epoch, control.reason)
+            return GroupLeader(group, record.master, record.epoch, "")
+
+    def designate(self, group: str, replica: int) -> None:
+        """Have a replica lead as soon as it has everything, without losing an append (`raymq balance`)."""
+        with self._lock:
+            control = self._require(group)
+            if replica not in control.replicas - control.learners:
+                raise InvalidArgumentError(f"{group} has no replica {replica} that may lead")
+            control.designate(replica, time.monotonic())
+
+    def balance(self) -> dict[str, int]:
+        """Have the first replica by priority lead each group; returns which that is for the groups where it does not.
+
+        One that is not in sync is not waited for: it is answered all the same, and asking again later is safe.
+        """
+        with self._lock:
+            wanted: dict[str, int] = {}
+            for group, control in self._groups.items():
+                able = control.replicas - control.learners
+                first = min(able, key=lambda replica: (control.priorities.get(replica, replica), replica))
+                if control.record is None or control.record.master != first:
+                    wanted[group] = first
+                    control.designate(first, time.monotonic())
+            return wanted
+
+    def drain(self, node_id: str, drained: bool = True) -> None:
+        """Have no replica live on a node any more (`raymq drain`), or with `drained` False allow it again.
+
+        Durable on return; the replicas move one after another. StoreError when the journal cannot be written.
+        """
+        with self._lock:
+            others = set(self._journal.values.get(DRAINING, ())) - {node_id}
+            self._journal.put(DRAINING, sorted(others | {node_id} if drained else others))
+
+    def draining(self) -> frozenset[str]:
+        """The ids of the nodes that are to be emptied."""
+        return self._draining()
+
+    def homes(self) -> dict[StorageName, str]:
+        """Replica to the id of its node, for those that run."""
+        return dict(self._caretaker.homes)
+
+    def status(self) -> dict[str, Any]:
+        """Each group's master, epoch and set, each replica's account, and why something is not as it should be."""
+        with self._lock:
+            error = self._failure or self._caretaker.error
+            return {"error": error, "groups": [self._group_status(group) for group in sorted(self._groups)]}
+
+    def close(self) -> None:
+        """Stop deciding. Masters stop by themselves when their leases end."""
+        self._stopping.set()
+        for watched in self._watched.values():
+            watched.wake.set()
+
+    def _draining(self) -> frozenset[str]:
+        with self._lock:
+            return frozenset(self._journal.values.get(DRAINING, ()))
+
+    def _views(self) -> dict[str, GroupView]:
+        with self._lock:
+            return {group: _view(control) for group, control in self._groups.items()}
+
+    def _require(self, group: str) -> GroupControl:
+        control = self._groups.get(group)
+        if control is None:
+            raise InvalidArgumentError(f"{group} has one replica only, or does not exist: nobody else can lead it")
+        return control
+
+    def _group_status(self, group: str) -> dict[str, Any]:
+        control, now_s = self._groups[group], time.monotonic()
+        record, alive = control.record, control.alive(now_s)
+        master = None if record is None else record.master
+        leading = None if master is None else alive.get(master)
+        return {
+            "broker": group,
+            "master": master,
+            "epoch": None if record is None else record.epoch,
+            "in_sync": [] if record is None else sorted(record.sync_state_set.members),
+            "reason": control.reason,
+            "replicas": [
+                self._replica_status(watched, alive.get(watched.name.replica), leading)
+                for watched in self._watched.values()
+                if watched.name.broker_name == group
+            ],
+        }
+
+    def _replica_status(
+        self, watched: _Watched, state: ReplicaState | None, leading: ReplicaState | None
+    ) -> dict[str, Any]:
+        note = self._caretaker.notes.get(watched.name, "")
+        about = {"replica": watched.name.replica, "node_id": self._caretaker.homes.get(watched.name), "note": note}
+        if state is None:
+            return {**about, "role": "SILENT", "lag_bytes": None, "error": watched.error}
+        return {
+            **about,
+            "role": state.role.value,
+            "epoch": state.epoch,
+            "end_offset": state.end_offset,
+            "confirm_offset": state.confirm_offset,
+            "lag_bytes": None if leading is None else max(leading.end_offset - state.end_offset, 0),
+            "error": "",
+        }
+
+    # One thread per replica
+
+    def _watch(self, watched: _Watched) -> None:
+        while not self._stopping.is_set():
+            with self._lock:
+                order, watched.order = watched.order, None
+                record = self._groups[watched.name.broker_name].record
+                newest = None if record is None else record.sync_state_set
+            state, watched.error = self._ask(watched, order, newest)
+            self._decide(watched.name.broker_name, state)
+            watched.wake.wait(PING_INTERVAL_S)
+            watched.wake.clear()
+
+    def _ask(
+        self, watched: _Watched, order: Order | None, newest: SyncStateSet | None
+    ) -> tuple[ReplicaState | None, str]:
+        try:
+            state: ReplicaState = watched.actor.call("obey", order, newest, timeout_s=PING_TIMEOUT_S)
+        except RaymqError as error:
+            return None, str(error)
+        return state, ""
+
+    def _decide(self, group: str, state: ReplicaState | None) -> None:
+        """Hear an account, and hand out what follows from it."""
+        with self._lock:
+            control, now_s = self._groups[group], time.monotonic()
+            if state is not None:
+                control.heard(state, now_s)
+            before = control.record
+            for action in control.tick(now_s):
+                if isinstance(action, Record):
+                    if not self._write(action):
+                        control.record = before
+                        return
+                else:
+                    self._hand_out(action)
+            record = control.record
+            new = record is not None and not control.reason and self._told.get(group) != record.epoch
+            if new and record is not None:
+                self._told[group] = record.epoch
+        if new:
+            self._tell_broker(group)
+
+    def _write(self, record: Record) -> bool:
+        try:
+            self._journal.put(record.group, _fields(record))
+        except StoreError as error:
+            self._failure = str(error)
+            _log.error("nothing is decided: %s", error)
+            return False
+        self._failure = ""
+        _log.warning("%s: epoch %d, master %s, in sync %s", *_words(record))
+        return True
+
+    def _hand_out(self, order: Order) -> None:
+        """The newest order of a replica counts; a renewal is not worth waking its thread."""
+        watched = self._watched[StorageName(order.group, order.replica)]
+        watched.order = order
+        if isinstance(order, Follow):
+            name = ReplicatorName(order.group, order.replica)
+            ReplicatorActor.options(name=str(name), get_if_exists=True).remote(watched.name)
+        if not isinstance(order, Renew):
+            watched.wake.set()
+
+    def _tell_broker(self, group: str) -> None:
+        """Have the broker look at its new master at once; it asks by itself now and then."""
+        try:
+            ActorRef(group).handle().look_for_master.remote()
+        except RaymqError as error:
+            _log.info("%s is not told of its new master: %s", group, error)
+
+
+def _view(control: GroupControl) -> GroupView:
+    record = control.record
+    if record is None:
+        return GroupView(None, frozenset())
+    return GroupView(None if control.reason else record.master, record.sync_state_set.members)
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    one = record.sync_state_set
+    stores = {str(replica): store_id for replica, store_id in one.stores.items()}
+    return {"epoch": record.epoch, "master": record.master, "set": [one.epoch, one.version, stores]}
+
+
+def _record(group: str, fields: Mapping[str, Any]) -> Record:
+    epoch, version, stores = fields["set"]
+    members = {int(replica): store_id for replica, store_id in stores.items()}
+    return Record(group, fields["epoch"], fields["master"], SyncStateSet(epoch, version, members))
+
+
+def _words(record: Record) -> tuple[str, int, int | None, list[int]]:
+    return record.group, record.epoch, record.master, sorted(record.sync_state_set.members)
+
+
+OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}
+ControllerActor = ray.remote(**OPTIONS)(shell(Controller))

@@ -1,0 +1,243 @@
+"""Who leads a broker group: the decisions of the Controller, one `GroupControl` per group.
+
+It hears each replica's account of itself (`heard`) about three times a second, and says what to do (`tick`): renew the
+master's lease, tell followers whom to follow, or elect. Rules (spec/storage.md §11.2, §11.3):
+
+- Alive is whom it has heard lately, by its own clock: a process that stands still counts as dead.
+- While the last lease that it granted may still be held, nobody else is elected, unless the master's own new process
+  says that the old one is gone.
+- Who is elected is an alive member of the sync-state set: the one whose log is longest, by epoch first, then by
+  offset; then by priority. Nobody else, unless `unclean` allows it and says so.
+- A group that never had a master starts with the replica that has the most, once all replicas were heard.
+- A decision is journaled before anybody is told (`Record`), and is told again until the replica's account shows it.
+
+What survives: the newest `Record` of the group, in the journal. Where that is lost, `recover` makes it from the
+replicas' own accounts, once all of them were heard; with fewer it refuses, because one that is missing may know better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from raymq.replication import LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
+
+RECOVERED_EPOCH_GAP: Final = 100
+"""How many epochs are left out when the journal was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the Controller has decided for a group: put into the journal before anything else is done."""
+
+    group: str
+    epoch: int
+    master: int | None
+    sync_state_set: SyncStateSet
+
+
+Action = Record | Lead | Renew | Follow | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRules:
+    """Times in s. `dead_after_s`: silence after which a replica counts as dead. `lease_s`: how long a lease holds,
+    counted from the account that it answers: so however long messages take, it ends for the replica no later than for
+    the Controller. `lease_margin_s` is what the rates of two clocks may be off in that time. `drain_timeout_s`: how
+    long a master waits for its successor."""
+
+    dead_after_s: float = 1.0
+    lease_s: float = LEASE_S
+    lease_margin_s: float = 0.5
+    drain_timeout_s: float = 5.0
+    unclean: bool = False
+
+
+@dataclass(slots=True)
+class _Heard:
+    state: ReplicaState
+    at_s: float
+
+
+@dataclass(slots=True)
+class GroupControl:
+    """One broker group. `replicas` are those the spec wants, `priorities` smaller first, `learners` never lead."""
+
+    group: str
+    replicas: frozenset[int]
+    rules: ControlRules = field(default_factory=ControlRules)
+    priorities: Mapping[int, int] = field(default_factory=dict)
+    learners: frozenset[int] = frozenset()
+    record: Record | None = None
+    reason: str = "no replica was heard yet"
+    """Why there is no master now; empty when there is one."""
+    _heard: dict[int, _Heard] = field(default_factory=dict)
+    _lease_until_s: float = 0.0
+    _led_incarnation: int = -1
+    _designated: int | None = None
+    _designated_until_s: float = 0.0
+
+    def resume(self, record: Record, now_s: float) -> None:
+        """Go on from the journal: a lease that was granted before may still be held."""
+        self.record = record
+        self._lease_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
+
+    def heard(self, state: ReplicaState, now_s: float) -> None:
+        """A replica's account of itself. One that comes behind a later one of the same directory is not heeded."""
+        known = self._heard.get(state.replica)
+        if known is None or known.state.store_id != state.store_id or state.age > known.state.age:
+            self._heard[state.replica] = _Heard(state, now_s)
+
+    def designate(self, replica: int, now_s: float) -> None:
+        """Have `replica` lead as soon as that is safe (`raymq balance`). Forgotten when it takes too long, which asking
+        again meanwhile does not prolong: the master takes no appends while it waits for its successor."""
+        if replica == self._designated and now_s <= self._designated_until_s:
+            return
+        self._designated, self._designated_until_s = replica, now_s + self.rules.drain_timeout_s
+
+    def alive(self, now_s: float) -> dict[int, ReplicaState]:
+        """The replicas heard lately, as they were then."""
+        return {
+            replica: heard.state
+            for replica, heard in self._heard.items()
+            if replica in self.replicas and now_s - heard.at_s <= self.rules.dead_after_s
+        }
+
+    def tick(self, now_s: float) -> list[Action]:
+        """What to do now, in this order."""
+        alive = self.alive(now_s)
+        if self.record is None:
+            self._recover(alive)
+            if self.record is None:
+                return []
+            return [self.record, *self.tick(now_s)]
+        actions = self._keep(alive, now_s)
+        if actions is None:
+            actions = self._elect(alive)
+        return [*actions, *self._followers(alive)]
+
+    def _keep(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
+        """What the present master needs; None if there must be another."""
+        record = self.record
+        assert record is not None
+        state = None if record.master is None else alive.get(record.master)
+        if state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id:
+            state = None  # its directory was lost: what answers there has nothing
+        if record.master is None or (state is None and now_s >= self._lease_until_s):
+            return None
+        if state is None:
+            self.reason = f"replica {record.master} is silent; its lease must end before another may lead"
+            return []
+        if state.role is not ReplicaRole.MASTER or state.epoch != record.epoch:
+            if self._led_incarnation < 0 and state.epoch < record.epoch:  # it has not heard yet that it is to lead
+                return [self._lead(state, record)]
+            # Its process was started again, so the one that led is gone, and its lease with it.
+            gone = state.role is ReplicaRole.FENCED and state.incarnation > self._led_incarnation
+            return None if gone or now_s >= self._lease_until_s else []
+        self._led_incarnation, self.reason = state.incarnation, ""
+        moving = self._hand_over(state, alive, now_s)
+        if moving:
+            return moving
+        altered = self._alter(state, record)
+        return [*altered, self._renew(state, altered[0] if altered else record, alive)]
+
+    def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
+        """Give the master the set it asks for.
+
+        A question that is based on an outdated set is not heeded. Every other one is answered by a newer set, the one
+        asked for without replicas that may not be in it: so that the asker knows its question is settled.
+        """
+        asked, now = state.proposal, record.sync_state_set
+        if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
+            return []
+        stores = {name: store for name, store in asked.stores.items() if name in self.replicas - self.learners}
+        self.record = Record(self.group, record.epoch, record.master, SyncStateSet(now.epoch, now.version + 1, stores))
+        return [self.record]
+
+    def _hand_over(self, state: ReplicaState, alive: dict[int, ReplicaState], now_s: float) -> list[Action]:
+        record, to = self.record, self._designated
+        assert record is not None
+        if to is None or to == record.master or now_s > self._designated_until_s:
+            self._designated = None
+            # A master that drains for a successor who does not come leads on, in a new epoch.
+            return self._begin(state, record) if state.draining else []
+        other = alive.get(to)
+        if to not in record.sync_state_set.members or other is None:
+            return []
+        if state.draining and other.log_epoch == state.log_epoch and other.end_offset == state.end_offset:
+            self._designated = None
+            return self._begin(other, record)
+        return [self._renew(state, record, alive), Drain(self.group, state.replica, record.epoch, to)]
+
+    def _elect(self, alive: dict[int, ReplicaState]) -> list[Action]:
+        record = self.record
+        assert record is not None
+        stores = record.sync_state_set.stores
+        able = {replica: state for replica, state in alive.items() if replica not in self.learners}
+        candidates = {replica: state for replica, state in able.items() if stores.get(replica) == state.store_id}
+        if not candidates and self.rules.unclean:
+            candidates = able
+        if not candidates:
+            self.reason = (
+                f"none of the replicas that have every acknowledged message answers ({_names(stores)}); "
+                f"{_names(alive) or 'nobody'} answers: bring one of the former back, or allow losing messages with "
+                "enable_elect_unclean_master"
+            )
+            return []
+        return self._begin(min(candidates.values(), key=self._order), record)
+
+    def _begin(self, state: ReplicaState, record: Record) -> list[Action]:
+        replica = state.replica
+        epoch = max([record.epoch, *(heard.state.epoch for heard in self._heard.values())]) + 1
+        first = SyncStateSet(epoch, record.sync_state_set.version + 1, {replica: state.store_id})
+        self.record = Record(self.group, epoch, replica, first)
+        self._led_incarnation, self.reason = -1, f"replica {replica} was elected and has not answered yet"
+        return [self.record, self._lead(state, self.record)]
+
+    def _lead(self, state: ReplicaState, record: Record) -> Lead:
+        self._note_lease(state)
+        return Lead(self.group, state.replica, record.sync_state_set, state.clock_s)
+
+    def _renew(self, state: ReplicaState, record: Record, alive: dict[int, ReplicaState]) -> Renew:
+        self._note_lease(state)
+        dead = self.replicas - alive.keys()
+        return Renew(self.group, state.replica, record.sync_state_set, state.clock_s, frozenset(dead))
+
+    def _note_lease(self, state: ReplicaState) -> None:
+        """The lease counts from the account it answers, which was given no later than it was heard."""
+        until_s = self._heard[state.replica].at_s + self.rules.lease_s + self.rules.lease_margin_s
+        self._lease_until_s = max(self._lease_until_s, until_s)
+
+    def _followers(self, alive: dict[int, ReplicaState]) -> list[Action]:
+        record = self.record
+        if record is None or record.master is None or self._led_incarnation < 0:
+            return []  # nobody is followed before it leads
+        told = (ReplicaRole.SLAVE, record.epoch, record.master)
+        return [
+            Follow(self.group, replica, record.epoch, record.master)
+            for replica, state in sorted(alive.items())
+            if replica != record.master and (state.role, state.epoch, state.master) != told
+        ]
+
+    def _recover(self, alive: dict[int, ReplicaState]) -> None:
+        """Make the record from what the replicas say, once all of them do."""
+        missing = self.replicas - alive.keys()
+        if missing:
+            self.reason = f"the journal knows nothing of this group, and replica {_names(missing)} does not answer"
+            return
+        sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
+        # What the lost journal had decided last may still be on its way to somebody.
+        epoch = max(state.epoch for state in alive.values()) + RECOVERED_EPOCH_GAP
+        newest = max(sets, key=lambda one: one.order, default=None)
+        everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}
+        stores, version = (everybody, 0) if newest is None else (newest.stores, newest.version)
+        self.record = Record(self.group, epoch, None, SyncStateSet(epoch, version, stores))
+
+    def _order(self, state: ReplicaState) -> tuple[int, int, int, int]:
+        epoch, end_offset = state.rank
+        return -epoch, -end_offset, self.priorities.get(state.replica, 2**31 - 1), state.replica
+
+
+def _names(replicas: Iterable[int]) -> str:
+    return ", ".join(str(replica) for replica in sorted(replicas))

@@ -1,0 +1,62 @@
+"""What there is: the nodes of the Ray cluster with the stores on their disks, and raymq's actors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from placement.homes import Node
+from raymq.config import data_dir_here
+from raymq.names import NAMESPACE
+from raymq.ray_calls import resolve
+
+INVENTORY_TIMEOUT_S: Final = 60.0
+ZONE_LABEL: Final = "ray.io/availability-zone"
+
+
+def inventory(data_dir: Path, draining: Collection[str] = (), timeout_s: float = INVENTORY_TIMEOUT_S) -> list[Node]:
+    """The nodes that are alive now, with the stores below `data_dir` on each, and their zones.
+
+    `draining`: ids of nodes that are to keep nothing. RaymqError when a node does not answer in time.
+    """
+    alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    here = ray.get_runtime_context().get_node_id()  # to look here takes no process of its own
+    asked = {node_id: _ask(node_id, data_dir) for node_id in alive if node_id != here}
+    nodes = []
+    for node_id, node in alive.items():
+        ip, labels = node["NodeManagerAddress"], dict(node.get("Labels") or {})
+        stores = (
+            resolve(asked[node_id], f"the stores on {ip}", timeout_s)
+            if node_id in asked
+            else _list_stores(str(data_dir))
+        )
+        nodes.append(Node(node_id, ip, stores, labels.get(ZONE_LABEL, ""), node_id in draining, labels))
+    return nodes
+
+
+def _ask(node_id: str, data_dir: Path) -> Any:
+    """A reference to what `_list_stores` finds on a node."""
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return _stores_below.options(scheduling_strategy=strategy).remote(str(data_dir))
+
+
+def _list_stores(data_dir: str) -> dict[str, int]:
+    """The store directories on the node where this runs, by name, with the bytes of their logs."""
+    return {
+        path.parent.name: sum(file.stat().st_blocks * 512 for file in path.iterdir())
+        for path in data_dir_here(Path(data_dir)).glob("*/commitlog")
+    }
+
+
+_stores_below = ray.remote(num_cpus=0, max_retries=0)(_list_stores)
+
+
+def running() -> list[str]:
+    """Names of all raymq actors, sorted; those that Ray is starting again, too."""
+    return sorted(
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
+    )

@@ -1,0 +1,41 @@
+"""Waiting until a Ray cluster has the nodes that its stores are on.
+
+Where nodes join one after another, as with `ray up`, placing the stores too early would miss those on the nodes that
+are still to come, and start empty ones in their place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import ray
+
+from raymq.errors import ServiceNotAvailableError
+
+POLL_INTERVAL_S: Final = 0.5
+
+
+def alive_nodes() -> list[str]:
+    """The addresses of the nodes that are alive, of the Ray cluster this process is connected to."""
+    return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
+
+
+def await_nodes(
+    count: int, timeout_s: float, progress: Callable[[str], None], alive: Callable[[], list[str]] = alive_nodes
+) -> None:
+    """Return when at least `count` nodes are alive, the head included.
+
+    ServiceNotAvailableError, which names the nodes that are there, when they are fewer after `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while len(nodes := alive()) < count:
+        if time.monotonic() >= deadline_s:
+            raise ServiceNotAvailableError(
+                f"{len(nodes)} of {count} nodes joined the Ray cluster within {timeout_s:g} s ({', '.join(nodes)}), "
+                f"and no server was started: see why the others did not (`ray status`), and run `raymq up` again, or "
+                f"with a smaller --wait-nodes if they stay away for good"
+            )
+        progress(f"waiting for nodes: {len(nodes)} of {count} joined")
+        time.sleep(POLL_INTERVAL_S)

@@ -1,0 +1,296 @@
+"""What copies cost: how fast a log is copied, how much slower appends are that wait for copies, how long a failover is.
+
+    python tests/bench/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster] [--kills 10]
+
+Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock: nothing passes between
+processes, but they share one core. With it they are actors of a Ray cluster on this machine. Numbers vary by machine
+and by minute; compare ratios, and run it twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, pairwise
+from pathlib import Path
+from statistics import median, quantiles
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import raymq
+from actors.replica import ReplicaRules
+from raymq.config import FlushDiskType
+from raymq.errors import RaymqError
+from raymq.message import Message
+from raymq.ray_calls import ActorRef
+from raymq.record import EncodedBatch, ProducerSequence, encode_batch
+from storage.message_store import MessageStore
+from storage.raw_log import CHUNK_MAX_BYTES
+from tests.support.replica_group import GROUP, ReplicaGroup
+from tests.support.stores import small_settings
+
+BODY = b"x" * 1024
+BATCH = 100
+PRODUCERS = 4
+ONE_BY_ONE = 500
+LONG_POLL_S = 2.0
+FILES = {
+    "mapped_file_size_commit_log_bytes": 256 << 20,
+    "mapped_file_size_consume_queue_bytes": 6_000_000,
+    "max_hash_slot_num": 500_000,
+    "max_index_num": 2_000_000,
+}
+
+
+def row(name: str, value: str, aim: str = "") -> None:
+    print(f"{name:62s} {value:>34s}   {aim}", flush=True)
+
+
+def make_batch(producer: int, number: int, messages: int = BATCH) -> EncodedBatch:
+    """The `number`-th batch of one producer to its queue."""
+    return encode_batch(
+        [Message("bench", BODY, tags="even" if index % 2 else "odd") for index in range(messages)],
+        producer,
+        born_host=("127.0.0.1", 1),
+        born_timestamp_ms=1,
+        message_ids=[f"{index:032X}" for index in range(messages)],
+        producer=ProducerSequence(f"producer-{producer}", 0, number * messages),
+    )
+
+
+def touch_memory(directory: Path, size: int) -> None:
+    """Give the page cache so much memory that it had before (bench_store.py tells why)."""
+    path = directory / "touch"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size >> 20):
+            file.write(bytes(1 << 20))
+    path.unlink()
+
+
+def bench_copy(directory: Path, mib: int) -> None:
+    """A slave that starts empty takes a master's log, chunk by chunk."""
+    touch_memory(directory, (2 * mib + 400) << 20)
+    settings = [
+        small_settings(directory / name, **FILES, flush_disk_type=flush)
+        for name, flush in (("master", FlushDiskType.ASYNC_FLUSH), ("slave", FlushDiskType.SYNC_FLUSH))
+    ]
+    master, slave = (MessageStore.open(one, broker_name=GROUP) for one in settings)
+    number = 0
+    while master.end_offset < mib << 20:
+        master.append([make_batch(number % PRODUCERS, number // PRODUCERS)])
+        number += 1
+    end = master.flush_all()
+    started, started_cpu = time.perf_counter(), time.thread_time()
+    while slave.end_offset < end:
+        slave.append_log(slave.end_offset, master.read_log(slave.end_offset, CHUNK_MAX_BYTES, end))
+    seconds, cpu = time.perf_counter() - started, time.thread_time() - started_cpu
+    row(
+        f"{mib} MiB copied to an empty slave, flushed",
+        f"{end / seconds / 1e6:,.0f} MB/s ({end / cpu / 1e6:,.0f} per CPU s)",
+        ">= 150 MB/s",
+    )
+    for store, one in ((master, settings[0]), (slave, settings[1])):
+        store.close()
+        shutil.rmtree(one.store_path_root_dir)
+
+
+class Carriers:
+    """What the Replicators do, as threads."""
+
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group, self._stopping = group, threading.Event()
+        others = [name for name in group.names if group.replicas[name] is not group.master]
+        self._threads = [threading.Thread(target=self._carry, args=(name,)) for name in others]
+        for thread in self._threads:
+            thread.start()
+
+    def _carry(self, name: int) -> None:
+        slave, master = self._group.replicas[name], self._group.master
+        following = slave.following(LONG_POLL_S)
+        assert following is not None
+        position = following.position
+        while not self._stopping.is_set():
+            who = (name, following.store_id, False)
+            chunk = master.read_log(*who, following.epoch, position or 0, CHUNK_MAX_BYTES, 0.1)
+            position, _ = slave.append_log(following.epoch, chunk)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, float]:
+    """Messages per second of four producers' threads, and the p50 of one message alone in ms."""
+    touch_memory(directory, 600 << 20)
+    group = ReplicaGroup(directory, replicas, ReplicaRules(lease_s=600.0), **FILES)
+    group.settle()
+    carriers, counts = Carriers(group), [0] * PRODUCERS
+    until = time.perf_counter() + seconds
+
+    def produce(producer: int) -> None:
+        while time.perf_counter() < until:
+            group.master.append([make_batch(producer, counts[producer])])
+            counts[producer] += 1
+
+    threads = [threading.Thread(target=produce, args=(producer,)) for producer in range(PRODUCERS)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rate = sum(counts) * BATCH / (time.perf_counter() - started)
+    numbers = count(1)
+    alone = timed(lambda: group.master.append([make_batch(PRODUCERS, next(numbers), 1)]), ONE_BY_ONE // 5)
+    carriers.stop()
+    group.end()
+    for name in group.names:
+        shutil.rmtree(group.directory(name))
+    return rate, median(alone)
+
+
+def timed(call: Callable[[], object], calls: int) -> list[float]:
+    """How long each call took, in ms."""
+    times = []
+    for _ in range(calls):
+        started = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - started) * 1000)
+    return times
+
+
+def print_rates(where: str, rates: dict[int, tuple[float, float]]) -> None:
+    """Each number of copies beside one."""
+    one, alone_ms = rates[1]
+    for copies, (rate, _) in rates.items():
+        share, aim = f" ({rate / one:.2f} of one copy)" if copies > 1 else "", ">= 0.5" if copies == 2 else ""
+        row(f"{where}: 100 x 1 KiB, {PRODUCERS} producers, copies: {copies}", f"{rate:,.0f}/s{share}", aim)
+    for copies, (_, p50_ms) in rates.items():
+        share = f" ({p50_ms / alone_ms:.1f} of one copy)" if copies > 1 else ""
+        row(f"{where}: one 1 KiB message acknowledged, p50, copies: {copies}", f"{p50_ms:.2f} ms{share}")
+
+
+@contextmanager
+def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
+    """A raymq with one broker group of so many replicas, all in sync."""
+    config = directory / "raymq.yaml"
+    config.write_text(
+        f"broker_groups: 1\nreplication: {{replicas: {replicas}, spread: false}}\n"
+        f"store: {{mapped_file_size_commit_log_bytes: {256 << 20}}}\n"
+    )
+    with raymq.connect(embedded=True, config=config, data_dir=directory / f"data-{replicas}") as client:
+        client.admin.create_topic("bench", queues=PRODUCERS)
+        while replicas > 1 and len(group_status()["in_sync"]) < replicas:
+            time.sleep(0.1)
+        yield client
+    shutil.rmtree(directory / f"data-{replicas}")
+
+
+def group_status() -> dict[str, list[int]]:
+    """What the Controller says of the group."""
+    status: dict[str, list[int]] = ActorRef("controller").call("status")["groups"][0]
+    return status
+
+
+def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
+    """As `append_rate`, by producers of the cluster."""
+    counts = [0] * PRODUCERS
+    until = time.perf_counter() + seconds
+
+    def produce(number: int) -> None:
+        with client.producer(f"bench-{number}") as producer:
+            while time.perf_counter() < until:
+                for future in [producer.send_async(Message("bench", BODY)) for _ in range(BATCH * 10)]:
+                    future.result()
+                counts[number] += BATCH * 10
+
+    threads = [threading.Thread(target=produce, args=(number,)) for number in range(PRODUCERS)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rate = sum(counts) / (time.perf_counter() - started)
+    with client.producer("bench") as producer:
+        alone = timed(lambda: producer.send(Message("bench", BODY)), ONE_BY_ONE)
+    return rate, median(alone)
+
+
+def bench_failover(client: raymq.Client, kills: int) -> None:
+    """The longest time between two acknowledgements at a producer around each kill of the master's process."""
+    acknowledged, stopping = [time.perf_counter()], threading.Event()
+
+    def produce() -> None:
+        with client.producer("bench") as producer:
+            while not stopping.is_set():
+                producer.send(Message("bench", BODY))
+                acknowledged.append(time.perf_counter())
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    gaps = []
+    try:
+        for _ in range(kills):
+            while len(group_status()["in_sync"]) < 3:
+                time.sleep(0.1)
+            time.sleep(1.0)
+            before = len(acknowledged) - 1
+            os.kill(master_pid(), signal.SIGKILL)
+            killed = time.perf_counter()
+            while acknowledged[-1] < killed + 0.5:
+                time.sleep(0.01)
+            times = acknowledged[before:]
+            gaps.append(max(later - earlier for earlier, later in pairwise(times)))
+    finally:
+        stopping.set()
+        thread.join()
+    p50, p99 = median(gaps), quantiles(gaps, n=100, method="inclusive")[98]
+    row(
+        f"gap when the master's process is killed, {kills} kills", f"p50 {p50:.2f} s, p99 {p99:.2f} s", "<= 3 s, <= 6 s"
+    )
+
+
+def master_pid() -> int:
+    """The process of the master."""
+    while True:
+        try:
+            pid: int = ActorRef(f"storage-broker-a-{group_status()['master']}").call("describe").pid
+            return pid
+        except RaymqError:
+            time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, help="where to make the stores; default: a temporary directory")
+    parser.add_argument("--mib", type=int, default=400, help="how much is copied")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each case of appending runs")
+    parser.add_argument("--cluster", action="store_true", help="with Ray, too")
+    parser.add_argument("--kills", type=int, default=10, help="how often the master is killed")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="bench-replication-", dir=options.directory))
+    try:
+        bench_copy(directory, options.mib)
+        print_rates("in one process", {copies: append_rate(directory, copies, options.seconds) for copies in (1, 2, 3)})
+        if options.cluster:
+            rates = {}
+            for copies in (1, 2, 3):
+                with cluster(directory, copies) as client:
+                    rates[copies] = cluster_rate(client, options.seconds)
+                    if copies == 3:
+                        bench_failover(client, options.kills)
+            print_rates("cluster", rates)
+    finally:
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Replication and election under faults, a thousand seeds: nothing acknowledged is lost, nothing seen is undone.
+
+And a test of the test: mistakes that are planted on purpose are found.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.replication_simulation import Bugs, run_seed
+
+SOAK = os.environ.get("RAYMQ_SOAK") == "1"
+SEEDS = 100_000 if SOAK else 1000
+SLICES = 10
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_no_seed_loses_or_undoes_anything(part):
+    acknowledged = 0
+    for seed in range(part, SEEDS, SLICES):
+        world = run_seed(seed, min_in_sync=1 + seed // SLICES % 2)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+        acknowledged += len(world.checks.acknowledged)
+    assert acknowledged > SEEDS // SLICES * 200  # it does not stand still to be safe
+
+
+def test_the_same_seed_gives_the_same_trace():
+    assert run_seed(7).trace == run_seed(7).trace != run_seed(8).trace
+
+
+@pytest.mark.parametrize("bug", ["skip_truncation", "skip_fencing", "acknowledge_early", "elect_outside"])
+def test_a_planted_bug_is_found(bug):
+    bugs = Bugs(**{bug: True})
+    assert any(run_seed(seed, bugs=bugs).checks.faults for seed in range(60))

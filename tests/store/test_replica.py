@@ -1,0 +1,248 @@
+"""Replicas of one broker group with real stores: copying, confirming, failing over, cutting what was not confirmed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.replica import ReplicaRules
+from raymq.errors import InSyncReplicasError, NotMasterError, ServiceNotAvailableError, StoreNotWritableError
+from raymq.message import SendStatus
+from raymq.replication import Follow, ReplicaRole
+from tests.support.replica_group import ReplicaGroup
+from tests.support.stores import bodies_of, make_batch
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+Make = Callable[..., ReplicaGroup]
+RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    groups: list[ReplicaGroup] = []
+
+    def build(**options: Any) -> ReplicaGroup:
+        groups.append(ReplicaGroup(tmp_path, **options))
+        return groups[-1]
+
+    yield build
+    for group in groups:
+        group.end()
+
+
+def logs(group: ReplicaGroup) -> list[bytes]:
+    """The log of each replica, up to the end of its records."""
+    found = []
+    for name in sorted(group.names):
+        files = sorted((group.directory(name) / "commitlog").iterdir())
+        found.append(b"".join(path.read_bytes() for path in files).rstrip(b"\0"))
+    return found
+
+
+def bodies(first: int, count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+def test_a_new_group_elects_a_master_and_the_others_follow_into_the_set(make):
+    group = make()
+    group.settle()
+    assert group.master.account().role is ReplicaRole.MASTER
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+    assert [r.account().role for r in group.replicas.values()].count(ReplicaRole.SLAVE) == 2
+
+
+def test_what_is_acknowledged_is_on_all_members_byte_for_byte(make):
+    group = make()
+    group.settle()
+    group.start()
+    for first in range(0, 3000, 100):
+        [result] = group.master.append([make_batch(bodies(first, 100), producer=("p", 0, first))])
+        assert result.status is SendStatus.SEND_OK
+    assert len({replica.account().end_offset for replica in group.replicas.values()}) == 1
+    assert bodies_of(group.master.store) == bodies(0, 3000)
+    group.settle()
+    for replica in group.replicas.values():
+        assert bodies_of(replica.store) == bodies(0, 3000)
+    assert len(set(logs(group))) == 1
+
+
+def test_nothing_is_shown_or_acknowledged_before_the_members_have_it(make):
+    group = make(rules=RULES)
+    group.settle()
+    [result] = group.master.append([make_batch([b"one"])])
+    assert result.status is SendStatus.FLUSH_SLAVE_TIMEOUT
+    assert bodies_of(group.master.store) == []
+    group.settle()
+    assert bodies_of(group.master.store) == [b"one"]
+
+
+def test_a_fenced_replica_neither_takes_nor_shows(make):
+    group = make()
+    with pytest.raises(NotMasterError):
+        group.replicas[0].append([make_batch([b"x"])])
+    with pytest.raises(ServiceNotAvailableError, match="no master"):
+        _ = group.replicas[0].store
+
+
+def test_a_slave_takes_no_appends_not_even_by_its_store(make):
+    group = make()
+    group.settle()
+    slave = next(r for r in group.replicas.values() if r is not group.master)
+    with pytest.raises(NotMasterError):
+        slave.append([make_batch([b"x"])])
+    with pytest.raises(StoreNotWritableError, match="not its master"):
+        slave.any_store.append([make_batch([b"x"])])
+
+
+def test_too_few_in_sync_are_refused_before_anything_is_written(make):
+    group = make(rules=replace(RULES, min_in_sync_replicas=2))
+    group.control()
+    end = group.master.account().end_offset
+    with pytest.raises(InSyncReplicasError, match="nothing was stored"):
+        group.master.append([make_batch([b"x"])])
+    assert group.master.account().end_offset == end
+
+
+def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make):
+    group = make()
+    group.settle()
+    group.start()
+    old = group.control_state.record.master
+    group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
+    group.close(old)
+    group.control_state._lease_until_s = 0.0  # its lease is over
+    group.control_state._heard.pop(old)
+    group.control(6)
+    assert group.control_state.record.master != old
+    group.settle()
+    [repeat] = group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
+    assert repeat.duplicate
+    group.master.append([make_batch(bodies(50, 50), producer=("p", 0, 50))])
+    group.open(old)
+    group.settle()
+    assert bodies_of(group.replicas[old].store) == bodies(0, 100)
+    assert len(set(logs(group))) == 1
+
+
+def depose(group: ReplicaGroup) -> int:
+    """Close the master, and have another elected; which it was."""
+    old = group.control_state.record.master
+    group.close(old)
+    group.control_state._lease_until_s = 0.0
+    group.control_state._heard.pop(old)
+    group.settle()
+    assert group.control_state.record.master != old
+    return old
+
+
+@pytest.mark.parametrize("before", [0, 50])
+def test_a_master_that_was_deposed_before_it_wrote_anything_follows_the_next_one(make, before):
+    """Its epoch began where the next one's did, and nobody else ever heard of it."""
+    group = make()
+    group.settle()
+    group.start()
+    if before:
+        group.master.append([make_batch(bodies(0, before), producer=("p", 0, 0))])
+    first = depose(group)
+    second = depose(group)
+    group.open(first)
+    group.settle()
+    group.master.append([make_batch(bodies(before, 10), producer=("p", 0, before))])
+    group.open(second)
+    group.settle()
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+    assert bodies_of(group.replicas[second].store) == bodies(0, before + 10)
+    assert len(set(logs(group))) == 1
+
+
+def test_what_only_an_old_master_has_is_cut_when_it_follows(make):
+    group = make(rules=RULES)
+    group.settle()
+    old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
+    group.settle()
+    old.append([make_batch(bodies(0, 10))])  # nobody copies it
+    longer = old.account().end_offset
+    name = group.control_state.record.master
+    group.replicas.pop(name)
+    group.control_state._lease_until_s = 0.0
+    group.control_state._heard.pop(name)
+    group.settle()
+    assert group.master in others
+    group.replicas[name] = old
+    group.settle()
+    group.start()
+    group.master.append([make_batch([b"new"])])
+    assert old.account().role is ReplicaRole.SLAVE
+    assert old.account().end_offset != longer
+    group.settle()
+    assert bodies_of(old.store) == [b"new"]
+    assert len(set(logs(group))) == 1
+
+
+def test_a_replica_that_starts_empty_is_filled_from_where_the_masters_log_begins(make):
+    group = make()
+    group.settle()
+    group.start()
+    for first in range(0, 2000, 50):
+        group.master.append([make_batch([body * 20 for body in bodies(first, 50)])])
+    empty = next(name for name in group.names if group.replicas[name] is not group.master)
+    group.close(empty)
+    shutil.rmtree(group.directory(empty))
+    _drop_first_file(group)
+    group.open(empty)
+    group.settle()
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+    master, filled = group.master.store, group.replicas[empty].store
+    assert filled.min_offset == master.min_offset > 0
+    assert bodies_of(filled) == bodies_of(master)
+
+
+def _drop_first_file(group: ReplicaGroup) -> None:
+    """Retention, as it were: the running stores lose the first file of their logs."""
+    for replica in group.replicas.values():
+        store = replica.any_store
+        with store._append_lock:
+            for path in store._log.forget_before(store._log.file_size + 1):
+                path.unlink()
+            for queue in store._queues:
+                queue.correct_min_offset(store._log.min_offset)
+
+
+def test_orders_of_older_epochs_change_nothing(make):
+    group = make()
+    group.settle()
+    state = group.master.account()
+    late = Follow("broker-a", state.replica, state.epoch - 1, (state.replica + 1) % 3)
+    assert group.master.obey(late, None).role is ReplicaRole.MASTER
+
+
+def test_chunks_of_an_older_epoch_are_refused(make):
+    group = make()
+    group.settle()
+    name, slave = next((n, r) for n, r in group.replicas.items() if r is not group.master)
+    following = slave.following(0.0)
+    assert following is not None
+    chunk = group.master.read_log(name, following.store_id, False, following.epoch, following.position, 1000, 0.0)
+    with pytest.raises(NotMasterError):
+        slave.append_log(following.epoch - 1, chunk)
+
+
+def test_a_restarted_group_goes_on_from_disk_alone(make, tmp_path):
+    group = make()
+    group.settle()
+    group.start()
+    group.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
+    group.settle()
+    group.end()
+    again = make()
+    again.settle()
+    assert bodies_of(again.master.store) == bodies(0, 100)
+    again.start()
+    [repeat] = again.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
+    assert repeat.duplicate

@@ -1,0 +1,130 @@
+"""The confirm offset and the sync-state set, as a master sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.sync_state import MasterSyncState
+from raymq.replication import SyncStateSet
+
+
+def of(version: int, *members: int) -> SyncStateSet:
+    return SyncStateSet(7, version, {member: f"store-{member}" for member in members})
+
+
+@pytest.fixture
+def master():
+    return MasterSyncState(0, of(1, 0), 100, not_catchup_s=15.0)
+
+
+def asks(master: MasterSyncState, follower: int, offset: int, now_s: float, **more: bool) -> None:
+    master.asked(follower, f"store-{follower}", offset, now_s, **more)
+
+
+def test_alone_everything_flushed_is_confirmed(master):
+    master.flushed(250)
+    assert master.confirm_offset == 250
+    assert master.copies(250) == 1
+
+
+def test_a_follower_that_has_everything_is_asked_for_and_counts_from_then_on(master):
+    asks(master, 1, 100, 1.0)
+    asked = master.propose(1.0)
+    assert asked is not None
+    assert asked.stores == {0: "store-0", 1: "store-1"}
+    master.flushed(200)
+    assert master.confirm_offset == 100  # not answered yet, and counted all the same
+    asks(master, 1, 180, 1.1)
+    assert master.confirm_offset == 180
+
+
+def test_a_follower_behind_the_confirm_offset_is_not_asked_for(master):
+    master.flushed(200)
+    asks(master, 1, 150, 1.0)
+    assert master.propose(1.0) is None
+
+
+def test_a_learner_is_never_asked_for(master):
+    asks(master, 1, 100, 1.0, learner=True)
+    assert master.propose(1.0) is None
+
+
+def test_the_answer_ends_the_question_only_when_it_is_newer(master):
+    asks(master, 1, 100, 1.0)
+    master.propose(1.0)
+    master.decided(of(1, 0))  # a renewal of the lease that tells the set of before
+    assert master.counted == {0, 1}
+    master.decided(of(2, 0, 1))
+    assert master.sync_state_set.members == {0, 1}
+    assert master.propose(1.0) is None
+
+
+def test_a_member_that_does_not_keep_up_is_dropped_when_the_controller_agrees(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.flushed(500)
+    asks(master, 1, 100, 2.0)
+    assert master.propose(15.9) is None
+    asked = master.propose(17.1)
+    assert asked is not None
+    assert asked.members == {0}
+    assert master.confirm_offset == 100
+    master.decided(of(3, 0))
+    assert master.confirm_offset == 500
+
+
+def test_a_follower_that_reaches_where_the_log_ended_when_it_asked_before_keeps_up(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    for second in range(2, 60):
+        master.flushed(100 * second)
+        asks(master, 1, 100 * (second - 1), float(second))
+    assert master.propose(60.0) is None
+
+
+def test_a_member_whose_directory_was_lost_counts_no_more_and_is_dropped(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.flushed(300)
+    asks(master, 1, 300, 1.5)
+    assert master.copies(300) == 2
+    master.asked(1, "another", 0, 2.0)
+    assert master.copies(300) == 1
+    asked = master.propose(2.0)
+    assert asked is not None
+    assert asked.members == {0}
+
+
+def test_a_directory_begun_anew_is_taken_in_once_it_has_everything(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.asked(1, "another", 0, 2.0)
+    master.propose(2.0)
+    master.decided(of(3, 0))
+    master.asked(1, "another", 100, 3.0)
+    asked = master.propose(3.0)
+    assert asked is not None
+    assert asked.stores == {0: "store-0", 1: "another"}
+
+
+def test_the_confirm_offset_never_goes_back(master):
+    master.flushed(300)
+    asks(master, 1, 300, 1.0)
+    master.decided(of(2, 0, 1))
+    asks(master, 1, 50, 2.0)
+    assert master.confirm_offset == 300
+
+
+def test_lag_is_told_in_bytes(master):
+    master.flushed(300)
+    asks(master, 1, 120, 1.0)
+    assert master.lag_bytes() == {1: 180}
+
+
+def test_whom_the_controller_does_not_hear_is_dropped_at_once(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.silent(frozenset({1}))
+    asked = master.propose(1.1)
+    assert asked is not None
+    assert asked.members == {0}

@@ -1,0 +1,254 @@
+"""The Controller's decisions about one broker group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from placement.election import RECOVERED_EPOCH_GAP, ControlRules, GroupControl, Record
+from raymq.replication import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
+
+RULES = ControlRules(dead_after_s=1.0, lease_s=1.5, lease_margin_s=0.5)
+LEASE_OVER_S = RULES.lease_s + RULES.lease_margin_s
+
+
+def state(replica: int, *, clock_s: float = 0.0, **changes: object) -> ReplicaState:
+    plain = ReplicaState(replica, f"store-{replica}", 1, clock_s, ReplicaRole.FENCED, 5, None, 5, 100, 100, None)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def of(epoch: int, version: int, *members: int) -> SyncStateSet:
+    return SyncStateSet(epoch, version, {member: f"store-{member}" for member in members})
+
+
+class World:
+    """A group of three, with its clock, whose replicas do what they are told."""
+
+    def __init__(self, record: Record | None, rules: ControlRules = RULES, **options: object) -> None:
+        self.control = GroupControl("broker-a", frozenset({0, 1, 2}), rules, **options)  # type: ignore[arg-type]
+        self.now_s = 0.0
+        self.states = {replica: state(replica) for replica in range(3)}
+        self.silent: set[int] = set()
+        self.records: list[Record] = []
+        if record is not None:
+            self.control.resume(record, 0.0)
+
+    def step(self, seconds: float = 0.3) -> list[object]:
+        """Time passes, everybody who is not silent is heard, and orders are carried out."""
+        self.now_s += seconds
+        for replica, one in self.states.items():
+            if replica not in self.silent:
+                self.states[replica] = replace(one, clock_s=self.now_s)
+                self.control.heard(self.states[replica], self.now_s)
+        actions = self.control.tick(self.now_s)
+        for action in actions:
+            self._obey(action)
+        return list(actions)
+
+    def ask(self, wanted: SyncStateSet, asker: int = 0) -> None:
+        """A replica asks for another set, and is heard."""
+        self._change(asker, proposal=wanted)
+        self.step()
+        self._change(asker, proposal=None)
+
+    def _obey(self, action: object) -> None:
+        if isinstance(action, Record):
+            self.records.append(action)
+        elif isinstance(action, Lead) and action.replica not in self.silent:
+            self._change(action.replica, role=ReplicaRole.MASTER, epoch=action.sync_state_set.epoch, draining=False)
+        elif isinstance(action, Follow) and action.replica not in self.silent:
+            self._change(action.replica, role=ReplicaRole.SLAVE, epoch=action.epoch, master=action.master)
+        elif isinstance(action, Drain):
+            self._change(action.replica, draining=True)
+
+    def _change(self, replica: int, **changes: object) -> None:
+        self.states[replica] = replace(self.states[replica], **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def led():
+    """Replica 0 leads in epoch 6, and everybody is in the set."""
+    world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)))
+    world.step()
+    world.step()
+    world.ask(of(6, 2, 0, 1, 2))
+    assert world.control.record is not None
+    assert world.control.record.sync_state_set.members == {0, 1, 2}
+    return world
+
+
+def test_the_first_master_is_journaled_before_it_is_told(led):
+    assert led.records[0].master == 0
+    assert led.records[0].epoch == 6
+    assert led.records[0].sync_state_set.members == {0}
+
+
+def test_the_others_follow_and_the_lease_is_renewed(led):
+    led.step()
+    assert led.states[1].master == led.states[2].master == 0
+    actions = led.step()
+    assert actions == [Renew("broker-a", 0, led.control.record.sync_state_set, led.now_s)]
+
+
+def test_a_silent_master_is_replaced_only_after_its_lease(led):
+    led.step()
+    led.silent.add(0)
+    started_s = led.now_s
+    while led.control.record.master == 0:
+        assert led.now_s < started_s + LEASE_OVER_S + 0.6
+        led.step(0.1)
+    assert led.now_s >= started_s + LEASE_OVER_S
+    assert led.control.record.epoch == 7
+    assert led.control.record.master in {1, 2}
+
+
+def test_a_master_whose_process_was_started_again_is_replaced_at_once(led):
+    led.step()
+    led.states[0] = state(0, incarnation=2, epoch=6, log_epoch=6)
+    led.step()
+    assert led.control.record.epoch == 7
+    assert led.control.record.master == 0  # it has the most
+
+
+def test_the_replica_with_the_longest_log_is_elected_by_epoch_first(led):
+    led.step()
+    led.states[1] = replace(led.states[1], log_epoch=6, end_offset=120)
+    led.states[2] = replace(led.states[2], log_epoch=5, end_offset=900)
+    led.silent.add(0)
+    for _ in range(12):
+        led.step()
+    assert led.control.record.master == 1
+
+
+def test_priority_decides_between_equals():
+    world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)), priorities={2: 1})
+    world.step()
+    assert world.control.record.master == 2
+
+
+def test_nobody_outside_the_set_is_elected_and_status_says_why():
+    world = World(Record("broker-a", 5, 0, of(5, 4, 0)))
+    world.silent.add(0)
+    for _ in range(12):
+        world.step()
+    assert world.control.record.epoch == 5
+    assert "0" in world.control.reason
+    assert "enable_elect_unclean_master" in world.control.reason
+
+
+def test_unclean_elections_are_possible_where_they_are_allowed():
+    world = World(Record("broker-a", 5, 0, of(5, 4, 0)), replace(RULES, unclean=True))
+    world.silent.add(0)
+    for _ in range(12):
+        world.step()
+    assert world.control.record.master in {1, 2}
+
+
+def test_a_learner_never_leads():
+    world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)), learners=frozenset({0}))
+    world.step()
+    assert world.control.record.master == 1
+
+
+def test_a_member_whose_directory_was_lost_is_not_elected():
+    world = World(Record("broker-a", 5, None, of(5, 1, 0)))
+    world.states[0] = state(0, store_id="another", end_offset=0, log_epoch=0)
+    for _ in range(10):
+        world.step()
+    assert world.control.record.master is None
+
+
+def test_a_lease_counts_from_the_account_it_answers(led):
+    led.step()
+    [renewal] = [action for action in led.step() if isinstance(action, Renew)]
+    assert renewal.clock_s == led.states[0].clock_s
+
+
+def test_a_late_account_is_not_heeded(led):
+    led.step()
+    led.control.heard(state(0, clock_s=0.1), led.now_s)
+    led.step(0.01)
+    assert led.control.record.epoch == 6
+
+
+def test_without_a_journal_all_replicas_must_be_heard():
+    world = World(None)
+    world.silent.add(2)
+    world.states[1] = state(1, sync_state_set=of(5, 9, 1))
+    for _ in range(5):
+        world.step()
+    assert world.control.record is None
+    assert "replica 2 does not answer" in world.control.reason
+    world.silent.clear()
+    world.step()
+    assert world.control.record.master == 1  # the only one that was in the newest set
+    assert world.control.record.epoch == 5 + RECOVERED_EPOCH_GAP + 1
+
+
+def test_a_set_is_altered_only_by_the_master_of_the_epoch(led):
+    now = led.control.record.sync_state_set
+    led.ask(SyncStateSet(6, now.version, of(6, 1, 0, 1).stores), asker=1)
+    led.ask(SyncStateSet(5, now.version, of(5, 1, 0).stores))
+    assert led.control.record.sync_state_set == now
+
+
+def test_a_question_based_on_an_outdated_set_is_not_heeded(led):
+    now = led.control.record.sync_state_set
+    led.ask(of(6, now.version - 1, 0))
+    assert led.control.record.sync_state_set == now
+
+
+def test_a_replica_that_may_not_be_in_the_set_is_left_out_of_a_newer_one():
+    world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)), learners=frozenset({2}))
+    world.step()
+    world.step()
+    world.ask(of(6, 2, 0, 1, 2))
+    assert world.control.record.sync_state_set == of(6, 3, 0, 1)
+
+
+def test_the_master_is_told_who_does_not_answer(led):
+    led.silent.add(2)
+    for _ in range(5):
+        actions = led.step()
+    [renewal] = [action for action in actions if isinstance(action, Renew)]
+    assert renewal.dead == {2}
+
+
+def test_mastership_moves_to_the_designated_replica_once_it_has_everything(led):
+    led.step()
+    for replica in range(3):
+        led.states[replica] = replace(led.states[replica], log_epoch=6, end_offset=150 - 10 * replica)
+    led.control.designate(2, led.now_s)
+    led.step()
+    assert led.states[0].draining
+    assert led.control.record.master == 0  # replica 2 lacks 20 bytes
+    led.states[2] = replace(led.states[2], end_offset=150)
+    led.step()
+    assert led.control.record.master == 2
+    assert led.control.record.epoch == 7
+
+
+def test_a_designated_replica_that_does_not_come_is_given_up_and_the_master_leads_on(led):
+    led.step()
+    led.states[0] = replace(led.states[0], log_epoch=6, end_offset=150)
+    led.control.designate(2, led.now_s)
+    for _ in range(30):
+        led.step()
+    assert led.control.record.master == 0
+    assert not led.states[0].draining
+    assert led.control.record.epoch == 7
+
+
+def test_designating_again_meanwhile_does_not_keep_the_master_from_appends_for_longer(led):
+    led.step()
+    led.states[0] = replace(led.states[0], log_epoch=6, end_offset=150)
+    began_s = led.now_s
+    led.control.designate(2, led.now_s)
+    led.step()
+    assert led.states[0].draining
+    while led.states[0].draining and led.now_s < began_s + 30:
+        led.control.designate(2, began_s + 1)
+        led.step()
+    assert not led.states[0].draining
+    assert led.now_s < began_s + 10

@@ -1,0 +1,116 @@
+"""When a replica is made anew, and where; and how a node is emptied."""
+
+from __future__ import annotations
+
+from placement.homes import Node
+from placement.repair import GroupView, Moves, Repair
+from raymq.names import StorageName
+
+A0, A1, A2 = (StorageName("broker-a", replica) for replica in range(3))
+LED = {"broker-a": GroupView(0, frozenset({0, 1}))}
+WHOLE = {"broker-a": GroupView(0, frozenset({0, 1, 2}))}
+NODES = [Node(f"n{index}", f"10.0.0.{index}", {f"broker-a-{index}": 100}) for index in range(3)]
+SPARE = Node("n3", "10.0.0.3")
+EVERYWHERE = {A0: "n0", A1: "n1", A2: "n2"}
+
+
+def repair(min_in_sync: int = 1) -> Repair:
+    return Repair([A0, A1, A2], spread=True, replace_after_s=60.0, min_in_sync=min_in_sync)
+
+
+def drained(index: int) -> list[Node]:
+    node = NODES[index]
+    return [*NODES[:index], Node(node.node_id, node.ip, node.stores, draining=True), *NODES[index + 1 :]]
+
+
+def without(*names: StorageName) -> dict[StorageName, str]:
+    return {name: node for name, node in EVERYWHERE.items() if name not in names}
+
+
+def test_where_every_replica_has_an_actor_nothing_is_done():
+    assert repair().decide([*NODES, SPARE], EVERYWHERE, WHOLE, 0.0) == Moves()
+
+
+def test_a_node_that_stays_away_is_replaced_after_the_time_that_was_set():
+    one, nodes = repair(), [*NODES[:2], SPARE]
+    early = one.decide(nodes, without(A2), LED, 100.0)
+    assert early.place == {}
+    assert "in 60 s" in early.notes[A2]
+    assert one.decide(nodes, without(A2), LED, 159.0).place == {}
+    assert one.decide(nodes, without(A2), LED, 160.0).place == {A2: SPARE}
+
+
+def test_the_time_begins_again_when_the_replica_was_there_meanwhile():
+    one, nodes = repair(), [*NODES[:2], SPARE]
+    one.decide(nodes, without(A2), LED, 0.0)
+    one.decide([*NODES, SPARE], EVERYWHERE, WHOLE, 30.0)
+    assert one.decide(nodes, without(A2), LED, 70.0).place == {}
+
+
+def test_a_node_that_returns_is_taken_back_at_once_under_its_new_id_and_whoever_leads():
+    back = Node("n9", "10.0.0.2", {"broker-a-2": 100})
+    nobody = {"broker-a": GroupView(None, frozenset({2}))}
+    assert repair().decide([*NODES[:2], SPARE, back], without(A2), nobody, 0.0).place == {A2: back}
+
+
+def test_the_directory_of_a_member_of_the_sync_state_set_is_waited_for_however_long():
+    moves = [repair().decide([*NODES[:2], SPARE], without(A2), WHOLE, now_s) for now_s in (0.0, 1e9)]
+    assert [one.place for one in moves] == [{}, {}]
+    assert "bring the node back" in moves[1].notes[A2]
+
+
+def test_nothing_is_replaced_while_nobody_leads():
+    one, nobody = repair(), {"broker-a": GroupView(None, frozenset({0, 1}))}
+    one.decide([*NODES[:2], SPARE], without(A2), nobody, 0.0)
+    assert one.decide([*NODES[:2], SPARE], without(A2), nobody, 1e9).place == {}
+
+
+def test_where_no_node_is_left_the_note_says_which_rule_and_which_nodes():
+    one = repair()
+    one.decide(NODES[:2], without(A2), LED, 0.0)
+    moves = one.decide(NODES[:2], without(A2), LED, 60.0)
+    assert moves.place == {}
+    assert "different nodes" in moves.notes[A2]
+    assert "10.0.0.1" in moves.notes[A2]
+
+
+def test_two_that_are_missing_do_not_begin_anew_on_one_node():
+    one, alone = repair(), {"broker-a": GroupView(0, frozenset({0}))}
+    one.decide([NODES[0], SPARE], without(A1, A2), alone, 0.0)
+    moves = one.decide([NODES[0], SPARE], without(A1, A2), alone, 60.0)
+    assert moves.place == {A1: SPARE}
+    assert "different nodes" in moves.notes[A2]
+
+
+def test_a_drained_node_gives_up_a_slave_when_all_are_in_sync():
+    one = repair()
+    assert one.decide([*drained(2), SPARE], EVERYWHERE, LED, 0.0).vacate == A2  # it does not count, so nobody misses it
+    assert one.decide([*drained(1), SPARE], EVERYWHERE, LED, 0.0).vacate is None
+    assert one.decide([*drained(1), SPARE], EVERYWHERE, WHOLE, 0.0).vacate == A1
+
+
+def test_what_was_given_up_begins_on_another_node_without_waiting():
+    assert repair().decide([*drained(2), SPARE], without(A2), WHOLE, 0.0).place == {}  # not dropped from the set yet
+    assert repair().decide([*drained(2), SPARE], without(A2), LED, 0.0).place == {A2: SPARE}
+
+
+def test_a_master_on_a_drained_node_hands_over_first():
+    moves = repair().decide([*drained(0), SPARE], EVERYWHERE, WHOLE, 0.0)
+    assert (moves.hand_over, moves.vacate) == ({A0: 1}, None)
+
+
+def test_a_drained_node_keeps_what_has_no_other_place():
+    moves = repair().decide(drained(2), EVERYWHERE, WHOLE, 0.0)
+    assert moves.vacate is None
+    assert "different nodes" in moves.notes[A2]
+
+
+def test_draining_does_not_leave_fewer_in_sync_than_appends_need():
+    moves = repair(min_in_sync=3).decide([*drained(2), SPARE], EVERYWHERE, WHOLE, 0.0)
+    assert moves.vacate is None
+    assert "fewer than 3" in moves.notes[A2]
+
+
+def test_while_a_replica_is_missing_no_node_is_emptied():
+    moves = repair().decide([*drained(1), SPARE][1:], without(A0), {"broker-a": GroupView(1, frozenset({1, 2}))}, 0.0)
+    assert (moves.vacate, moves.hand_over) == (None, {})
