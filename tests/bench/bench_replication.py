@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import raymq
 from actors.replica import ReplicaRules
 from raymq.config import FlushDiskType
-from raymq.errors import RaymqError
+from raymq.errors import RaymqError, SystemBusyError
 from raymq.message import Message
 from raymq.ray_calls import ActorRef
 from raymq.record import EncodedBatch, ProducerSequence, encode_batch
@@ -138,7 +138,10 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
 
     def produce(producer: int) -> None:
         while time.perf_counter() < until:
-            group.master.append([make_batch(producer, counts[producer])])
+            try:
+                group.master.append([make_batch(producer, counts[producer])])
+            except SystemBusyError:
+                continue  # nothing was stored; it is sent again, as a producer would
             counts[producer] += 1
 
     threads = [threading.Thread(target=produce, args=(producer,)) for producer in range(PRODUCERS)]
