@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.batch_queue import UNIT_BYTES, batch_queue_directory, read_units
-from raymq.log_reader import LogReader, file_name
+from raymq.log_reader import LogReader
 from raymq.store_api import Boundary
-from storage import disk
-from storage.mapped_file import MappedFile, allocate
-from storage.mapped_file_queue import list_starts
+from storage.queue_files import QueueFiles
 from storage.write_handles import WriteHandles
 
 _UNIT: Final = struct.Struct(">qiqqqhii")
@@ -64,11 +62,8 @@ class BatchConsumeQueue:
         self.directory = batch_queue_directory(root, topic, queue_id)
         self._file_size = file_size
         self._units_per_file = file_size // UNIT_BYTES
-        self._scratch = root / "consumequeue.new"
         self._reader, self._handles = reader, handles
-        remedy = f"delete the directory {self.directory} and the queue is made again from the commit log"
-        self._starts = list_starts(self.directory, file_size, remedy=remedy, repair=repair)
-        self._dirty: set[Path] = set()
+        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
         self._first = self._end = 0
         """The number of the first unit whose record the log still has, and the number that the next one gets."""
         self.min_offset = self.next_offset = self.visible_offset = 0
@@ -77,7 +72,7 @@ class BatchConsumeQueue:
     @property
     def exists(self) -> bool:
         """Whether the queue is on disk."""
-        return bool(self._starts)
+        return bool(self._files.starts)
 
     @property
     def first_physical_offset(self) -> int | None:
@@ -87,30 +82,24 @@ class BatchConsumeQueue:
 
     def recover(self) -> None:
         """Find the queue's end: the first unit that was never written, looking from the third-last file on."""
-        self._keep_good_units(self._starts[-3:], 2**63 - 1)
+        self._keep_good_units(self._files.starts[-3:], 2**63 - 1)
 
     def recover_until(self, physical_limit: int) -> None:
         """Keep the units of records before `physical_limit`, which are on disk, and remove all others."""
-        index = len(self._starts) - 1
-        while index > 0 and not self._starts_before(self._starts[index], physical_limit):
-            index -= 1
-        self._keep_good_units(self._starts[max(index, 0) :], physical_limit)
-        if self._starts and self._end == self._number_at(0):
+        starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
+        self._keep_good_units(starts, physical_limit)
+        if self._files.starts and self._end == self._number_at(0):
             self._truncate(0)
 
     def append(self, unit: BatchUnit) -> None:
         """Write the unit of a record that was found behind the others. OSError: the disk failed or is full."""
         position = self._end * UNIT_BYTES
         start = position - position % self._file_size
-        path = self.directory / file_name(start)
-        if not self._starts or self._starts[-1] < start:
-            disk.make_directory(self.directory)
-            allocate(self._scratch, self._file_size)
-            disk.rename(self._scratch, path)
-            self._starts.append(start)
-            self._dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
+        path = self._files.path(start)
+        if not self._files.starts or self._files.starts[-1] < start:
+            self._files.make(start)
         self._handles.write(path, position - start, unit.encode())
-        self._dirty.add(path)
+        self._files.dirty.add(path)
         self._end += 1
         self.next_offset = unit.base_offset + unit.messages
         self.max_physical_offset = unit.physical_offset + unit.size
@@ -134,13 +123,7 @@ class BatchConsumeQueue:
     def forget_before_min(self) -> list[Path]:
         """Let the queue's files start at the one with the first unit that is still held; returns those before it, which
         are now the caller's to delete. Never the last one."""
-        forgotten: list[Path] = []
-        while len(self._starts) > 1 and self._starts[0] + self._file_size <= self._first * UNIT_BYTES:
-            path = self.directory / file_name(self._starts.pop(0))
-            self._handles.forget(path)
-            self._dirty.discard(path)
-            forgotten.append(path)
-        return forgotten
+        return self._files.forget_before(self._first * UNIT_BYTES)
 
     def holder_of(self, queue_offset: int) -> BatchUnit | None:
         """The unit of the record that holds `queue_offset`; None if none does."""
@@ -163,17 +146,14 @@ class BatchConsumeQueue:
 
     def take_dirty(self) -> set[Path]:
         """The files and directories to flush, which then count as flushed."""
-        dirty, self._dirty = self._dirty, set()
-        return dirty
+        return self._files.take_dirty()
 
     def delete(self) -> None:
         """Remove the queue from the disk."""
-        for start in self._starts:
-            self._handles.forget(self.directory / file_name(start))
-        disk.remove_tree(self.directory)
+        self._files.delete()
 
     def _units(self, start: int) -> NDArray[np.void]:
-        return read_units(self._reader.maps, self.directory / file_name(start))
+        return read_units(self._reader.maps, self._files.path(start))
 
     def _unit(self, number: int) -> np.void:
         start, place = divmod(number, self._units_per_file)
@@ -182,7 +162,7 @@ class BatchConsumeQueue:
 
     def _number_at(self, index: int) -> int:
         """The number of the first unit of the file at `index`."""
-        return self._starts[index] // UNIT_BYTES if self._starts else 0
+        return self._files.starts[index] // UNIT_BYTES if self._files.starts else 0
 
     def _base_of(self, number: int) -> int:
         return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
@@ -211,7 +191,7 @@ class BatchConsumeQueue:
         end = self._number_at(0)
         physical_end = queue_end = 0
         for start in starts:
-            self._dirty.add(self.directory / file_name(start))
+            self._files.dirty.add(self._files.path(start))
             end = start // UNIT_BYTES
             for unit in self._units(start):
                 begin, size, base = int(unit["physical_offset"]), int(unit["size"]), int(unit["base_offset"])
@@ -227,21 +207,7 @@ class BatchConsumeQueue:
 
     def _truncate(self, end: int) -> None:
         """Remove every unit from number `end` on, on disk too."""
-        position = end * UNIT_BYTES
-        while self._starts and self._starts[-1] > position:
-            path = self.directory / file_name(self._starts.pop())
-            self._handles.forget(path)
-            disk.unlink(path)
-            self._dirty.add(self.directory)
-        if self._starts and self._starts[-1] + self._file_size > position:
-            start = self._starts[-1]
-            path = self.directory / file_name(start)
-            file = MappedFile(path, start, self._file_size)
-            try:
-                file.zero(position - start, file.used_end(position - start))
-            finally:
-                file.close()
-            self._dirty.add(path)
+        self._files.cut(end * UNIT_BYTES)
         self._end = end
         self._first = min(self._first, end)
         self.next_offset, self.max_physical_offset = 0, -1

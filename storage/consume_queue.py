@@ -23,12 +23,10 @@ from numpy.typing import NDArray
 
 from raymq.config import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
-from raymq.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader, file_name
+from raymq.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader
 from raymq.record_batch import record_ends
 from raymq.record_layout import UNIT_DTYPE
-from storage import disk
-from storage.mapped_file import MappedFile, allocate
-from storage.mapped_file_queue import list_starts
+from storage.queue_files import QueueFiles
 from storage.write_handles import WriteHandles
 
 _UNIT: Final = struct.Struct(">qiq")
@@ -63,12 +61,9 @@ class ConsumeQueue:
         self.directory = root / CONSUME_QUEUE_DIR / topic / str(queue_id)
         self._file_size = file_size
         self._units_per_file = file_size // UNIT_BYTES
-        self._scratch = root / "consumequeue.new"
         self._reader = reader
         self._handles = handles
-        remedy = f"delete the directory {self.directory} and the queue is made again from the commit log"
-        self._starts = list_starts(self.directory, file_size, remedy=remedy, repair=repair)
-        self._dirty: set[Path] = set()
+        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
         self._writing: tuple[int, Path] | None = None  # The file written last, and dirty: where it starts.
         self.min_offset = self.next_offset = self.visible_offset = 0
         self.max_physical_offset = -1
@@ -77,12 +72,12 @@ class ConsumeQueue:
     @property
     def exists(self) -> bool:
         """Whether the queue is on disk."""
-        return bool(self._starts)
+        return bool(self._files.starts)
 
     @property
     def first_offset(self) -> int:
         """The queue offset of the first unit on disk, whether or not its message is still held."""
-        return self._starts[0] // UNIT_BYTES if self._starts else self.next_offset
+        return self._files.starts[0] // UNIT_BYTES if self._files.starts else self.next_offset
 
     @property
     def first_physical_offset(self) -> int | None:
@@ -92,7 +87,7 @@ class ConsumeQueue:
 
     def file_ranges(self) -> list[tuple[int, int]]:
         """Of each file that has units: the queue offset of its first unit, and how many there are."""
-        firsts = [start // UNIT_BYTES for start in self._starts if start < self.next_offset * UNIT_BYTES]
+        firsts = [start // UNIT_BYTES for start in self._files.starts if start < self.next_offset * UNIT_BYTES]
         return [(first, min(self._units_per_file, self.next_offset - first)) for first in firsts]
 
     def recover(self) -> None:
@@ -100,7 +95,7 @@ class ConsumeQueue:
 
         What is behind that end is removed.
         """
-        self._keep_good_units(self._starts[-3:], 2**63 - 1)
+        self._keep_good_units(self._files.starts[-3:], 2**63 - 1)
 
     def recover_until(self, physical_limit: int) -> None:
         """Keep the units of records before `physical_limit`, which are on disk, and remove all others.
@@ -109,11 +104,9 @@ class ConsumeQueue:
         its beginning or end, between units that are good: where it points, and which tag it has, must be read from the
         log again.
         """
-        index = len(self._starts) - 1
-        while index > 0 and not self._starts_before(self._starts[index], physical_limit):
-            index -= 1
-        self._keep_good_units(self._starts[max(index, 0) :], physical_limit)
-        if self._starts and self.next_offset == self.first_offset:
+        starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
+        self._keep_good_units(starts, physical_limit)
+        if self._files.starts and self.next_offset == self.first_offset:
             # The queue may begin anywhere, once the log is walked.
             self.truncate_to(0)
 
@@ -124,11 +117,11 @@ class ConsumeQueue:
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
         """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
         are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
-        self.next_offset = self._starts[0] // UNIT_BYTES if self._starts else 0
+        self.next_offset = self._files.starts[0] // UNIT_BYTES if self._files.starts else 0
         self.out_of_order = False
         end_offset = 0
         for start in starts:
-            self._dirty.add(self.directory / file_name(start))
+            self._files.dirty.add(self._files.path(start))
             self.next_offset = start // UNIT_BYTES
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, self._units_per_file)
             begins = units["physical_offset"].astype(np.int64)
@@ -152,14 +145,9 @@ class ConsumeQueue:
         if count <= 0:
             return
         last = (self.next_offset + count - 1) * UNIT_BYTES
-        while not self._starts or self._starts[-1] + self._file_size <= last:
-            position = self._starts[-1] + self._file_size if self._starts else self.next_offset * UNIT_BYTES
-            start = position - position % self._file_size
-            disk.make_directory(self.directory)
-            allocate(self._scratch, self._file_size)
-            disk.rename(self._scratch, self.directory / file_name(start))
-            self._starts.append(start)
-            self._dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
+        while not self._files.starts or self._files.starts[-1] + self._file_size <= last:
+            position = self._files.starts[-1] + self._file_size if self._files.starts else self.next_offset * UNIT_BYTES
+            self._files.make(position - position % self._file_size)
 
     def append(
         self,
@@ -198,7 +186,7 @@ class ConsumeQueue:
 
         Also fills a hole: offsets from `next_offset` up to `queue_offset` whose records are lost (spec §2, rule 2).
         """
-        if not self._starts:
+        if not self._files.starts:
             self.next_offset = queue_offset - queue_offset % self._units_per_file
             self.min_offset = queue_offset
         count = queue_offset - self.next_offset
@@ -218,23 +206,11 @@ class ConsumeQueue:
     def truncate_to(self, next_offset: int) -> None:
         """Remove every unit from `next_offset` on, on disk too."""
         end = next_offset * UNIT_BYTES
-        while self._starts and self._starts[-1] > end:
-            self._handles.forget(self.directory / file_name(self._starts[-1]))
-            disk.unlink(self.directory / file_name(self._starts.pop()))
-            self._dirty.add(self.directory)
-        if self._starts and self._starts[-1] + self._file_size > end:
-            start = self._starts[-1]
-            path = self.directory / file_name(start)
-            file = MappedFile(path, start, self._file_size)
-            try:
-                file.zero(end - start, file.used_end(end - start))
-            finally:
-                file.close()
-            self._dirty.add(path)
+        self._files.cut(end)
         self.next_offset = next_offset
         self.min_offset = min(self.min_offset, next_offset)
         self.max_physical_offset = -1
-        if self._starts and end > self._starts[0]:
+        if self._files.starts and end > self._files.starts[0]:
             [last] = self.units(next_offset - 1, 1)
             if last["size"] != PRE_BLANK_SIZE:
                 self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
@@ -244,32 +220,24 @@ class ConsumeQueue:
 
         Unlike RocketMQ, units that point to nothing never count as messages.
         """
-        if self._starts:
+        if self._files.starts:
             # In one step: readers look at it meanwhile.
             self.min_offset = self._first_at_or_after(min_physical_offset)
 
     def forget_before_min(self) -> list[Path]:
         """Let the queue's files start at the one that holds `min_offset`; returns those before it, which are now the
         caller's to delete. Never the last one. Called under the append lock."""
-        forgotten: list[Path] = []
-        while len(self._starts) > 1 and self._starts[0] + self._file_size <= self.min_offset * UNIT_BYTES:
-            path = self.directory / file_name(self._starts.pop(0))
-            self._handles.forget(path)
-            self._dirty.discard(path)
-            forgotten.append(path)
-        return forgotten
+        return self._files.forget_before(self.min_offset * UNIT_BYTES)
 
     def take_dirty(self) -> set[Path]:
         """The files and directories to flush, which then count as flushed."""
-        dirty, self._dirty = self._dirty, set()
+        dirty = self._files.take_dirty()
         self._writing = None
         return dirty
 
     def delete(self) -> None:
         """Remove the queue from the disk."""
-        for start in self._starts:
-            self._handles.forget(self.directory / file_name(start))
-        disk.remove_tree(self.directory)
+        self._files.delete()
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """The first queue offset, from `min_offset` on, whose record starts at or after; `next_offset` if none does."""
@@ -283,7 +251,7 @@ class ConsumeQueue:
                 # Retention deleted a file meanwhile.
 
     def _first_at_or_after(self, physical_offset: int, from_offset: int = 0) -> int:
-        low, high = max(self._starts[0] // UNIT_BYTES if self._starts else 0, from_offset), self.next_offset
+        low, high = max(self._files.starts[0] // UNIT_BYTES if self._files.starts else 0, from_offset), self.next_offset
         while low < high:
             middle = (low + high) // 2
             unit = self.units(middle, 1)
@@ -302,8 +270,8 @@ class ConsumeQueue:
             at = position + written
             start = at - at % self._file_size
             if self._writing is None or self._writing[0] != start:
-                self._writing = start, self.directory / file_name(start)
-                self._dirty.add(self._writing[1])
+                self._writing = start, self._files.path(start)
+                self._files.dirty.add(self._writing[1])
             path = self._writing[1]
             piece = data[written : written + start + self._file_size - at]
             self._handles.write(path, at - start, piece)
