@@ -113,8 +113,8 @@ class PushConsumer:
         """Start `instances` instances; returns when their listeners are loaded and their Pull actors run.
 
         The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
-        listeners' processes. Raises ClientStateError without a
-        subscription or a listener, ListenerError when the listener cannot be loaded there; nothing runs then.
+        listeners' processes. Raises ClientStateError without a subscription or a listener, ListenerError when the
+        listener cannot be loaded there; nothing runs then, and the brokers know no new group.
         """
         if not self._subscriptions:
             raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
@@ -123,10 +123,6 @@ class PushConsumer:
         if not 1 <= instances <= INSTANCES_MAX:
             raise ClientStateError(f"instances must be 1 to {INSTANCES_MAX}, not {instances}")
         settings = replace(self._settings, subscriptions=tuple(self._subscriptions.values()))
-        if settings.clustering:
-            offsets = GroupOffsets(settings.group)
-            for broker_name in self._routes.brokers():
-                offsets.ensure_group(broker_name)
         options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus}
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
@@ -136,6 +132,10 @@ class PushConsumer:
                 listener = ListenerActor.options(**options).remote(self._listener, settings, tuple(self._hooks))
                 subscription.listeners.append(listener)
             subscription.wait_loaded(self._listener.name, START_TIMEOUT_S)
+            if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
+                offsets = GroupOffsets(settings.group)
+                for broker_name in self._routes.brokers():
+                    offsets.ensure_group(broker_name)
             for index, listener in enumerate(subscription.listeners):
                 subscription.pulls.append(ActorRef(self._start_pull(_named(settings, index), listener)))
         except BaseException:
