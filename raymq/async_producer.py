@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
-from raymq.batch_encoder import check_batch, cost_bytes, running_future
+from raymq.batch_encoder import Parcel, check_batch, running_future
 from raymq.errors import RequestTimeoutError
 from raymq.message import Message, SendResult
 from raymq.producer import Producer
@@ -106,20 +106,10 @@ class AsyncProducer:
         destination = Destination(**where) if where else ANYWHERE
         route = await self._route(topic)
         deadline_s = time.monotonic() + timeout_s
-        costs = [cost_bytes(message) for message in messages]
-        generation = await self._room(sum(costs), len(costs), producer.room_timeout_s(timeout_s))
         futures = [running_future() for _ in messages]
-        producer.hand_over(
-            route,
-            messages,
-            futures,
-            destination,
-            together=len(messages) > 1,
-            deadline_s=deadline_s,
-            timeout_s=timeout_s,
-            costs=costs,
-            generation=generation,
-        )
+        parcel = Parcel.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
+        generation = await self._room(parcel.cost_bytes, len(messages), producer.room_timeout_s(timeout_s))
+        producer.hand_over(route, parcel, generation, deadline_s)
         return futures
 
     async def _room(self, cost: int, count: int, timeout_s: float) -> int:

@@ -15,6 +15,7 @@ from raymq.errors import MessageIllegalError
 from raymq.ids import UniqueIdGenerator
 from raymq.message import MAX_PROPERTIES_BYTES, Message, MessageQueue, SendResult, message_list
 from raymq.names import SCHEDULE_TOPIC
+from raymq.queue_selection import Destination
 from raymq.record import EncodedBatch, ProducerSequence, Waiting, encode_batch
 
 _OVERHEAD_BYTES: Final = 256
@@ -46,6 +47,35 @@ class Pending:
     generation: int
     movable: bool
     message_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Messages of one topic that are sent by one call, each with its outcome and what it costs of the buffer's room.
+    `together`: they must stay in one queue."""
+
+    messages: Sequence[Message]
+    outcomes: Sequence[Outcome]
+    destination: Destination
+    together: bool
+    timeout_s: float
+    costs: Sequence[int]
+
+    @classmethod
+    def of(
+        cls,
+        messages: Sequence[Message],
+        outcomes: Sequence[Outcome],
+        destination: Destination,
+        timeout_s: float,
+        *,
+        together: bool,
+    ) -> Parcel:
+        return cls(messages, outcomes, destination, together, timeout_s, [cost_bytes(message) for message in messages])
+
+    @property
+    def cost_bytes(self) -> int:
+        return sum(self.costs)
 
 
 def running_future() -> Future[SendResult]:

@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
 from raymq.batch_encoder import (
     BatchEncoder,
-    Outcome,
+    Parcel,
     Pending,
     by_stored_queue,
     check_batch,
-    cost_bytes,
     running_future,
 )
 from raymq.errors import (
@@ -238,23 +237,12 @@ class Producer:
         """How long a send may wait for room in the buffer."""
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
-    def hand_over(
-        self,
-        route: TopicRoute,
-        messages: Sequence[Message],
-        outcomes: Sequence[Outcome],
-        destination: Destination,
-        *,
-        together: bool,
-        deadline_s: float,
-        timeout_s: float,
-        costs: Sequence[int],
-        generation: int,
-    ) -> None:
-        """Give messages of one topic, for which there is room in the buffer, to the sender of their queue. When this
-        fails, the room is given back. `together`: they must stay in one queue."""
+    def hand_over(self, route: TopicRoute, parcel: Parcel, generation: int, deadline_s: float) -> None:
+        """Give messages, for which there is room in the buffer, to the sender of their queue. When this fails, the
+        room is given back."""
+        messages, outcomes = parcel.messages, parcel.outcomes
         try:
-            queue = self._select(route, messages, destination)
+            queue = self._select(route, messages, parcel.destination)
             if self._hooks:
                 for message in messages:
                     self._hooks.check(message, queue)
@@ -262,14 +250,14 @@ class Producer:
                     self._hooks.watch(message, queue, outcome)
                     for message, outcome in zip(messages, outcomes, strict=True)
                 ]
-            movable = not destination.fixed and not together
+            movable = not parcel.destination.fixed and not parcel.together
             entries = [
-                Pending(message, queue, outcome, deadline_s, timeout_s, cost, generation, movable)
-                for message, outcome, cost in zip(messages, outcomes, costs, strict=True)
+                Pending(message, queue, outcome, deadline_s, parcel.timeout_s, cost, generation, movable)
+                for message, outcome, cost in zip(messages, outcomes, parcel.costs, strict=True)
             ]
             self._sender(queue.broker_name).put(by_stored_queue(entries, queue))
         except BaseException as error:
-            self.buffer.give_back(sum(costs), len(costs), generation)
+            self.buffer.give_back(parcel.cost_bytes, len(messages), generation)
             for outcome in outcomes:
                 outcome.set_exception(error)
             raise
@@ -279,20 +267,10 @@ class Producer:
         destination = Destination(**where) if where else ANYWHERE
         route = self.route(topic)
         deadline_s = time.monotonic() + timeout_s
-        costs = [cost_bytes(message) for message in messages]
-        generation = self.buffer.take(sum(costs), len(costs), self.room_timeout_s(timeout_s))
         futures = [running_future() for _ in messages]
-        self.hand_over(
-            route,
-            messages,
-            futures,
-            destination,
-            together=len(messages) > 1,
-            deadline_s=deadline_s,
-            timeout_s=timeout_s,
-            costs=costs,
-            generation=generation,
-        )
+        parcel = Parcel.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
+        generation = self.buffer.take(parcel.cost_bytes, len(messages), self.room_timeout_s(timeout_s))
+        self.hand_over(route, parcel, generation, deadline_s)
         return futures
 
     def _select(self, route: TopicRoute, messages: Sequence[Message], destination: Destination) -> MessageQueue:

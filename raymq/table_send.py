@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from raymq.batch_encoder import check_record, cost_bytes, may_exceed_a_record
+from raymq.batch_encoder import Parcel, check_record, may_exceed_a_record
 from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError
 from raymq.message import Message, MessageQueue, SendResult, SendStatus
 from raymq.queue_selection import ANYWHERE, RUN_MAX_MESSAGES, Destination, select_queue_by_hash
@@ -69,21 +69,11 @@ def _hand_over(
 ) -> None:
     producer.check(messages)
     timeout_s = producer.settings.send_timeout_s
-    costs = [cost_bytes(message) for message in messages]
+    parcel = Parcel.of(messages, [_RowEnd(ends) for _ in messages], destination, timeout_s, together=False)
     # A table is sent as fast as there is room, whatever is said for single messages that find none.
-    generation = producer.buffer.take(sum(costs), len(costs), timeout_s)
+    generation = producer.buffer.take(parcel.cost_bytes, len(messages), timeout_s)
     ends.handed_over(len(messages))
-    producer.hand_over(
-        route,
-        messages,
-        [_RowEnd(ends) for _ in messages],
-        destination,
-        together=False,
-        deadline_s=time.monotonic() + timeout_s,
-        timeout_s=timeout_s,
-        costs=costs,
-        generation=generation,
-    )
+    producer.hand_over(route, parcel, generation, time.monotonic() + timeout_s)
 
 
 def _parts(

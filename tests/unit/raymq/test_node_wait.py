@@ -1,3 +1,5 @@
+"""How `raymq up --wait-nodes` waits: what it says meanwhile, and what when nodes stay away."""
+
 from __future__ import annotations
 
 import pytest
