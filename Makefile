@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+ALL_TESTS := tests/unit tests/store tests/property tests/integration tests/chaos
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test unit check bench soak lock clean
@@ -11,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/raymq demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests/unit tests/store tests/property tests/integration tests/chaos
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ALL_TESTS)
 
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest tests/unit

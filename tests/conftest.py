@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,6 +22,31 @@ from tests.support.cluster import Sandbox, embedded, sandbox
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# A shell's background job ignores ctrl-C, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TESTS = Path(__file__).parent
+
+
+def group_of(path: Path) -> str:
+    """Which of the tests that start Ray those of a file are among, by where it is; empty if they do not."""
+    folder, *_ = parts = path.relative_to(TESTS).parts
+    if "nodes" in parts:
+        return "nodes"
+    return "ray" if folder == "integration" or (folder == "chaos" and not path.name.startswith("test_store_")) else ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With two workers (`make test`), one has the tests on one Ray node, from the beginning. The other has those
+    without Ray meanwhile, and then those with several nodes. Ray is waited for most of the time."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        if group := group_of(item.path):
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: ("ray", "", "nodes").index(group_of(item.path)))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The child of test_schedule_kill.py: stores delayed messages and delivers them, for ever.
+"""The child of test_store_schedule_kill.py: stores delayed messages and delivers them, for ever.
 
     python tests/chaos/delayed_appender.py DIRECTORY NEXT_LEVEL NEXT_TIMER
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -184,11 +185,14 @@ def test_ctrl_c_ends_consume_with_130_and_everything_printed_is_committed(
         command, env=user_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with consume:
-        assert consume.stdout is not None
-        assert "before ctrl-C" in consume.stdout.readline()
-        eventually(lambda: sum(e.committed or 0 for e in mq.admin.describe_group("cli-ctrl-c")) == 1, "the commit")
-        consume.send_signal(2)
-        _, errors = consume.communicate(timeout=60)
+        try:
+            assert consume.stdout is not None
+            assert "before ctrl-C" in consume.stdout.readline()
+            eventually(lambda: sum(e.committed or 0 for e in mq.admin.describe_group("cli-ctrl-c")) == 1, "the commit")
+            consume.send_signal(signal.SIGINT)
+            _, errors = consume.communicate(timeout=60)
+        finally:
+            consume.kill()
     assert consume.returncode == 130
     assert errors.split() == ["raymq:", "interrupted"]
     with mq.producer() as producer:

@@ -321,5 +321,5 @@ def test_without_any_nameserver_producing_and_consuming_go_on(mq: raymq.Client, 
         both(2.0)
         for index in range(2):
             ray.kill(ray.get_actor(f"nameserver-{index}", namespace=NAMESPACE), no_restart=True)
-        both(65.0)
+        both(35.0)
         assert got == set(range(sent))

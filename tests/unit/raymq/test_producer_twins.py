@@ -116,7 +116,7 @@ def test_a_send_is_retried(twin):
 
 def test_out_of_time_the_outcome_is_unknown(twin):
     with pytest.raises(SendUnknownError):
-        twin(FakeStore(script=[GONE] * 100_000)).send(message(), timeout_s=0.02)
+        twin(FakeStore(script=[GONE] * 100_000)).send(message(), timeout_s=0.3)
 
 
 def test_a_full_buffer_is_said_so(twin):
