@@ -5,10 +5,13 @@ An outcome is ok (acknowledged), failed (refused, and known not to be stored) or
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from enum import Enum
+from pathlib import Path
+from types import TracebackType
 
 from raymq.message import MessageQueue
 
@@ -64,3 +67,44 @@ class History:
     def __iter__(self) -> Iterator[Operation]:
         with self._lock:
             return iter(list(self._operations))
+
+
+class Journal:
+    """A history in a file, for a program that is killed: what it wrote before is in the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def handed_over(self, run: Sequence[Sent]) -> None:
+        """These are sent from now on; how that ends is unknown."""
+        self._write([[*astuple(sent), Outcome.UNKNOWN.value, ""] for sent in run])
+
+    def ended(self, operations: Sequence[Operation]) -> None:
+        """These ended so."""
+        lines = []
+        for operation in operations:
+            queue = [] if operation.queue is None else [*astuple(operation.queue), operation.queue_offset]
+            lines.append([*astuple(operation.sent), operation.outcome.value, operation.error, *queue])
+        self._write(lines)
+
+    def _write(self, lines: list[list[object]]) -> None:
+        self._file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def read_journal(path: Path) -> dict[Sent, Operation]:
+    """The last that a journal says of each message. A last line that is torn does not count."""
+    operations: dict[Sent, Operation] = {}
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        producer, sequence, outcome, error, *place = json.loads(line)
+        queue, offset = (MessageQueue(*place[:3]), place[3]) if place else (None, -1)
+        sent = Sent(producer, sequence)
+        operations[sent] = Operation(sent, Outcome(outcome), queue, offset, error)
+    return operations

@@ -1,12 +1,14 @@
-"""Machines to log in to, all on this one: namespaces of Linux with an sshd in each.
+"""Machines, all on this one: namespaces of Linux. A world of them has a network of its own, in which there is nothing
+but the loopback interface, so nothing is reachable from outside.
 
-All share one network namespace in which there is nothing but the loopback interface, so nothing is reachable from
-outside, and port 22 of every loopback address is free. Each has its own processes, /root, /tmp, /run and /dev/shm; the
-rest of the file system is this machine's. The world's first process ends with this one, and with it all the others.
+Each machine has its own processes, /root, /tmp, /run and /dev/shm; the rest of the file system is this machine's. One
+that is to be logged in to runs an sshd and shares the world's network: port 22 of every loopback address is free there.
+One without has a network of its own, of which tests.support.network makes something. The world's first process ends
+with this one, and with it all the others.
 
     DIRECTORY/key, key.pub, host_key    to log in with, and what the machines answer with
     DIRECTORY/NAME/root, tmp            a machine's /root and /tmp
-    DIRECTORY/NAME/sshd.log             what its sshd says
+    DIRECTORY/NAME/log                  what its first process says
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from tests.support.cluster import title
 from tests.support.waiting import eventually
 
 SSHD = "/usr/sbin/sshd"
@@ -50,13 +53,13 @@ PidFile none
 """
 
 
-def why_impossible() -> str:
-    """Why there can be no such machines here; empty if there can."""
+def why_impossible(*programs: str) -> str:
+    """Why there can be no such machines here, with these programs; empty if there can."""
     if os.geteuid() != 0:
-        return "only root may make namespaces and run sshd for it"
-    for program in ("unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", "rsync", SSHD):
+        return "only root may make namespaces"
+    for program in ("unshare", "nsenter", "setpriv", *programs):
         if shutil.which(program) is None:
-            return f"{program} is not installed (Debian: util-linux, openssh-client, openssh-server, rsync)"
+            return f"{program} is not installed (Debian: util-linux, iproute2, openssh-client, openssh-server, rsync)"
     trial = subprocess.run(
         ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "mount", "-t", "tmpfs", "tmpfs", "/run"],
         capture_output=True,
@@ -84,10 +87,18 @@ class World:
         """A machine's /root, which is its user's home."""
         return self.directory / name / "root"
 
-    def run(self, *command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """Run a command as the operator, in the repository; AssertionError, with what it said, when it fails."""
+    @property
+    def pid(self) -> int:
+        """The world's first process."""
+        return _first_process(self.process)
+
+    def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:
+        """What a command writes, run on the machine with this first process, or as the operator, in the repository.
+
+        AssertionError, with what it said, when it fails.
+        """
         done = subprocess.run(
-            [*_enter(_first_process(self.process), mount=True), *_inside(REPOSITORY), *command],
+            self.command(command, machine),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,7 +108,11 @@ class World:
             check=False,
         )
         assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
-        return done
+        return done.stdout
+
+    def command(self, command: Sequence[str], machine: int | None = None) -> list[str]:
+        """What to call to have a command run there."""
+        return [*_enter(machine or self.pid, mount=True), *_inside(REPOSITORY), *command]
 
     def start(self, name: str, address: str) -> None:
         """Start a machine that listens at a loopback address; return when it does."""
@@ -106,19 +121,7 @@ class World:
         (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")  # the raymq under test
         config = home.parent / "sshd_config"
         config.write_text(SSHD_CONFIG.format(address=address, directory=self.directory))
-        log = home.parent / "sshd.log"
-        with log.open("wb") as output:
-            machine = subprocess.Popen(
-                [
-                    *_enter(_first_process(self.process), mount=False),
-                    *_machine(self.directory / name, self.directory),
-                    *(SSHD, "-D", "-e", "-f", str(config)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self.machines.append(machine)
+        machine, log = self._begin(name, SSHD, "-D", "-e", "-f", str(config))
 
         def listens() -> bool:
             assert machine.poll() is None, log.read_text()
@@ -126,12 +129,39 @@ class World:
 
         eventually(listens, f"the sshd of {name}", 20)
 
+    def start_alone(self, name: str) -> int:
+        """Start a machine in a network of its own; returns its first process."""
+        _furnish(self.directory / name)
+        machine, log = self._begin(name, sys.executable, "-c", LOOPBACK_UP, net=True)
+
+        def runs() -> int:
+            assert machine.poll() is None, log.read_text()
+            return _first_process(machine)
+
+        return eventually(runs, f"the first process of {name}", 20)
+
+    def _begin(self, name: str, *command: str, net: bool = False) -> tuple[subprocess.Popen[bytes], Path]:
+        log = self.directory / name / "log"
+        with log.open("wb") as output:
+            machine = subprocess.Popen(
+                [
+                    *_enter(self.pid, mount=False),
+                    *_machine(self.directory / name, self.directory, net=net),
+                    *command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.machines.append(machine)
+        return machine, log
+
 
 @contextmanager
-def world(directory: Path) -> Iterator[World]:
-    """A world without machines; at the end everything in it is killed."""
+def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
+    """A world without machines; at the end everything in it is killed. `keys`: to log in with."""
     directory = directory.resolve()
-    for name in ("key", "host_key"):
+    for name in ("key", "host_key") if keys else ():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
     _furnish(directory / OPERATOR)
     command = [*_machine(directory / OPERATOR, directory, net=True), sys.executable, "-c", LOOPBACK_UP]
@@ -178,7 +208,7 @@ def _inside(directory: Path) -> list[str]:
 
 def _first_process(unshare: subprocess.Popen[bytes]) -> int:
     """The process that `unshare` forked, once it runs what it is to run; else 0."""
-    for child in psutil.Process(unshare.pid).children():
-        if child.cmdline()[:1] == [sys.executable]:
+    for child in psutil.Process(unshare.pid).children(recursive=True):
+        if title(child) == sys.executable:
             return child.pid
     return 0

@@ -80,10 +80,14 @@ class ReplicaGroup:
         """Kill the master when all are in sync, and wait until another epoch is led."""
         before = self.settled()
         self.kill(before["master"])
+        self.led_after(before["epoch"])
+
+    def led_after(self, epoch: int) -> None:
+        """Wait until a later epoch is led."""
 
         def led_anew() -> bool:
             now = self.account()
-            return now["epoch"] > before["epoch"] and now["master"] is not None and not now["reason"]
+            return now["epoch"] > epoch and now["master"] is not None and not now["reason"]
 
         eventually(led_anew, "a new epoch", HEAL_TIMEOUT_S)
 

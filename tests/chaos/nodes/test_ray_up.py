@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from tests.support.cluster import descendants, title
-from tests.support.machines import OPERATOR, REPOSITORY, World, why_impossible, world
+from tests.support.machines import OPERATOR, REPOSITORY, SSHD, World, why_impossible, world
 
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
+IMPOSSIBLE = why_impossible("ssh", "ssh-keygen", "rsync", SSHD)
 UP_S = 240.0
 COUNT = 500
 
@@ -54,17 +55,17 @@ class RayCommand:
 
     def up(self) -> None:
         """`ray up`, which returns when raymq runs."""
-        print(self._machines.run("ray", "up", "--yes", str(self._config), timeout_s=UP_S).stdout)
+        print(self._machines.run("ray", "up", "--yes", str(self._config), timeout_s=UP_S))
 
     def down(self) -> None:
         """`ray down`."""
-        print(self._machines.run("ray", "down", "--yes", str(self._config), timeout_s=UP_S).stdout)
+        print(self._machines.run("ray", "down", "--yes", str(self._config), timeout_s=UP_S))
 
     def on_head(self, command: str) -> str:
         """What a command on the head writes to its standard output."""
         answer = self._machines.root("head") / "answer.json"
         shell = f"{{ {command}; }} > ~/{answer.name}"
-        print(self._machines.run("ray", "exec", str(self._config), shell, timeout_s=UP_S).stdout)
+        print(self._machines.run("ray", "exec", str(self._config), shell, timeout_s=UP_S))
         return answer.read_text()
 
 
@@ -78,7 +79,7 @@ def raylets() -> list[psutil.Process]:
     return [process for process in descendants() if Path(title(process)).name == "raylet"]
 
 
-@pytest.mark.skipif(bool(why_impossible()), reason=why_impossible())
+@pytest.mark.skipif(bool(IMPOSSIBLE), reason=IMPOSSIBLE)
 @pytest.mark.timeout(900)
 def test_what_was_sent_before_ray_down_is_consumed_after_ray_up(tmp_path: Path) -> None:
     """And each node has the token, Java and stores of its own, which stay where they are."""

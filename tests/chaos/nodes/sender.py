@@ -1,0 +1,36 @@
+"""A user's program that sends until it is killed: the helper of tests that kill everything at once.
+
+    python tests/chaos/nodes/sender.py TOPIC PRODUCER FILE
+
+It connects to the raymq of the Ray cluster that RAY_ADDRESS names. FILE gets a line before each message is handed over,
+and one when it was acknowledged (tests.support.history.Journal); each is in the file before the program goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import raymq
+from tests.support.history import Journal, Outcome, Sent
+from tests.support.workload import outcome_of
+
+PAUSE_EVERY = 50
+
+
+def main(topic: str, producer_number: int, path: Path) -> None:
+    with raymq.connect() as mq, mq.producer(f"sender-{producer_number}") as producer, Journal(path) as journal:
+        sequence = 0
+        while True:
+            run = [Sent(producer_number, sequence + index) for index in range(PAUSE_EVERY)]
+            sequence += len(run)
+            journal.handed_over(run)
+            futures = [producer.send_async(raymq.Message(topic, sent.body()), sharding_key="one") for sent in run]
+            ended = [outcome_of(sent, future) for sent, future in zip(run, futures, strict=True)]
+            journal.ended([operation for operation in ended if operation.outcome is not Outcome.UNKNOWN])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,93 @@
+"""All processes of a cluster of three nodes are killed at once, the head's too: everything comes back from disk alone.
+
+A program of a user is sending all the time, and is killed with the rest. RAYMQ_SOAK=1 does it three times.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import raymq
+from tests.support.checker import check
+from tests.support.cluster import Sandbox, sandbox
+from tests.support.history import Operation, Outcome, Sent, read_journal
+from tests.support.nodes import Nodes, nodes
+from tests.support.replicas import ReplicaGroup, log_checksum
+from tests.support.waiting import eventually
+from tests.support.workload import read_back
+
+ROUNDS = 3 if os.environ.get("RAYMQ_SOAK") == "1" else 1
+NAMES = ("head", "left", "right")
+BROKER = "broker-a"
+TOPIC = "all"
+ENOUGH = 500
+SENDER = Path(__file__).with_name("sender.py")
+SETTINGS = """\
+broker_groups: 1
+store:
+  mapped_file_size_commit_log_bytes: 1048576
+  mapped_file_size_consume_queue_bytes: 60000
+replication: {replicas: 3, min_in_sync_replicas: 2}
+"""
+
+
+@contextmanager
+def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
+    """A user's program that sends; killed at the end."""
+    journal.touch()
+    environment = {**os.environ, "RAY_ADDRESS": machines.address}
+    program = subprocess.Popen([sys.executable, str(SENDER), TOPIC, str(producer), str(journal)], env=environment)
+    try:
+        yield
+        assert program.poll() is None, "the program that sends has ended"
+    finally:
+        program.kill()
+        program.wait(30)
+
+
+def acknowledged(history: dict[Sent, Operation]) -> int:
+    return sum(operation.outcome is Outcome.OK for operation in history.values())
+
+
+@pytest.mark.timeout(600)
+def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_path: Path) -> None:
+    history: dict[Sent, Operation] = {}
+    with sandbox(SETTINGS) as box:
+        for producer in range(ROUNDS):
+            journal = tmp_path / f"{producer}"
+            with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
+                look(mq, history)
+                with sending(machines, producer, journal):
+                    eventually(lambda journal=journal: acknowledged(read_journal(journal)) >= ENOUGH, "sends")  # type: ignore[misc]
+                    machines.kill_all()
+            history |= read_journal(journal)
+        with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
+            look(mq, history)
+            check_logs(box)
+
+
+def look(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
+    """Wait until all replicas are in sync; everything that was acknowledged so far is there, once."""
+    ReplicaGroup(BROKER, len(NAMES)).settled()
+    if not history:
+        mq.admin.create_topic(TOPIC, queues=4)
+        return
+    report = check(history.values(), read_back(mq, TOPIC))
+    print(report)
+    assert report.violations == {}
+    assert report.acknowledged >= ENOUGH
+
+
+def check_logs(box: Sandbox) -> None:
+    """The replicas' logs are equal, wherever they are."""
+    end = ReplicaGroup(BROKER, len(NAMES)).equal_end()
+    stores = [store for name in NAMES for store in (box.data / name).glob(f"{BROKER}-*")]
+    assert len(stores) == len(NAMES)
+    assert len({log_checksum(store, end) for store in stores}) == 1

@@ -1,0 +1,159 @@
+"""The network between three machines is cut, in the middle, around the master, and in one direction; then it heals.
+
+Each machine has a replica of a broker group; on two of them a program of a user sends all the time. What either was
+told holds in the end: there are never two masters that acknowledge. RAYMQ_SOAK=1 cuts in all three ways, else around
+the master.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from raymq.message import MessageQueue
+from raymq.replication import LEASE_S
+from tests.support.checker import check
+from tests.support.history import Operation, Outcome, Sent, read_journal
+from tests.support.network import WHY_IMPOSSIBLE, Hand, Network, network
+from tests.support.replicas import log_checksum
+from tests.support.waiting import eventually
+
+HEAD, MASTER, OTHER = NAMES = ("head", "left", "right")
+BROKER, TOPIC = "broker-a", "cut"
+BETWEEN_FAULTS = 200
+STANDSTILL_S = 3.0
+HEAL_S = 120.0
+CHAOS = Path(__file__).parent
+SETTINGS = """\
+broker_groups: 1
+data_dir: ~/.raymq/store
+store:
+  mapped_file_size_commit_log_bytes: 1048576
+  mapped_file_size_consume_queue_bytes: 60000
+replication: {replicas: 3, min_in_sync_replicas: 2}
+"""
+
+pytestmark = [pytest.mark.skipif(bool(WHY_IMPOSSIBLE), reason=WHY_IMPOSSIBLE), pytest.mark.timeout(600)]
+in_soak = pytest.mark.skipif(os.environ.get("RAYMQ_SOAK") != "1", reason="one of the long runs: `make soak`")
+
+
+class Cluster:
+    """raymq on the machines, a program that sends on two of them, and what they were told."""
+
+    def __init__(self, machines: Network, hand: Hand, journals: dict[str, Path]) -> None:
+        self.machines, self.hand = machines, hand
+        self._journals = journals
+
+    def acknowledged(self, name: str) -> int:
+        """How many sends of the program on a machine were acknowledged."""
+        return sum(one.outcome is Outcome.OK for one in read_journal(self._journals[name]).values())
+
+    def more(self, name: str) -> None:
+        """Wait until more sends of the program there are acknowledged."""
+        enough = self.acknowledged(name) + BETWEEN_FAULTS
+        eventually(lambda: self.acknowledged(name) >= enough, f"acknowledgements on {name}", HEAL_S)
+
+    def assert_standstill(self, *names: str) -> None:
+        """From a lease after the cut on, nothing is acknowledged there."""
+        time.sleep(LEASE_S + STANDSTILL_S)
+        before = [self.acknowledged(name) for name in names]
+        time.sleep(STANDSTILL_S)
+        assert [self.acknowledged(name) for name in names] == before
+
+    def replica_on(self, name: str) -> int:
+        """Which replica's directory a machine has."""
+        [store] = (self.machines.root(name) / ".raymq/store").glob(f"{BROKER}-*")
+        return int(store.name.rpartition("-")[2])
+
+    def check(self) -> None:
+        """Everything is as it was acknowledged, and the replicas' logs are equal."""
+        history: dict[Sent, Operation] = {}
+        for journal in self._journals.values():
+            history |= read_journal(journal)
+        queues = {
+            MessageQueue(*queue): [Sent(*sent) for sent in stored] for queue, stored in self.hand.ask("read", TOPIC)
+        }
+        report = check(history.values(), queues)
+        print(report)
+        assert report.violations == {}
+        end = self.hand.ask("equal_end")
+        stores = [self.machines.root(name) / f".raymq/store/{BROKER}-{self.replica_on(name)}" for name in NAMES]
+        assert len({log_checksum(store, end) for store in stores}) == 1
+
+
+@contextmanager
+def cluster(directory: Path) -> Iterator[Cluster]:
+    """The replica on `left` leads; programs on it and on the head send until the check."""
+    with network(directory, NAMES) as machines, ExitStack() as stack:
+        machines.start_ray()
+        (machines.root(HEAD) / "raymq.yaml").write_text(SETTINGS)
+        print(machines.run(HEAD, "raymq", "up", "--config", "/root/raymq.yaml", "--wait-nodes", str(len(NAMES))))
+
+        def spawn(name: str, program: str, *arguments: str, **streams: int) -> subprocess.Popen[bytes]:
+            process = machines.spawn(name, sys.executable, str(CHAOS / program), *arguments, **streams)
+            stack.callback(machines.end, process)
+            return process
+
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        hand = Hand(spawn(HEAD, "group_hand.py", BROKER, str(len(NAMES)), **pipes))
+        journals = {name: directory / f"{name}.journal" for name in (HEAD, MASTER)}
+        made = Cluster(machines, hand, journals)
+        hand.ask("create_topic", TOPIC)
+        hand.ask("lead", made.replica_on(MASTER))
+        senders = []
+        for number, (name, journal) in enumerate(journals.items()):
+            journal.touch()
+            senders.append(spawn(name, "sender.py", TOPIC, str(number), str(journal)))
+        for name in journals:
+            made.more(name)
+        yield made
+        for sender in senders:
+            machines.end(sender)
+        hand.ask("settled")
+        made.check()
+
+
+def test_a_master_that_is_cut_off_stops_and_another_goes_on(tmp_path: Path) -> None:
+    with cluster(tmp_path) as queue:
+        others = (HEAD, OTHER)
+        queue.machines.cut([MASTER], others)
+        queue.machines.cut(others, [MASTER])
+        queue.more(HEAD)
+        queue.assert_standstill(MASTER)
+        queue.machines.heal()
+        queue.machines.join(MASTER)
+        queue.hand.ask("settled")
+        queue.more(HEAD)
+
+
+@in_soak
+def test_halves_of_which_neither_can_do_alone_acknowledge_nothing(tmp_path: Path) -> None:
+    with cluster(tmp_path) as queue:
+        others = (MASTER, OTHER)
+        queue.machines.cut([HEAD], others)
+        queue.machines.cut(others, [HEAD])
+        queue.assert_standstill(HEAD, MASTER)
+        queue.machines.heal()
+        for name in others:
+            queue.machines.join(name)
+        queue.hand.ask("settled")
+        queue.more(HEAD)
+
+
+@in_soak
+def test_a_master_that_hears_but_is_not_heard_stops_and_another_goes_on(tmp_path: Path) -> None:
+    with cluster(tmp_path) as queue:
+        queue.machines.cut([MASTER], (HEAD, OTHER))
+        queue.more(HEAD)
+        queue.assert_standstill(MASTER)
+        queue.machines.heal()
+        queue.machines.join(MASTER)
+        queue.hand.ask("settled")
+        queue.more(HEAD)

@@ -1,0 +1,206 @@
+"""A broker group of three replicas on three nodes: nodes are killed, come back, are replaced and emptied.
+
+Each node is a raylet on this machine with a data directory of its own (tests.support.nodes). Everything acknowledged is
+read back, once; the replicas' logs are equal by checksum.
+
+RAYMQ_SOAK=1 also kills the master's process 20 times, its node 5 times, and stops it for 10 to 30 s 5 times;
+RAYMQ_CHAOS_SEED repeats their order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+import raymq
+from placement.operate import balance, drain
+from raymq.names import CONTROLLER
+from raymq.ray_calls import ActorRef
+from tests.support.checker import check
+from tests.support.cluster import Sandbox, descendants, sandbox
+from tests.support.history import History
+from tests.support.nodes import LOOPBACK, Nodes, nodes
+from tests.support.replicas import ReplicaGroup, log_checksum
+from tests.support.waiting import eventually
+from tests.support.workload import Senders, read_back
+
+SOAK = os.environ.get("RAYMQ_SOAK") == "1"
+SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+BROKER = "broker-a"
+REPLICAS = 3
+BETWEEN_FAULTS = 200
+STOPPED_S = (10.0, 30.0)
+SETTINGS = """\
+broker_groups: 1
+store:
+  mapped_file_size_commit_log_bytes: 1048576
+  mapped_file_size_consume_queue_bytes: 60000
+replication: {replicas: 3, min_in_sync_replicas: 2, replace_after_s: 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
+    with sandbox(SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def machines(box: Sandbox) -> Iterator[Nodes]:
+    with nodes(box, ("head", "left", "right")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mq(machines: Nodes) -> Iterator[raymq.Client]:
+    with raymq.connect(embedded=True) as client:
+        yield client
+
+
+@pytest.fixture
+def replicas(mq: raymq.Client) -> ReplicaGroup:
+    group = ReplicaGroup(BROKER, REPLICAS)
+    group.settled()
+    return group
+
+
+@contextmanager
+def load(mq: raymq.Client, topic: str) -> Iterator[History]:
+    """Producers that send all the time; at the end everything they were told holds."""
+    history = History()
+    senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
+    senders.start()
+    try:
+        yield history
+    finally:
+        senders.stop()
+        senders.join(120)
+    report = check(history, read_back(mq, topic))
+    print(report)
+    assert report.violations == {}
+    assert report.acknowledged > BETWEEN_FAULTS
+
+
+def more(history: History) -> None:
+    """Wait until more sends have ended."""
+    enough = len(history) + BETWEEN_FAULTS
+    eventually(lambda: len(history) >= enough, "sends that end")
+
+
+def homes(replicas: ReplicaGroup, machines: Nodes) -> dict[int, str]:
+    """Replica to the name of its node."""
+    return {one["replica"]: machines.name_of(one["node_id"]) for one in replicas.account()["replicas"]}
+
+
+def wait_for_homes(replicas: ReplicaGroup, machines: Nodes, names: set[str]) -> None:
+    eventually(lambda: set(homes(replicas, machines).values()) == names, f"replicas on {names}", 90.0)
+    replicas.settled()
+
+
+def assert_equal_logs(replicas: ReplicaGroup, machines: Nodes) -> None:
+    end = replicas.equal_end()
+    placed = homes(replicas, machines)
+    logs = {log_checksum(machines.data(name) / f"{BROKER}-{replica}", end) for replica, name in placed.items()}
+    assert end > 0
+    assert len(logs) == 1
+
+
+def lead_from(replicas: ReplicaGroup, machines: Nodes, name: str) -> None:
+    """Have the replica on a node lead."""
+    [replica] = [replica for replica, home in homes(replicas, machines).items() if home == name]
+    ActorRef(CONTROLLER).call("designate", BROKER, replica, timeout_s=5.0)
+    eventually(lambda: replicas.account()["master"] == replica and not replicas.account()["reason"], f"{name} leads")
+    replicas.settled()
+
+
+def test_each_replica_has_a_node_of_its_own_and_nothing_listens_beyond_loopback(
+    replicas: ReplicaGroup, machines: Nodes
+) -> None:
+    wait_for_homes(replicas, machines, {"head", "left", "right"})
+    listening = {
+        connection.laddr.ip
+        for process in descendants()
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {address.replace("::ffff:", "").replace("::1", LOOPBACK) for address in listening} == {LOOPBACK}
+
+
+def test_a_node_that_is_killed_with_the_master_and_returns_is_taken_back(
+    mq: raymq.Client, replicas: ReplicaGroup, machines: Nodes, topic: str
+) -> None:
+    with load(mq, topic) as history:
+        lead_from(replicas, machines, "left")
+        machines.kill("left")
+        more(history)
+        assert replicas.account()["in_sync"] != []
+        machines.add("left")
+        wait_for_homes(replicas, machines, {"head", "left", "right"})
+        more(history)
+    assert_equal_logs(replicas, machines)
+
+
+@pytest.mark.skipif(not SOAK, reason="one of the long runs: `make soak`")
+@pytest.mark.timeout(5400)
+def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
+    mq: raymq.Client, replicas: ReplicaGroup, machines: Nodes, topic: str
+) -> None:
+    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    rng = random.Random(SEED)
+
+    def kill_node() -> None:
+        name = rng.choice(["left", "right"])  # without the head there is no cluster: test_everything_killed.py
+        lead_from(replicas, machines, name)
+        before = replicas.account()["epoch"]
+        machines.kill(name)
+        replicas.led_after(before)
+        machines.add(name)
+        wait_for_homes(replicas, machines, {"head", "left", "right"})
+
+    def stop_master() -> None:
+        pid = replicas.pid(replicas.settled()["master"])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(rng.uniform(*STOPPED_S))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    faults: list[Callable[[], None]] = [replicas.fail_over] * 20 + [kill_node, stop_master] * 5
+    rng.shuffle(faults)
+    with load(mq, topic) as history:
+        for fault in faults:
+            print(f"{fault.__name__} after {len(history)} messages")
+            fault()
+            more(history)
+            replicas.settled()
+    assert_equal_logs(replicas, machines)
+
+
+def test_a_node_that_stays_away_is_replaced_and_one_that_is_drained_keeps_nothing(
+    mq: raymq.Client, replicas: ReplicaGroup, machines: Nodes, topic: str
+) -> None:
+    with load(mq, topic) as history:
+        machines.kill("right")
+        machines.add("spare")
+        wait_for_homes(replicas, machines, {"head", "left", "spare"})
+        more(history)
+        machines.add("right")  # with what it had, which is out of date by now
+        more(history)
+        assert set(homes(replicas, machines).values()) == {"head", "left", "spare"}
+        lead_from(replicas, machines, "spare")
+        steps: list[str] = []
+        assert drain(machines.node_id("spare"), drained=True, progress=steps.append)["left"] == []
+        assert steps != []
+        assert set(homes(replicas, machines).values()) == {"head", "left", "right"}
+        more(history)
+        assert balance(steps.append)["left"] == []
+        assert replicas.settled()["master"] == 0
+    assert_equal_logs(replicas, machines)
