@@ -9,11 +9,16 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+SWEEP_INTERVAL_S: Final = 1.0
+"""How often the maps are looked through for deleted files, while new ones come: that takes a call for each."""
 
 
 class _Map(NamedTuple):
@@ -29,9 +34,11 @@ class FileMaps:
     A file that was replaced by another of the same name is noticed (by its inode) and mapped anew.
     """
 
-    def __init__(self, *, max_bytes: int, max_files: int) -> None:
+    def __init__(self, *, max_bytes: int, max_files: int, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
         self._max_files = max_files
+        self._clock_s = clock_s
+        self._swept_s = clock_s()
         self._lock = threading.Lock()
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
@@ -79,9 +86,15 @@ class FileMaps:
             replaced = self._maps.pop(path, None)
             self._bytes += stat.st_size - (replaced.size if replaced is not None else 0)
             self._maps[path] = _Map(stat.st_dev, stat.st_ino, stat.st_size, data)
-            # Nobody asks for a deleted file again, and its map would keep its blocks from being free.
-            for other in [other for other in self._maps if not os.path.exists(other)]:
-                self._bytes -= self._maps.pop(other).size
+            self._forget_deleted()
             while len(self._maps) > 1 and (self._bytes > self._max_bytes or len(self._maps) > self._max_files):
                 self._bytes -= self._maps.popitem(last=False)[1].size
         return data
+
+    def _forget_deleted(self) -> None:
+        """Nobody asks for a deleted file again, and its map would keep its blocks from being free."""
+        now_s = self._clock_s()
+        if now_s - self._swept_s >= SWEEP_INTERVAL_S:
+            self._swept_s = now_s
+            for path in [path for path in self._maps if not os.path.exists(path)]:
+                self._bytes -= self._maps.pop(path).size

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raymq.errors import DataLossError
-from raymq.file_maps import FileMaps
+from raymq.file_maps import SWEEP_INTERVAL_S, FileMaps
 from raymq.hashing import tags_code
 from raymq.log_reader import LogReader
 from raymq.message import PullStatus
@@ -144,6 +144,23 @@ def test_maps_are_bounded_and_the_least_used_go_first(tmp_path, limits):
         assert maps.get(str(tmp_path / str(index)))[0] == index
         maps.get(str(tmp_path / "0"))
     assert sorted(Path(path).name for path in maps._maps) == ["0", "4", "5"]
+    maps.close()
+
+
+def test_the_map_of_a_deleted_file_goes_when_another_comes_a_second_later(tmp_path):
+    for name in "abcd":
+        (tmp_path / name).write_bytes(b"x" * 100)
+    now_s = 0.0
+    maps = FileMaps(max_bytes=1 << 30, max_files=99, clock_s=lambda: now_s)
+    for name in "ab":
+        maps.get(str(tmp_path / name))
+    (tmp_path / "a").unlink()
+    now_s = SWEEP_INTERVAL_S - 0.1
+    maps.get(str(tmp_path / "c"))
+    assert [Path(path).name for path in maps._maps] == ["a", "b", "c"]
+    now_s = SWEEP_INTERVAL_S
+    maps.get(str(tmp_path / "d"))
+    assert [Path(path).name for path in maps._maps] == ["b", "c", "d"]
     maps.close()
 
 
