@@ -422,6 +422,7 @@ class Broker:
         sharding_key: str | None = None,
         delay_level: int = 0,
         deliver_at_ms: int | None = None,
+        wait_store_msg_ok: bool = True,
     ) -> SendResult:
         """Store one message in a queue of this group. Not safe to repeat: each call is a new message.
 
@@ -435,6 +436,7 @@ class Broker:
             dict(properties or {}),
             delay_level=delay_level,
             deliver_at_ms=deliver_at_ms,
+            wait_store_msg_ok=wait_store_msg_ok,
         )
         return self._producer.send(message, sharding_key=sharding_key)
 

@@ -19,7 +19,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -57,6 +57,7 @@ from storage.message_store import MessageStore
 from storage.raw_log import truncate_log
 from storage.replica_files import ReplicaFiles
 from storage.running_flags import RunningFlag
+from storage.store_wait import degraded, must_wait
 
 _REFILLED: Final = ("commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
@@ -233,22 +234,24 @@ class Replica:
     def append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> list[AppendResult]:
         """Store batches as MessageStore.append does, and wait until the other replicas have them as the rules say.
 
-        NotMasterError and InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT
-        when the others were too slow. ServiceNotAvailableError when this replica was replaced while it waited: it is
-        unknown then whether the batches stay stored, and sending them again is safe.
+        If none of them waits (wait_store_msg_ok), it does not matter who is in sync. NotMasterError and
+        InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT when the others
+        were too slow. ServiceNotAvailableError when this replica was replaced while it waited: it is unknown then
+        whether the batches stay stored, and sending them again is safe.
         """
         with self._changed:
             self._role.check_append(epoch, self._clock_s())
             assert self._sync is not None
             led, in_sync = self._role.epoch, len(self._sync.sync_state_set.members)
             store = self._store
-        if in_sync < max(self._rules.min_in_sync_replicas, self._rules.in_sync_replicas):
+        waits = must_wait(batches)
+        if waits and in_sync < max(self._rules.min_in_sync_replicas, self._rules.in_sync_replicas):
             wanted = max(self._rules.min_in_sync_replicas, self._rules.in_sync_replicas)
             raise InSyncReplicasError(self._broker_name, in_sync, wanted)
         results, end_offset = store.append_with_end(batches)
-        if self._wait_for_copies(end_offset, led):
+        if not waits or self._wait_for_copies(end_offset, led):
             return results
-        return [replace(r, status=SendStatus.FLUSH_SLAVE_TIMEOUT) for r in results]
+        return degraded(results, batches, SendStatus.FLUSH_SLAVE_TIMEOUT)
 
     def _wait_for_copies(self, end_offset: int, epoch: int) -> bool:
         with self._changed:

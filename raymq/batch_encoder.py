@@ -188,6 +188,8 @@ def check_batch(messages: Iterable[Message]) -> list[Message]:
         raise MessageIllegalError("send_batch was given no messages")
     if len({message.topic for message in batch}) > 1:
         raise MessageIllegalError("all messages of a batch must have one topic; send one batch per topic")
+    if len({message.wait_store_msg_ok for message in batch}) > 1:
+        raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
     for message in batch:
         if may_exceed_a_record(message):
             check_record(message)

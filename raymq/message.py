@@ -76,6 +76,9 @@ class Message:
     Consumers get the message later with one of: `delay_level`, RocketMQ's (1 to 18 mean 1 s to 2 h unless the store's
     message_delay_level says otherwise; 0 is no delay, more than 18 means 18), or `deliver_at_ms`, a time in ms since
     1970 up to 40 days ahead; a time that is past is now.
+
+    `wait_store_msg_ok` False: the send is acknowledged once the store has written the message, which then survives the
+    store's process, and not a power cut or the loss of its node; consumers see it when any other would be seen.
     """
 
     topic: str
@@ -86,6 +89,7 @@ class Message:
     flag: int = 0
     delay_level: int = 0
     deliver_at_ms: int | None = None
+    wait_store_msg_ok: bool = True
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -127,6 +131,8 @@ class Message:
                 raise MessageIllegalError(f"property {name!r} is reserved; use another name")
         if not isinstance(self.flag, int) or not -(2**31) <= self.flag < 2**31:
             raise MessageIllegalError(f"flag {self.flag!r} is not a number of 32 bits")
+        if not isinstance(self.wait_store_msg_ok, bool):
+            raise MessageIllegalError(f"wait_store_msg_ok {self.wait_store_msg_ok!r} is not a bool")
         if self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
             self._check_delay()
 

@@ -36,6 +36,7 @@ from raymq.message import (
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
     Message,
 )
 from raymq.names import check_topic
@@ -66,7 +67,8 @@ class EncodedBatch:
 
     `sizes` are the records' lengths in bytes, `tag_codes` what their consume-queue units hold (in a topic where
     messages wait: their `deliver_at_ms`, of which the store makes what the unit holds), `message_ids` their unique
-    ids. A batch without `producer` is not deduplicated by the store.
+    ids. A batch without `producer` is not deduplicated by the store. `wait_store_msg_ok`: the append returns when the
+    batch is as durable as the settings promise, and not already when it is written (spec/storage.md §6, §11.1).
     """
 
     topic: str
@@ -76,6 +78,7 @@ class EncodedBatch:
     tag_codes: NDArray[np.int64]
     producer: ProducerSequence | None
     message_ids: tuple[str, ...]
+    wait_store_msg_ok: bool = True
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -115,13 +118,14 @@ def encode_batch(
     from `message_ids` (none for an empty id), RMQ_PID/RMQ_EPOCH/RMQ_SEQ if there is a `producer`, and room for the
     property CRC with `append_prop_crc`, which `stamp` fills in. With `waiting` they are records of its topic's queue
     `queue_id`, delayed as each message says, and the messages' own topics may differ; without, a message's delay means
-    nothing here. `born_host` is an IP address and a port;
+    nothing here. All have the same `wait_store_msg_ok`. `born_host` is an IP address and a port;
     `store_host_ipv6` leaves room for an IPv6 store host. MessageIllegalError when the batch is empty, mixes topics or
-    has a message whose properties exceed 32767 bytes; nothing is kept then.
+    `wait_store_msg_ok`, or has a message whose properties exceed 32767 bytes; nothing is kept then.
     """
     if not messages or len(messages) != len(message_ids):
         raise MessageIllegalError(f"a batch of {len(messages)} messages with {len(message_ids)} ids cannot be encoded")
     topic = messages[0].topic if waiting is None else waiting.topic
+    waits = messages[0].wait_store_msg_ok
     magic, topic_text = topic_part(topic)
     born = layout.encode_host(*born_host)
     host_bits, header, store = _host_fields(born, store_host_ipv6)
@@ -140,6 +144,8 @@ def encode_batch(
             target = _target_text(message, waiting.real_queue_ids[index])
         elif message.topic != topic:
             raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
+        if message.wait_store_msg_ok is not waits:
+            raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
         body, sys_flag = message.body, host_bits
         if compresses:
             body, bits = compression.compress_body(body)
@@ -162,7 +168,7 @@ def encode_batch(
         sizes.append(size)
         codes.append(tags_code(message.tags) if waiting is None else message.deliver_at_ms or 0)
     columns = np.array(sizes, np.int32), np.array(codes, np.int64)
-    return EncodedBatch(topic, queue_id, b"".join(parts), *columns, producer, tuple(message_ids))
+    return EncodedBatch(topic, queue_id, b"".join(parts), *columns, producer, tuple(message_ids), waits)
 
 
 def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.Struct, bytes]:
@@ -189,7 +195,7 @@ def _user_text(message: Message) -> str:
         text += f"{PROPERTY_TAGS}\x01{message.tags}\x02"
     if message.keys:
         text += f"{PROPERTY_KEYS}\x01{' '.join(message.keys)}\x02"
-    return text
+    return text if message.wait_store_msg_ok else f"{text}{PROPERTY_WAIT}\x01false\x02"
 
 
 def _target_text(message: Message, queue_id: int) -> str:

@@ -177,8 +177,12 @@ class Sender:
         return min(self._shared.attempt_timeout_s, max(deadline_s - self._now_s(), 0.1))
 
     def _take(self) -> list[tuple[MessageQueue, list[Pending]]]:
-        """What goes into the next request: from every queue in turn, up to the limits. Called with the lock."""
+        """What goes into the next request: from every queue in turn, up to the limits. Called with the lock.
+
+        All have the same `wait_store_msg_ok`: what need not wait for the disk does not wait for what must.
+        """
         taken: list[tuple[MessageQueue, list[Pending]]] = []
+        waits = next(iter(self._buffers.values()))[0].message.wait_store_msg_ok
         room = REQUEST_MAX_BYTES
         for queue in list(self._buffers):
             waiting = self._buffers.pop(queue)
@@ -186,6 +190,8 @@ class Sender:
             # The first message of a request always fits, whatever its size.
             while waiting and len(entries) < BATCH_MAX_MESSAGES:
                 if room < waiting[0].cost_bytes and (taken or entries):
+                    break
+                if waiting[0].message.wait_store_msg_ok is not waits:
                     break
                 entry = waiting.popleft()
                 room -= entry.cost_bytes

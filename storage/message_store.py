@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -59,6 +58,7 @@ from storage.schedule_service import ScheduleService
 from storage.scheduler import Scheduler
 from storage.snapshot import read_snapshot
 from storage.stats import StoreStats
+from storage.store_wait import degraded, must_wait
 from storage.waiting import WaitingQueues
 from storage.write_gate import WriteGate
 
@@ -207,9 +207,9 @@ class MessageStore:
     def append(self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None) -> list[AppendResult]:
         """Store batches of any queues, in order; one result each. A batch sent before is recognised, not stored again.
 
-        With SYNC_FLUSH returns once all are on disk; after `timeout_s` (default: sync_flush_timeout_ms) the status is
-        FLUSH_DISK_TIMEOUT: stored, not known to be on disk. With ASYNC_FLUSH returns at once: what is stored survives
-        this process, not a power cut.
+        With SYNC_FLUSH returns once all are on disk, unless none of them waits (wait_store_msg_ok); after `timeout_s`
+        (default: sync_flush_timeout_ms) the status is FLUSH_DISK_TIMEOUT: stored, not known to be on disk. With
+        ASYNC_FLUSH returns at once: what is stored survives this process, not a power cut.
 
         Raised before anything is written: MessageIllegalError, ClientStateError (a fenced producer), SystemBusyError
         (other appends took longer than `timeout_s`), ServiceNotAvailableError (closed), StoreNotWritableError (disk
@@ -228,7 +228,9 @@ class MessageStore:
             if self._fit is not None:
                 batches = [self._fit(batch) for batch in sent]
             checked = self._appender.check(batches)
-            results, end_offset, on_disk = self._gate.write(partial(self._appender.append, checked), timeout_s)
+            results, end_offset, on_disk = self._gate.write(
+                partial(self._appender.append, checked), timeout_s, wait=must_wait(batches)
+            )
             if self._fit is not None:
                 results = [name_places(*row) for row in zip(results, sent, batches, strict=True)]
         except RaymqError:
@@ -237,7 +239,7 @@ class MessageStore:
         took_s = time.monotonic() - start_s
         self._stats.put([(batch.topic, len(batch), len(batch.records)) for batch in batches], took_s)
         if not on_disk:
-            results = [replace(result, status=SendStatus.FLUSH_DISK_TIMEOUT) for result in results]
+            results = degraded(results, batches, SendStatus.FLUSH_DISK_TIMEOUT)
         return results, end_offset
 
     def _deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:

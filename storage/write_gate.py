@@ -62,11 +62,14 @@ class WriteGate:
         write: Callable[[], T],
         timeout_s: float | None = None,
         against: RunningFlag = AGAINST_APPENDS,
+        *,
+        wait: bool = True,
     ) -> tuple[T, int, bool]:
         """Let `write` write, and wait as the settings say: its result, where the log ended then, and whether it is as
         durable as they promise.
 
-        `timeout_s` (default: sync_flush_timeout_ms) is for both. `against`: the flags that forbid it.
+        `timeout_s` (default: sync_flush_timeout_ms) is for both; without `wait` a flush is only asked for. `against`:
+        the flags that forbid it.
 
         Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
         StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
@@ -94,7 +97,8 @@ class WriteGate:
         finally:
             self._entered_s = 0.0
             self.lock.release()
-        if self._sync and not self._flush.wait_for(end_offset, start_s + timeout_s - time.monotonic()):
+        left_s = start_s + timeout_s - time.monotonic() if wait else 0.0
+        if self._sync and not self._flush.wait_for(end_offset, left_s):
             if self.failure:
                 raise self._outcome_unknown()
             return result, end_offset, False

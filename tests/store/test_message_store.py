@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -405,6 +406,20 @@ class TestFlush:
         assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
         flush.set()
         assert fetch_one(store, 1, wait_s=WAIT_S).count == 1
+
+    def test_what_does_not_wait_is_acknowledged_before_it_is_on_disk_and_shown_after(self, store, monkeypatch):
+        store.append([make_batch([b"the files are made"])])
+        flush = threading.Event()
+        fdatasync = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", lambda descriptor: flush.wait(WAIT_S) and fdatasync(descriptor))
+        hasty = replace(make_batch([b"a"]), wait_store_msg_ok=False)
+        [result] = store.append([hasty])
+        assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 1)
+        assert fetch_one(store, 1).status is PullStatus.NO_NEW_MESSAGE
+        together = store.append([make_batch([b"b"]), hasty], timeout_s=0.01)
+        assert [one.status for one in together] == [SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.SEND_OK]
+        flush.set()
+        assert fetch_one(store, 1, wait_s=WAIT_S).count >= 1
 
     def test_asynchronous_flushing_shows_at_once(self, root):
         store = open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH, flush_interval_commit_log_ms=60_000)

@@ -82,6 +82,19 @@ def test_nothing_is_shown_or_acknowledged_before_the_members_have_it(make):
     assert bodies_of(group.master.store) == [b"one"]
 
 
+def test_what_does_not_wait_is_acknowledged_without_the_members_and_shown_when_they_have_it(make):
+    group = make(rules=RULES)
+    group.settle()
+    hasty = replace(make_batch([b"one"]), wait_store_msg_ok=False)
+    [result] = group.master.append([hasty])
+    assert result.status is SendStatus.SEND_OK
+    assert bodies_of(group.master.store) == []
+    both = group.master.append([make_batch([b"two"]), hasty])
+    assert [one.status for one in both] == [SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.SEND_OK]
+    group.settle()
+    assert bodies_of(group.master.store) == [b"one", b"two", b"one"]
+
+
 def test_a_fenced_replica_neither_takes_nor_shows(make):
     group = make()
     with pytest.raises(NotMasterError):
@@ -107,6 +120,8 @@ def test_too_few_in_sync_are_refused_before_anything_is_written(make):
     with pytest.raises(InSyncReplicasError, match="nothing was stored"):
         group.master.append([make_batch([b"x"])])
     assert group.master.account().end_offset == end
+    [result] = group.master.append([replace(make_batch([b"x"]), wait_store_msg_ok=False)])
+    assert result.status is SendStatus.SEND_OK
 
 
 def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make):

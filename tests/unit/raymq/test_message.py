@@ -63,6 +63,7 @@ def test_a_body_may_be_as_long_as_the_limit():
         {"properties": {"x": "a\x01"}},
         {"properties": {"UNIQ_KEY": "x"}},
         {"properties": {"RMQ_SEQ": "1"}},
+        {"wait_store_msg_ok": 0},
         {"flag": 2**31},
         {"flag": -(2**31) - 1},
         {"flag": "1"},

@@ -245,13 +245,31 @@ def test_at_the_edge_of_a_records_size_every_future_ends(make, spare):
 def test_nothing_of_a_batch_with_an_illegal_message_is_sent(make):
     producer = make(store := FakeStore())
     good = Message("orders", b"good")
-    for bad in ([], [good, "text"], [good, Message("other", b"x")]):
+    hasty = Message("orders", b"x", wait_store_msg_ok=False)
+    for bad in ([], [good, "text"], [good, Message("other", b"x")], [good, hasty]):
         with pytest.raises(MessageIllegalError):
             producer.send_batch(bad)
     with pytest.raises(MessageIllegalError):
         producer.send_batch([good, Message("orders", b"bad", properties=properties_of(40_000)), good])
     producer.flush(WAIT_S)
     assert store.everything() == []
+
+
+def test_what_waits_and_what_does_not_go_in_requests_of_their_own_and_in_order(make):
+    gate = Gate()
+    producer = make(store := FakeStore(script=[gate]))
+    kinds = [True, True, False, False, True]
+    first = producer.send_async(Message("orders", b"held"))
+    gate.entered.wait(WAIT_S)
+    futures = [
+        producer.send_async(Message("orders", b"%d" % number, wait_store_msg_ok=waits))
+        for number, waits in enumerate(kinds)
+    ]
+    gate.opened.set()
+    results([first, *futures])
+    sent = [(batch.wait_store_msg_ok, len(batch)) for [batch] in store.attempts[1:]]
+    assert sent == [(True, 2), (False, 2), (True, 1)]
+    assert store.everything() == [b"held", *(b"%d" % number for number in range(5))]
 
 
 # Bounds

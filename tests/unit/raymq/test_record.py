@@ -215,6 +215,18 @@ def test_a_batch_of_no_messages_or_too_few_ids_is_refused() -> None:
         encode_batch([Message("t", b"x")], 0, born_host=("10.0.0.1", 1), born_timestamp_ms=0, message_ids=["a", "b"])
 
 
+def test_a_message_that_does_not_wait_says_so_and_one_that_waits_says_nothing() -> None:
+    for waits, properties in ((True, {}), (False, {"WAIT": "false"})):
+        batch = encode(Message("orders", b"x", wait_store_msg_ok=waits))
+        assert batch.wait_store_msg_ok is waits
+        assert decode_record(batch.records).system_properties == {"UNIQ_KEY": f"{0:032X}", **properties}
+
+
+def test_a_batch_of_messages_that_wait_and_that_do_not_is_refused() -> None:
+    with pytest.raises(MessageIllegalError, match="wait_store_msg_ok"):
+        encode(Message("orders", b"x"), Message("orders", b"x", wait_store_msg_ok=False))
+
+
 def test_a_batch_of_two_topics_is_refused() -> None:
     with pytest.raises(MessageIllegalError, match="one topic"):
         encode(Message("orders", b"x"), Message("refunds", b"x"))
