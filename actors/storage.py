@@ -241,6 +241,7 @@ class Storage:
             store_host=self._store_host,
             lane=self._lane.address,
             max_message_size_bytes=self._settings.max_message_size_bytes,
+            consume_queue_ext_file_size=self._settings.mapped_file_size_consume_queue_ext_bytes,
         )
 
     @ray.method(concurrency_group="control")

@@ -29,6 +29,7 @@ DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
 BATCH_UNIT_BYTES: Final = 46
+CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
 
 
 class FlushDiskType(Enum):
@@ -55,6 +56,14 @@ class StoreOptions(BaseModel):
             description="Size of a consume-queue file, rounded up to whole units of 20 bytes. Fixed like the former.",
         ),
     ] = 6_000_000
+    enable_consume_queue_ext: Annotated[
+        bool,
+        Field(description="Whether a message's tag code and store time go to an extension of its consume queue."),
+    ] = False
+    mapped_file_size_consume_queue_ext_bytes: Annotated[
+        int,
+        Field(ge=64, le=1 << 30, description="Size of a file of such an extension. Fixed like the former two."),
+    ] = CONSUME_QUEUE_EXT_FILE_BYTES
     warm_mapped_file_enable: Annotated[
         bool,
         Field(description="ASYNC_FLUSH: write through maps, with the log's next pages in memory before a fast writer."),

@@ -4,6 +4,7 @@ Used by the store itself, by consumers on the same node, and by Spark's Python w
 changes nothing, and sees what the store writes as soon as the store does.
 
     consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
+    consumequeue_ext/TOPIC/QUEUE/                      what units lead to that hold an address instead: queue_ext.py
     commitlog/00000000000000000000                     the records that the units point to
     batchconsumequeue/TOPIC/QUEUE/                     queues of records that hold many messages each: batch_queue.py
 
@@ -20,10 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.batch_queue import batch_queue_directory, messages_of, units_from
-from raymq.config import CONSUME_QUEUE_UNIT_BYTES
+from raymq.config import CONSUME_QUEUE_EXT_FILE_BYTES, CONSUME_QUEUE_UNIT_BYTES
 from raymq.errors import DataLossError
 from raymq.file_maps import FileMaps
 from raymq.message import PullStatus
+from raymq.queue_ext import (
+    CONSUME_QUEUE_EXT_DIR,
+    EXT_ADDRESS_MAX,
+    EXT_UNIT_DTYPE,
+    are_units,
+    offsets_of,
+    units_at,
+)
+from raymq.record_batch import store_timestamps_at
 from raymq.record_layout import UNIT_DTYPE
 from raymq.store_api import FetchRequest, FetchResult
 
@@ -31,10 +41,6 @@ COMMIT_LOG_DIR: Final = "commitlog"
 CONSUME_QUEUE_DIR: Final = "consumequeue"
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
-
-EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""From here on downwards what a unit holds is no tag code but the address of a unit in the queue's extension, which
-RocketMQ may have written (spec/storage.md §2): the tag is not known, and the client looks at its text."""
 
 _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
@@ -59,12 +65,15 @@ class LogReader:
         *,
         commit_log_file_size: int,
         consume_queue_file_size: int,
+        consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES,
         max_mapped_bytes: int = _DEFAULT_MAX_MAPPED_BYTES,
         max_mapped_files: int = _DEFAULT_MAX_MAPPED_FILES,
     ) -> None:
         self.root = Path(root)
         self._commit_log = f"{root}/{COMMIT_LOG_DIR}"
         self._consume_queue = f"{root}/{CONSUME_QUEUE_DIR}"
+        self._consume_queue_ext = f"{root}/{CONSUME_QUEUE_EXT_DIR}"
+        self._ext_file_size = consume_queue_ext_file_size
         self.commit_log_file_size = commit_log_file_size
         self._units_per_file = -(-consume_queue_file_size // CONSUME_QUEUE_UNIT_BYTES)
         self.maps = FileMaps(max_bytes=max_mapped_bytes, max_files=max_mapped_files)
@@ -85,6 +94,45 @@ class LogReader:
         if count <= 0:
             return np.empty(0, UNIT_DTYPE)
         return np.frombuffer(data, UNIT_DTYPE, count, index * CONSUME_QUEUE_UNIT_BYTES)
+
+    def tags_codes(
+        self, topic: str, queue_id: int, units: NDArray[np.void]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The tag codes of a queue's `units`, those in its extension too, and where they are known: the client looks at
+        the text of the others, whose code is 0 here."""
+        codes = units["tags_code"].astype(np.int64)
+        known = codes > EXT_ADDRESS_MAX
+        if not known.all():
+            leading = np.flatnonzero(~known)
+            found, known[leading] = self.ext_units(topic, queue_id, codes[leading])
+            codes[leading] = np.where(known[leading], found["tags_code"], 0)
+        return codes, known
+
+    def ext_units(
+        self, topic: str, queue_id: int, addresses: NDArray[np.int64]
+    ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        """The units of a queue's extension at `addresses`, and where there are some."""
+        offsets = offsets_of(addresses)
+        starts = offsets - offsets % self._ext_file_size
+        units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
+        for start in np.unique(starts).tolist():
+            rows = np.flatnonzero(starts == start)
+            try:
+                data = self.maps.get(f"{self._consume_queue_ext}/{topic}/{queue_id}/{file_name(start)}")
+            except FileNotFoundError:
+                continue
+            units[rows] = units_at(data, offsets[rows] - start)
+        return units, are_units(units)
+
+    def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When the records at these offsets were stored. DataLossError if one is gone."""
+        times = np.empty(len(physical_offsets), np.int64)
+        starts = physical_offsets - physical_offsets % self.commit_log_file_size
+        for start in np.unique(starts).tolist():
+            rows = np.flatnonzero(starts == start)
+            data = self._commit_log_file(start, int(physical_offsets[rows[0]]))
+            times[rows] = store_timestamps_at(data, physical_offsets[rows] - start)
+        return times
 
     def views(self, units: NDArray[np.void]) -> list[memoryview]:
         """The records of `units`, in order, as views over the mapped files; neighbours on disk share one view.
@@ -159,8 +207,8 @@ class LogReader:
             matching = units["size"] != PRE_BLANK_SIZE
             if codes is not None:
                 # RocketMQ compares the low 32 bits; the tag's text is compared by the client.
-                tags_codes = units["tags_code"].astype(np.int64)
-                matching &= np.isin(tags_codes.astype(np.int32), codes) | (tags_codes <= EXT_ADDRESS_MAX)
+                tags_codes, known = self.tags_codes(request.topic, request.queue_id, units)
+                matching &= np.isin(tags_codes.astype(np.int32), codes) | ~known
             places = np.flatnonzero(matching)
             if max_bytes == 0 and len(places):
                 return [units[:0]], offset + int(places[0])

@@ -295,6 +295,14 @@ def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
     return layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
 
 
+def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When the records were stored that start at `starts` of `data`."""
+    wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
+    places = starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
+    times: NDArray[np.int64] = windows(data, 8)[places].view(_BIG_ENDIAN_LONG).astype(np.int64)
+    return times
+
+
 def record_ends(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
     """Where each of the records of these sizes ends that lie back to back from 0 on."""
     ends = sizes.astype(np.int64)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from raymq.backoff import Backoff
+from raymq.config import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.lane import Lane, LaneAddress
 from raymq.log_reader import LogReader
@@ -50,6 +51,7 @@ class StorageDescription:
     store_host: tuple[str, int]
     lane: LaneAddress
     max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
+    consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES
 
 
 class StorageClient:
@@ -158,6 +160,7 @@ class StorageClient:
                     description.root,
                     commit_log_file_size=description.commit_log_file_size,
                     consume_queue_file_size=description.consume_queue_file_size,
+                    consume_queue_ext_file_size=description.consume_queue_ext_file_size,
                 )
             return self._reader
 

@@ -15,6 +15,7 @@ the log.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +25,10 @@ from numpy.typing import NDArray
 from raymq.config import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
 from raymq.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader
+from raymq.queue_ext import EXT_ADDRESS_MAX
 from raymq.record_batch import record_ends
 from raymq.record_layout import UNIT_DTYPE
+from storage.consume_queue_ext import ConsumeQueueExt
 from storage.queue_files import QueueFiles
 from storage.write_handles import WriteHandles
 
@@ -51,8 +54,9 @@ class ConsumeQueue:
         reader: LogReader,
         handles: WriteHandles,
         repair: bool = False,
+        ext: ConsumeQueueExt | None = None,
     ) -> None:
-        """Find the files of the queue, which `recover` reads.
+        """Find the files of the queue, which `recover` reads; `ext` is its extension.
 
         StoreCorruptError when they do not form a queue. With `repair` (after a crash) those that do not fit are deleted
         instead, and their units made again from the log.
@@ -63,6 +67,7 @@ class ConsumeQueue:
         self._units_per_file = file_size // UNIT_BYTES
         self._reader = reader
         self._handles = handles
+        self._ext = ext
         self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
         self._writing: tuple[int, Path] | None = None  # The file written last, and dirty: where it starts.
         self.min_offset = self.next_offset = self.visible_offset = 0
@@ -161,7 +166,7 @@ class ConsumeQueue:
 
         OSError: some of the units may be written, `next_offset` has not moved.
         """
-        if len(sizes) == 1:
+        if len(sizes) == 1 and self._ext is None:
             size = int(sizes[0])
             self._write(_UNIT.pack(physical_offset, size, tags_codes[0]))
             self.max_physical_offset = physical_offset + size
@@ -174,6 +179,8 @@ class ConsumeQueue:
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
         """`append` for records anywhere in the log, in ascending order."""
+        if self._ext is not None:
+            tags_codes = self._ext.put(physical_offsets, tags_codes)
         units = np.empty(len(sizes), UNIT_DTYPE)
         units["physical_offset"] = physical_offsets
         units["size"] = sizes
@@ -214,6 +221,9 @@ class ConsumeQueue:
             [last] = self.units(next_offset - 1, 1)
             if last["size"] != PRE_BLANK_SIZE:
                 self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
+        if self._ext is not None:
+            last_file = next(self._addresses(reversed(self.file_ranges())), None)
+            self._ext.end_behind(None if last_file is None else int(last_file[-1]))
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Move `min_offset` to the first message that starts at or after the log's first byte (spec §2).
@@ -226,18 +236,24 @@ class ConsumeQueue:
 
     def forget_before_min(self) -> list[Path]:
         """Let the queue's files start at the one that holds `min_offset`; returns those before it, which are now the
-        caller's to delete. Never the last one. Called under the append lock."""
-        return self._files.forget_before(self.min_offset * UNIT_BYTES)
+        caller's to delete, with those of its extension. Never the last one. Called under the append lock."""
+        paths = self._files.forget_before(self.min_offset * UNIT_BYTES)
+        if self._ext is not None and len(self._ext.files.starts) > 1:
+            first_file = next(self._addresses(self.file_ranges()), None)
+            paths += self._ext.forget_before(None if first_file is None else int(first_file[0]))
+        return paths
 
     def take_dirty(self) -> set[Path]:
         """The files and directories to flush, which then count as flushed."""
         dirty = self._files.take_dirty()
         self._writing = None
-        return dirty
+        return dirty if self._ext is None else dirty | self._ext.files.take_dirty()
 
     def delete(self) -> None:
         """Remove the queue from the disk."""
         self._files.delete()
+        if self._ext is not None:
+            self._ext.files.delete()
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """The first queue offset, from `min_offset` on, whose record starts at or after; `next_offset` if none does."""
@@ -262,6 +278,14 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
+        """The addresses in the extension that the units of these files hold, file by file, where there are any."""
+        for first, count in ranges:
+            from_offset = max(first, self.min_offset)
+            codes = self.units(from_offset, first + count - from_offset)["tags_code"].astype(np.int64)
+            if len(addresses := codes[codes <= EXT_ADDRESS_MAX]):
+                yield addresses
 
     def _write(self, data: bytes | memoryview) -> None:
         position = self.next_offset * UNIT_BYTES

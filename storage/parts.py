@@ -40,6 +40,7 @@ class StoreParts:
             root,
             commit_log_file_size=settings.mapped_file_size_commit_log_bytes,
             consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
+            consume_queue_ext_file_size=settings.mapped_file_size_consume_queue_ext_bytes,
             max_mapped_bytes=settings.max_mapped_bytes,
             max_mapped_files=settings.max_mapped_files,
         )

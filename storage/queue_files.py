@@ -1,8 +1,9 @@
 """The files of one queue on disk: which there are, making the next, cutting the end off, letting go of the oldest.
 
 They lie end to end, each named after the byte of the queue at which it starts (storage/mapped_file_queue.py). What
-their units say is the queue's matter: storage/consume_queue.py, storage/batch_consume_queue.py. All of them can be made
-again from the log, so a crash may leave any of them short, torn or missing.
+their units say is the queue's matter: storage/consume_queue.py, storage/batch_consume_queue.py, and for its extension
+storage/consume_queue_ext.py. All of them can be made again from the log, or done without, so a crash may leave any of
+them short, torn or missing.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ class QueueFiles:
     Not locked: one thread changes it (the store's append lock).
     """
 
-    def __init__(self, root: Path, directory: Path, file_size: int, handles: WriteHandles, *, repair: bool) -> None:
-        """Find the files. StoreCorruptError when they do not form a queue; with `repair` (after a crash) those that do
-        not fit are deleted instead."""
+    def __init__(
+        self, root: Path, directory: Path, file_size: int, handles: WriteHandles, *, repair: bool, remedy: str = ""
+    ) -> None:
+        """Find the files. StoreCorruptError, which ends with `remedy`, when they do not form a queue; with `repair`
+        (after a crash) those that do not fit are deleted instead."""
         self.directory = directory
         self._file_size = file_size
         self._scratch = root / "consumequeue.new"
         self._handles = handles
-        remedy = f"delete the directory {directory} and the queue is made again from the commit log"
+        remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
         self.dirty: set[Path] = set()
 

@@ -2,6 +2,7 @@
 
 On disk
     consumequeue/TOPIC/QUEUE/          a directory is what makes a queue exist
+    consumequeue_ext/TOPIC/QUEUE/      the queue's extension, if it has one: storage/consume_queue_ext.py
     batchconsumequeue/TOPIC/QUEUE/     a queue of inner batches: a topic has queues of one kind
     config/deletedTopics.json          {"TOPIC": physical offset of the log's end when the topic was deleted}
 
@@ -14,22 +15,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 from raymq.batch_queue import BATCH_CONSUME_QUEUE_DIR
 from raymq.config import StoreSettings
 from raymq.errors import MessageIllegalError
 from raymq.log_reader import CONSUME_QUEUE_DIR, LogReader
+from raymq.queue_ext import CONSUME_QUEUE_EXT_DIR
 from storage import disk
 from storage.batch_consume_queue import BatchConsumeQueue
 from storage.config_files import ConfigFiles, parse_fastjson
 from storage.consume_queue import ConsumeQueue
-from storage.consume_queue_ext import CONSUME_QUEUE_EXT_DIR
+from storage.consume_queue_ext import ConsumeQueueExt
 from storage.write_handles import WriteHandles
 
 _DELETED_TOPICS: Final = "deletedTopics.json"
 
 AnyQueue = ConsumeQueue | BatchConsumeQueue
+
+
+class _Parts(TypedDict):
+    """What queues of both kinds, and extensions, are made with."""
+
+    reader: LogReader
+    handles: WriteHandles
+    repair: bool
 
 
 class QueueTable:
@@ -39,12 +49,12 @@ class QueueTable:
         self, root: Path, settings: StoreSettings, reader: LogReader, config: ConfigFiles, *, after_crash: bool
     ) -> None:
         """Find the queues on disk, without reading their units. Directories that are not queue ids are skipped."""
-        self._after_crash = after_crash
-        self._root = root
+        self._root, self._settings = root, settings
         self._file_size = settings.mapped_file_size_consume_queue_bytes
         self._reader = reader
         self._config = config
         self._handles = WriteHandles(settings.max_mapped_files, mapped=settings.writes_through_maps)
+        self._parts: _Parts = {"reader": reader, "handles": self._handles, "repair": after_crash}
         self._batch_file_size = settings.mapper_file_size_batch_consume_queue_bytes
         self._queues: dict[tuple[str, int], AnyQueue] = {}
         self.directory = root / CONSUME_QUEUE_DIR
@@ -88,15 +98,7 @@ class QueueTable:
         """The queue of inner batches; None if the queue holds single messages."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            queue = BatchConsumeQueue(
-                self._root,
-                topic,
-                queue_id,
-                self._batch_file_size,
-                reader=self._reader,
-                handles=self._handles,
-                repair=self._after_crash,
-            )
+            queue = BatchConsumeQueue(self._root, topic, queue_id, self._batch_file_size, **self._parts)
             self._queues[topic, queue_id] = queue
         return queue if isinstance(queue, BatchConsumeQueue) else None
 
@@ -110,15 +112,8 @@ class QueueTable:
                 "not take; send to another topic"
             )
         if queue is None:
-            queue = ConsumeQueue(
-                self._root,
-                topic,
-                queue_id,
-                self._file_size,
-                reader=self._reader,
-                handles=self._handles,
-                repair=self._after_crash,
-            )
+            ext = ConsumeQueueExt.of_queue(self._settings, topic, queue_id, **self._parts)
+            queue = ConsumeQueue(self._root, topic, queue_id, self._file_size, ext=ext, **self._parts)
             self._queues[topic, queue_id] = queue
         return queue
 

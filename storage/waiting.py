@@ -64,7 +64,9 @@ class WaitingQueues:
     def codes(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
         """The times of at most `count` units; fewer where a file ends."""
         queue = self._queues.get_plain(*source)
-        return _NO_CODES if queue is None else queue.units(from_offset, count)["tags_code"].astype(np.int64)
+        if queue is None:
+            return _NO_CODES
+        return self._reader.tags_codes(*source, queue.units(from_offset, count))[0]
 
     def records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
         """The records of these units; None for one that is gone."""
