@@ -33,6 +33,7 @@ from storage.queue_files import QueueFiles
 from storage.write_handles import WriteHandles
 
 _UNIT: Final = struct.Struct(">qiq")
+_SCAN_UNITS: Final = 16_384
 
 
 class ConsumeQueue:
@@ -144,6 +145,18 @@ class ConsumeQueue:
     def units(self, from_offset: int, count: int) -> NDArray[np.void]:
         """At most `count` units from `from_offset` on, below `next_offset`; fewer where a file ends."""
         return self._reader.units(self.topic, self.queue_id, from_offset, min(count, self.next_offset - from_offset))
+
+    def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
+        """The first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one; empty if none
+        does."""
+        count = 1
+        while from_offset < end_offset and len(units := self.units(from_offset, min(count, end_offset - from_offset))):
+            pointing = np.flatnonzero(units["size"] != PRE_BLANK_SIZE)
+            if len(pointing):
+                return units[pointing[0] :][:1]
+            from_offset += len(units)
+            count = _SCAN_UNITS
+        return np.empty(0, UNIT_DTYPE)
 
     def reserve(self, count: int) -> None:
         """Make the files for the next `count` units, so that writing needs no more space. OSError if that fails."""

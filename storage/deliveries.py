@@ -121,7 +121,7 @@ class Deliveries:
         for queue in queues:
             if is_waiting_topic(queue.topic):
                 low = self._saved.get((queue.topic, queue.queue_id), Progress()).low
-                units = queue.units(max(low, queue.min_offset), 1)
+                units = queue.next_unit(max(low, queue.min_offset), queue.next_offset)
                 if len(units):
                     physical_offset = int(units[0]["physical_offset"])
                     first = physical_offset if first is None else min(first, physical_offset)

@@ -5,8 +5,12 @@ Nothing of this changes the store. What the index says is looked up in the log a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raymq.errors import DataLossError, InvalidArgumentError
 from raymq.inner_batch import split_inner_batch
@@ -17,7 +21,6 @@ from raymq.record_layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
 from raymq.store_api import Boundary, QueryResult
 from storage.batch_consume_queue import BatchConsumeQueue
 from storage.commit_log import CommitLog
-from storage.consume_queue import ConsumeQueue
 from storage.index_service import IndexService
 from storage.queue_table import AnyQueue
 
@@ -79,7 +82,8 @@ class StoreQueries:
         low, high = first, end = queue.min_offset, queue.visible_offset
         while low < high:
             middle = (low + high) // 2
-            stored_ms = self._store_timestamp_ms(queue, middle)
+            # Of an offset whose record is lost, the next one's time counts.
+            stored_ms = self._store_timestamp_ms(queue.next_unit(middle, high))
             if stored_ms < timestamp_ms or (stored_ms == timestamp_ms and boundary is Boundary.UPPER):
                 low = middle + 1
             else:
@@ -149,6 +153,6 @@ class StoreQueries:
             return None
         return view if view.physical_offset == physical_offset else None
 
-    def _store_timestamp_ms(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        [record] = self._reader.views(queue.units(queue_offset, 1))
-        return dispatch_view(record).store_timestamp_ms
+    def _store_timestamp_ms(self, units: NDArray[np.void]) -> float:
+        """When the record of a unit was stored; never, without a unit."""
+        return dispatch_view(self._reader.views(units)[0]).store_timestamp_ms if len(units) else math.inf

@@ -26,7 +26,8 @@ from raymq.errors import (
 )
 from raymq.hashing import tags_code
 from raymq.message import PullStatus, SendStatus
-from raymq.store_api import FetchRequest, QueueBounds
+from raymq.record import decode_records
+from raymq.store_api import Boundary, FetchRequest, QueueBounds
 from storage.message_store import MessageStore
 from tests.support.stores import (
     LOG_FILE_BYTES,
@@ -699,3 +700,27 @@ class TestLifeCycle:
         store.write_config("topics.json", "{}")
         assert store.read_config("topics.json") == "{}"
         assert store.read_config("absent.json") is None
+
+
+def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
+    """Recovery leaves a hole where the log's records were damaged: offsets keep their meaning."""
+    now_ms = 1000
+    store = open_store(root, clock_ms=lambda: now_ms)
+    store.append([make_batch([b"early"] * 10)])
+    queue = store._queues.get_plain("orders", 0)
+    with store._append_lock:
+        queue.start_at(20)
+    now_ms = 5000
+    store.append([make_batch([b"late"] * 10)])
+    found = {
+        (time_ms, boundary): store.offset_by_time("orders", 0, time_ms, boundary)
+        for time_ms in (500, 1000, 3000, 5000, 9000)
+        for boundary in Boundary
+    }
+    assert [found[time_ms, Boundary.UPPER] for time_ms in (500, 1000, 3000, 5000, 9000)] == [0, 9, 9, 29, 29]
+    assert [found[time_ms, Boundary.LOWER] for time_ms in (500, 1000, 9000)] == [0, 0, 30]
+    for time_ms in (3000, 5000):
+        request = FetchRequest("orders", 0, found[time_ms, Boundary.LOWER], 1)
+        [result] = store.fetch([request], max_bytes=1000, wait_s=0)
+        assert decode_records(result.records)[0].queue_offset == 20
+    store.close()
