@@ -33,11 +33,7 @@ class Fetcher:
         """`MessageStore.fetch`."""
         if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
-        start_s = time.monotonic()
         results = self._fetch_now(requests, max_bytes)
-        found = sum(result.status is PullStatus.FOUND for result in results)
-        messages = sum(result.count for result in results)
-        self._stats.get(found, len(results) - found, messages, time.monotonic() - start_s)
         if wait_s <= 0 or _has_news(results):
             return results
         deadline_s = time.monotonic() + wait_s
@@ -60,6 +56,14 @@ class Fetcher:
         ]
 
     def _fetch_now(self, requests: Sequence[FetchRequest], max_bytes: int) -> list[FetchResult]:
+        start_s = time.monotonic()
+        results = self._fetch_all(requests, max_bytes)
+        found = sum(result.status is PullStatus.FOUND for result in results)
+        messages = sum(result.count for result in results)
+        self._stats.get(found, len(results) - found, messages, time.monotonic() - start_s)
+        return results
+
+    def _fetch_all(self, requests: Sequence[FetchRequest], max_bytes: int) -> list[FetchResult]:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))

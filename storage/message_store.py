@@ -244,7 +244,10 @@ class MessageStore:
 
     def _deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store what waited in `source`. Raises as `append` does."""
+        start_s = time.monotonic()
         self._gate.write(partial(self._appender.deliver, source, deliveries))
+        took_s = time.monotonic() - start_s
+        self._stats.put([(item.topic, 1, len(item.record)) for item in deliveries], took_s)
 
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
         """Read from several queues; one result per request, in order.
@@ -414,7 +417,8 @@ class MessageStore:
         it too.
         """
         write = partial(self._raw_appender.append, physical_offset, data)
-        _, _, on_disk = self._gate.write(write, against=AGAINST_REPLICATION)
+        puts, _, on_disk = self._gate.write(write, against=AGAINST_REPLICATION)
+        self._stats.put(puts, None)
         return on_disk
 
     def set_flag(self, flag: RunningFlag, reason: str) -> None:

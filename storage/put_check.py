@@ -20,7 +20,12 @@ from raymq.errors import (
 )
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_NUM, SendStatus
 from raymq.record_batch import BatchFacts
-from raymq.record_layout import SYS_FLAG_INNER_BATCH, SYS_FLAG_TRANSACTION_MASK
+from raymq.record_layout import (
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
 
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 BUSY_MAX_MS: Final = 10_000_000
@@ -117,6 +122,11 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches are read here, but not taken")
     if facts.count > 1 and facts.sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "messages of a transaction cannot be sent in a batch")
+    if facts.sys_flags & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK):
+        return refusal(
+            PutMessageStatus.MESSAGE_ILLEGAL,
+            "a record that is marked as prepared or rolled back is in no queue, and its offset would be lost",
+        )
     if facts.longest_properties > MAX_PROPERTIES_BYTES:
         return refusal(
             PutMessageStatus.PROPERTIES_SIZE_EXCEEDED,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
+from raymq.inner_batch import inner_batch
 from raymq.record import DispatchView, RecordError, check_record, dispatch_view
 from raymq.record_layout import SYS_FLAG_INNER_BATCH
 from raymq.record_places import Ints
@@ -87,9 +88,11 @@ class RawAppender:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
+        self._puts: list[tuple[str, int, int]] = []
 
-    def append(self, physical_offset: int, data: bytes) -> None:
-        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock.
+    def append(self, physical_offset: int, data: bytes) -> list[tuple[str, int, int]]:
+        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns what
+        was put into queues: topic, messages, bytes.
 
         InvalidArgumentError, and nothing is written, unless the chunk is whole, good, and continues log and queues.
         OSError: the disk failed in the middle.
@@ -99,10 +102,12 @@ class RawAppender:
         """
         if physical_offset != self._log.end_offset:
             raise InvalidArgumentError(f"the log ends at {self._log.end_offset}; a chunk for {physical_offset} came")
+        self._puts = []
         chunk = memoryview(data)
         if not (_has_many(chunk) and self._append_block(physical_offset, chunk)):
             views = parse_chunk(chunk, physical_offset, self._log.file_size, self._delay_levels_ms)
             self._append_views(physical_offset, chunk, views)
+        return self._puts
 
     def _append_block(self, physical_offset: int, data: memoryview) -> bool:
         """`append` for a chunk that is one block. False, and nothing is done, if it has to be looked at singly."""
@@ -206,6 +211,7 @@ class RawAppender:
             queue = self._queues.get(view.topic, view.queue_id)
             assert queue is not None
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
+            self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _units_of(self, physical_offset: int, views: Sequence[DispatchView]) -> list[_Units]:
         by_queue: dict[tuple[str, int], list[DispatchView]] = {}
@@ -236,4 +242,5 @@ class RawAppender:
         self._log.write(physical_offset, data, self._appender.last_store_timestamp_ms)
         for queue, one in zip(queues, units, strict=True):
             queue.append_scattered(one.physical_offsets, one.sizes, one.tags_codes)
+            self._puts.append((one.key[0], len(one.sizes), int(one.sizes.sum(dtype=np.int64))))
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)

@@ -44,14 +44,17 @@ class StoreStats:
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
         self.sample(time.monotonic())
 
-    def put(self, batches: Iterable[tuple[str, int, int]], took_s: float) -> None:
-        """An append of batches, each (topic, messages, bytes), that took so long, waiting for the disk included."""
-        took_ms = took_s * 1000
+    def put(self, batches: Iterable[tuple[str, int, int]], took_s: float | None) -> None:
+        """An append of batches, each (topic, messages, bytes), that took so long, waiting for the disk included; None
+        for what another replica was sent: only messages and bytes are counted then."""
         with self._lock:
             for topic, messages, size in batches:
                 counts = self._topics.setdefault(topic, [0, 0])
                 counts[0] += messages
                 counts[1] += size
+            if took_s is None:
+                return
+            took_ms = took_s * 1000
             self._buckets[bisect.bisect_left(LATENCY_BOUNDS_MS, int(took_ms))] += 1
             self._fine[bisect.bisect_left(_FINE_BOUNDS_MS, took_ms)] += 1
             self._put_max_ms = max(self._put_max_ms, took_ms)

@@ -137,6 +137,7 @@ def test_it_is_delivered_when_it_is_due_and_not_before(opened, clock):
     assert bodies(store) == []
     clock.now_ms += 1
     wait_for_bodies(store, [b"x"])
+    eventually(lambda: "orders" in store.statistics().topics, "counting the delivery")
     [message] = delivered(store)
     assert (message.topic, message.tags, message.keys, message.properties) == ("orders", "paid", ("k",), {"a": "b"})
     assert message.message_id == "0" * 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ from raymq.errors import MessageIllegalError, ServiceNotAvailableError, StoreNot
 from raymq.message import Message, SendStatus
 from raymq.record import decode_records, encode_batch, encode_properties, record_starts
 from raymq.record_batch import BatchFacts, validate_batch, with_property_crc
+from raymq.store_api import FetchRequest
 from storage.message_store import MessageStore
 from storage.put_check import PutMessageStatus, StoreState, refuse_batch, refuse_store
 from storage.running_flags import RunningFlag, RunningFlags
+from tests.support.fakes import WAIT_S
 from tests.support.stores import bodies_of, killed_copy, make_batch, open_store, read_queue, small_settings
+from tests.support.waiting import eventually
 
 FACTS = BatchFacts(2, 200, 100, 50, 0, b"TAGS\x01a\x02")
 
@@ -56,7 +60,9 @@ def test_what_a_store_decides(changes, status, error):
         (BatchFacts(1, 200, 100, 50, 0x80, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 200, 100, 50, 0, b"INNER_NUM\x013\x02"), "MESSAGE_ILLEGAL"),
         (BatchFacts(2, 200, 100, 50, 0x4, b""), "MESSAGE_ILLEGAL"),
-        (BatchFacts(1, 200, 100, 50, 0x4, b""), None),
+        (BatchFacts(1, 200, 100, 50, 0x4, b""), "MESSAGE_ILLEGAL"),
+        (BatchFacts(1, 200, 100, 50, 0xC, b""), "MESSAGE_ILLEGAL"),
+        (BatchFacts(1, 200, 100, 50, 0x8, b""), None),
         (BatchFacts(1, 99_999, 100, 32768, 0, b""), "PROPERTIES_SIZE_EXCEEDED"),
         (BatchFacts(1, 70_000, 1001, 50, 0, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 1200, 1001, 50, 0, b""), "MESSAGE_ILLEGAL"),
@@ -189,7 +195,31 @@ class TestStore:
             putTps getFoundTps getMissTps getTotalTps getTransferredTps putLatency99 putLatency999 commitLogDiskRatio
             consumeQueueDiskRatio commitLogMinOffset commitLogMaxOffset""".split()
         )
+        assert store._stats._transferred == 6
         assert statistics.runtime["putMessageTimesTotal"] == "6"
         assert statistics.runtime["commitLogMaxOffset"] == str(3 * len(batch.records))
         assert len(statistics.runtime["putTps"].split()) == 3
+        store.close()
+
+    def test_what_a_fetch_waited_for_is_counted_too(self, tmp_path):
+        store = open_store(tmp_path / "store")
+        with ThreadPoolExecutor(1) as pool:
+            request = FetchRequest("orders", 0, 0, 10)
+            waiting = pool.submit(store.fetch, [request], max_bytes=1000, wait_s=WAIT_S)
+            eventually(lambda: store.status().waiting_fetches == 1, "a fetch that waits")
+            store.append([make_batch([b"a", b"b"])])
+            assert waiting.result(WAIT_S)[0].count == 2
+        assert (store._stats._gets_found, store._stats._transferred) == (1, 2)
+        store.close()
+
+    def test_what_a_replica_is_sent_is_counted_by_topic_and_not_as_appends(self, tmp_path):
+        store, slave = open_store(tmp_path / "store"), open_store(tmp_path / "slave")
+        store.append([make_batch([b"x"] * 300)])
+        for number in range(3):
+            store.append([make_batch([b"%d" % number], topic="other", queue_id=number)])
+        while slave.end_offset < store.end_offset:
+            slave.append_log(slave.end_offset, store.read_log(slave.end_offset, 1000))
+        assert slave.statistics().topics == store.statistics().topics
+        assert sum(slave.statistics().put_latency_buckets) == 0
+        slave.close()
         store.close()
