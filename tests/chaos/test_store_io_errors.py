@@ -14,6 +14,7 @@ from raymq.message import SendStatus
 from storage.message_store import MessageStore
 from tests.support.failing_disk import KINDS, FailingDisk
 from tests.support.stores import bodies_of, make_batch, open_store
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -162,6 +163,8 @@ def test_a_failed_flush_shows_in_the_status(tmp_path):
     with disk.installed():
         store = open_store(tmp_path / "store", **FILES)
         store.append([make_batch([b"before"])])
+        # The thread that makes the next file flushes it, too.
+        eventually((tmp_path / "store" / "commitlog" / f"{4096:020d}").exists, "the next file is made")
         disk.nth = disk.calls["flush"]
         with pytest.raises(StoreNotWritableError, match="it is unknown whether this append is stored"):
             store.append([make_batch([b"in doubt"])])
