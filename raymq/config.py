@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -89,6 +89,30 @@ class StoreOptions(BaseModel):
     flush_commit_log_thorough_interval_ms: Annotated[
         int, Field(ge=1, le=600_000, description="ASYNC_FLUSH: flush whatever is dirty at least this often.")
     ] = 10_000
+    transient_store_pool_enable: Annotated[
+        bool,
+        Field(
+            description="ASYNC_FLUSH: appends go to buffers in memory and from there to the files, in large pieces. A "
+            "killed process loses what it had not written there yet."
+        ),
+    ] = False
+    transient_store_pool_size: Annotated[
+        int,
+        Field(ge=2, le=1024, description="How many such buffers, of 16 MiB each, or a file's size if that is less."),
+    ] = 5
+    fast_fail_if_no_buffer_in_store_pool: Annotated[
+        bool, Field(description="Whether an append without a free buffer is refused, as busy, or else writes one out.")
+    ] = False
+    commit_interval_commit_log_ms: Annotated[
+        int,
+        Field(ge=1, le=60_000, description="How often it is looked whether buffers are to be written to the files."),
+    ] = 200
+    commit_commit_log_least_pages: Annotated[
+        int, Field(ge=0, le=1 << 20, description="So many pages of 4 KiB in the buffers are written at once.")
+    ] = 4
+    commit_commit_log_thorough_interval_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="Fewer are written, and shown to consumers, this often.")
+    ] = 200
     flush_interval_consume_queue_ms: Annotated[
         int, Field(ge=10, le=60_000, description="How often the consume queues are flushed and the checkpoint written.")
     ] = 1000
@@ -192,6 +216,14 @@ class StoreOptions(BaseModel):
             raise ValueError(str(error)) from None
         return text
 
+    @model_validator(mode="after")
+    def _pool_fits(self) -> Self:
+        if self.transient_store_pool_enable and self.flush_disk_type is not FlushDiskType.ASYNC_FLUSH:
+            raise ValueError(
+                "transient_store_pool_enable needs flush_disk_type ASYNC_FLUSH: what is only in the pool is not on disk"
+            )
+        return self
+
     @field_validator("mapper_file_size_batch_consume_queue_bytes")
     @classmethod
     def _whole_batch_units(cls, size: int) -> int:
@@ -203,8 +235,10 @@ class StoreOptions(BaseModel):
 
     @property
     def writes_through_maps(self) -> bool:
-        """With SYNC_FLUSH each append waits for the disk anyway, and an error of the disk is to be an error."""
-        return self.warm_mapped_file_enable and self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+        """With SYNC_FLUSH each append waits for the disk anyway, and an error of the disk is to be an error. A pool's
+        writes need no warm pages."""
+        is_async = self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+        return self.warm_mapped_file_enable and is_async and not self.transient_store_pool_enable
 
     @field_validator("mapped_file_size_consume_queue_bytes")
     @classmethod

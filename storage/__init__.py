@@ -19,7 +19,9 @@ can be made again. So can the index.
 
 An append, under one lock: recognise what was sent before (dedup.py), choose places, fill in the offsets, write the
 records (commit_log.py) and the queues' units (consume_queue.py). Then, outside the lock, wait for the flush thread
-(flush.py). Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py.
+(flush.py). Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py. Written
+means in the files: with a transient store pool (transient_store_pool.py, off by default) records are in memory first,
+and commit_service.py writes them.
 
 Files are written with pwrite and read through read-only maps (raymq.log_reader). Writing through a map costs more (a
 page fault each 4 KiB, and slower flushes), and turns a disk error into a SIGBUS instead of an OSError. But where a

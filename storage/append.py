@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.delay import is_waiting_topic
-from raymq.errors import MessageIllegalError, StoreNotWritableError
+from raymq.errors import MessageIllegalError, StoreNotWritableError, SystemBusyError
 from raymq.message import SendStatus
 from raymq.record import EncodedBatch, decode_host, dispatch_view, validate_batch
 from raymq.record_batch import is_sealed, record_ends, stamp_many, stamp_one
 from raymq.record_layout import BLANK_LENGTH, SYS_FLAG_STORE_HOST_IPV6
 from raymq.store_api import AppendResult
-from storage.commit_log import Place
 from storage.consume_queue import ConsumeQueue
 from storage.deliveries import Delivery, Source, waiting_codes
 from storage.parts import StoreParts
-from storage.put_check import RECORD_OVERHEAD_MAX_BYTES, refuse_batch
+from storage.placing import Place
+from storage.put_check import RECORD_OVERHEAD_MAX_BYTES, PutMessageStatus, refusal, refuse_batch
 from storage.recovery import Recovered
 
 QUEUE_ID_MAX: Final = 2**31 - 1
@@ -77,6 +77,7 @@ class Appender:
         room = parts.log.file_size - BLANK_LENGTH
         self._record_max_bytes = min(settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, room)
         self._append_max_bytes = settings.max_append_bytes
+        self._fast_fail = settings.fast_fail_if_no_buffer_in_store_pool
         self.store_host = store_host
         self._clock_ms = clock_ms
         self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
@@ -116,14 +117,16 @@ class Appender:
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
         """Store `batches`. The results say SEND_OK; nothing is flushed.
 
-        MessageIllegalError, ClientStateError (see `DedupTable`), and StoreNotWritableError for a disk without room are
-        raised before anything is written. OSError: the disk failed in the middle.
+        MessageIllegalError, ClientStateError (see `DedupTable`), StoreNotWritableError for a disk without room, and
+        SystemBusyError for a pool without a buffer are raised before anything is written. OSError: the disk failed in
+        the middle.
         """
         self._refuse_repeats_within(batches)
         stored = [self._stored_prefix(checked.batch) for checked in batches]
         rests = [checked.without(len(prefix)) for checked, prefix in zip(batches, stored, strict=True)]
         queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
         places = self._log.place([rest.ends for rest in rests])
+        self._require_buffer(sum([len(rest.records) for rest in rests]) if self._fast_fail else 0)
         self._reserve([(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)], places)
         self.look_at_the_clock()
         self.last_store_timestamp_ms = self._earliest_ms
@@ -137,14 +140,16 @@ class Appender:
     def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.
 
-        MessageIllegalError and StoreNotWritableError are raised before anything is written. OSError: the disk failed in
-        the middle.
+        MessageIllegalError, StoreNotWritableError and SystemBusyError are raised before anything is written. OSError:
+        the disk failed in the middle.
         """
         for item in deliveries:
             if not 0 <= item.queue_id <= QUEUE_ID_MAX:
                 raise MessageIllegalError(f"queue id {item.queue_id} is negative")
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
-        [places] = self._log.place([np.cumsum([len(item.record) for item in deliveries])])
+        ends = np.cumsum([len(item.record) for item in deliveries])
+        [places] = self._log.place([ends])
+        self._require_buffer(int(ends[-1]) if self._fast_fail else 0)
         self._reserve([(queue, 1) for queue in queues], [places])
         self.look_at_the_clock()
         self.last_store_timestamp_ms = self._earliest_ms
@@ -177,6 +182,10 @@ class Appender:
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
         self.messages_appended += len(deliveries)
 
+    def commit(self) -> None:
+        """Have all records that were appended in the files, to be read. OSError: the disk failed."""
+        self._log.commit()
+
     def look_at_the_clock(self) -> int:
         """The time now. Nothing is stored with an earlier one from here on."""
         now_ms = self._clock_ms()
@@ -204,6 +213,16 @@ class Appender:
         if batch.producer is None:
             return []
         return self._dedup.stored_prefix(batch.producer, batch.topic, batch.queue_id, len(batch))
+
+    def _require_buffer(self, size: int) -> None:
+        """Raise SystemBusyError if so many bytes, unless there are none, would have to wait for a buffer."""
+        if size and not self._log.has_buffer_for(size):
+            raise refusal(
+                PutMessageStatus.CREATE_MAPPED_FILE_FAILED,
+                "every buffer of the transient store pool holds what the disk has not taken yet; nothing was stored, "
+                "send again later",
+                SystemBusyError,
+            ).error
 
     def _reserve(self, counts: Sequence[tuple[ConsumeQueue, int]], places: list[list[Place]]) -> None:
         """Make every file that so many messages need, or raise StoreNotWritableError and leave all as it was."""
@@ -270,6 +289,7 @@ class Appender:
         if len(physical_offsets) < len(queue_offsets):
             # Stored, and deleted since by age: there is nothing left to look up.
             return AppendResult(SendStatus.SEND_OK, queue_offsets[0], -1, self.last_store_timestamp_ms, duplicate)
+        self.commit()
         first_record = self._reader.views(pieces[0])[0]
         back_to_back = np.array_equal(np.diff(physical_offsets), batch.sizes[:-1])
         in_sequence = [*queue_offsets] == [*range(queue_offsets[0], queue_offsets[0] + len(queue_offsets))]

@@ -10,24 +10,28 @@ A record never crosses a file end; 8 bytes always remain for the BLANK that says
 
 The first 8 bytes of what one append writes to a place are written last. Until then the log ends there for every
 reader, so a process killed in the middle of an append leaves all of a batch or nothing, not a record cut short.
+
+With a transient store pool appends are written to its memory, and to the files by `commit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import InvalidArgumentError, MessageIllegalError
+from raymq.errors import InvalidArgumentError
 from raymq.log_reader import COMMIT_LOG_DIR, file_name
 from raymq.record_layout import BLANK_LENGTH, encode_blank
 from storage import disk
 from storage.allocator import Allocator
 from storage.mapped_file import MappedFile
 from storage.mapped_file_queue import list_starts
+from storage.placing import Place, place_batches
+from storage.transient_store_pool import TransientStorePool
 from storage.warm_up import WarmUp
 
 SCRATCH_BYTES: Final = 512 << 10
@@ -37,25 +41,20 @@ PREPARE_BYTES: Final = 64 << 20
 _REMEDY = "restore it from a copy, or empty the store directory and let a replica fill it"
 
 
-class Place(NamedTuple):
-    """Records `first` to `last` (exclusive) of a batch go to `physical_offset`, back to back."""
-
-    first: int
-    last: int
-    physical_offset: int
-
-
 class CommitLog:
     """The log in `root`/commitlog. One thread appends (the caller's lock), one flushes; positions are plain reads.
 
-    `end_offset` is the end of what is written, `flushed_offset` of what is on disk, and `flushed_store_timestamp_ms`
+    `end_offset` is the end of what is written, `committed_offset` of what can be read from the files (the same without
+    a pool), `flushed_offset` of what is on disk, and `flushed_store_timestamp_ms`
     the store time of its last record (0: none since the store was opened). `min_offset` is where the first file starts.
     `open_for_append` must be called, with the end that recovery found, before anything is written.
     """
 
-    def __init__(self, root: Path, file_size: int, *, warm_up: bool = False) -> None:
+    def __init__(
+        self, root: Path, file_size: int, *, warm_up: bool = False, pool: TransientStorePool | None = None
+    ) -> None:
         """Find the files. StoreCorruptError when they do not form a log (spec §5, load). With `warm_up` a fast writer
-        finds the next pages in memory (warm_up.py)."""
+        finds the next pages in memory (warm_up.py); what is appended through a `pool` needs none."""
         self.directory = root / COMMIT_LOG_DIR
         self.file_size = file_size
         disk.make_directory(self.directory)
@@ -66,14 +65,29 @@ class CommitLog:
         self._allocator: Allocator | None = None
         self._may_warm_up = warm_up and WarmUp.fits(file_size)
         self._warm_up: WarmUp | None = None
-        self.end_offset = self.starts[-1] + file_size if self.starts else 0
-        self.flushed_offset = self.end_offset
+        self._pool = pool
+        self._begin(self.starts[-1] + file_size if self.starts else 0)
         self._stamping = memoryview(bytearray(SCRATCH_BYTES))
         self._store_timestamp_ms = self.flushed_store_timestamp_ms = 0
 
     @property
     def min_offset(self) -> int:
         return self.starts[0] if self.starts else 0
+
+    def _begin(self, end_offset: int) -> None:
+        """All before `end_offset` is in the files, and nothing is behind it."""
+        self.end_offset = self.flushed_offset = end_offset
+        if self._pool is not None:
+            self._pool.begin_at(end_offset)
+
+    @property
+    def committed_offset(self) -> int:
+        return self.end_offset if self._pool is None else self._pool.committed_offset
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether appends are not in the files before they are committed."""
+        return self._pool is not None
 
     def path(self, start: int) -> Path:
         """The path of the file that starts at physical offset `start`."""
@@ -102,7 +116,7 @@ class CommitLog:
             # One by one: a power cut must not lose a file in the middle and keep the one behind it.
             disk.sync_directory(self.directory)
             self.starts.pop()
-        self.end_offset = self.flushed_offset = end_offset
+        self._begin(end_offset)
         self._allocator = Allocator(self.directory, self.file_size, self._scratch)
         if self._may_warm_up:
             self._warm_up = WarmUp(self.file_size, self.path)
@@ -115,52 +129,11 @@ class CommitLog:
                 f"the log in {self.directory} cannot begin at {physical_offset}: it has files, or files of "
                 f"{self.file_size} bytes do not begin there"
             )
-        self.end_offset = self.flushed_offset = physical_offset
+        self._begin(physical_offset)
 
     def place(self, batches: Sequence[NDArray[np.int64]]) -> list[list[Place]]:
-        """Where batches go whose records end at these bytes of them, if they are the next to be written; writes
-        nothing.
-
-        A batch goes to one place, in the next file if the current one has no room (spec §1, classic batch). A batch
-        longer than a file is split between records. MessageIllegalError if a single record is longer than a file.
-        """
-        cursor = self.end_offset
-        placed = []
-        for ends in batches:
-            total = int(ends[-1]) if len(ends) else 0
-            if 0 < total <= self._room_at(cursor):
-                placed.append([Place(0, len(ends), cursor)])
-            else:
-                placed.append(self._place_elsewhere(ends, total, cursor))
-            if placed[-1]:
-                first, _, start = placed[-1][-1]
-                cursor = start + total - (int(ends[first - 1]) if first else 0)
-        return placed
-
-    def _room_at(self, cursor: int) -> int:
-        return self.file_size - cursor % self.file_size - BLANK_LENGTH
-
-    def _place_elsewhere(self, ends: NDArray[np.int64], total: int, cursor: int) -> list[Place]:
-        """The places of a batch of `total` bytes that does not fit into what is left of the file at `cursor`."""
-        places = []
-        first, count = 0, len(ends)
-        whole = total + BLANK_LENGTH <= self.file_size
-        while first < count:
-            before = int(ends[first - 1]) if first else 0
-            room = self._room_at(cursor)
-            last = count if total - before <= room else int(np.searchsorted(ends, before + room, "right"))
-            if last == first or (whole and last < count):
-                if room + BLANK_LENGTH == self.file_size:
-                    raise MessageIllegalError(
-                        f"a record of {int(ends[first]) - before} bytes does not fit in a commit-log file of "
-                        f"{self.file_size}"
-                    )
-                cursor += room + BLANK_LENGTH
-                continue
-            places.append(Place(first, last, cursor))
-            cursor += int(ends[last - 1]) - before
-            first = last
-        return places
+        """Where batches go, if they are the next to be written (`place_batches`); writes nothing."""
+        return place_batches(batches, self.end_offset, self.file_size)
 
     def reserve(self, last_offset: int) -> None:
         """Make the files up to the one that holds `last_offset`, so that writing needs no more space on the disk.
@@ -180,6 +153,10 @@ class CommitLog:
         if left <= max(self.file_size // 2, PREPARE_BYTES):
             self._allocator.prepare(last + self.file_size)
 
+    def has_buffer_for(self, size: int) -> bool:
+        """Whether an append of so many bytes need not wait for a commit, for want of a buffer."""
+        return self._pool is None or self._pool.has_buffer_for(self.end_offset, size + BLANK_LENGTH)
+
     def write(
         self,
         physical_offset: int,
@@ -188,17 +165,60 @@ class CommitLog:
         stamp: Callable[[memoryview], None] | None = None,
         *,
         whole: bool = True,
+        through: bool = False,
     ) -> None:
         """Write records at a place that `place` gave and `reserve` made, then move the end.
 
         `stamp` fills in a copy of them what only the store knows; None: they are stamped already. Unless `whole`, it
-        neither reads nor writes the first 8 bytes. On return they outlive this process, not a power cut. After an
-        OSError the log's end has not moved.
+        neither reads nor writes the first 8 bytes. On return they outlive this process, not a power cut; with a pool
+        they do so once they are committed, which `through` has done at once. After an OSError the log's end has not
+        moved.
         """
+        pool, end_offset = self._pool, physical_offset + len(records)
+        if pool is None:
+            self._write_to_file(physical_offset, records, stamp, whole=whole)
+        elif through or len(records) > pool.buffer_bytes:
+            self.commit()
+            self._write_to_file(physical_offset, records, stamp, whole=whole)
+            # Before the end moves: nobody may commit there what the buffers hold from another time.
+            pool.skip_to(end_offset)
+        else:
+            self._write_to_pool(pool, physical_offset, records, stamp)
+        self.end_offset = end_offset
+        self._store_timestamp_ms = store_timestamp_ms
+
+    def _write_to_pool(
+        self,
+        pool: TransientStorePool,
+        physical_offset: int,
+        records: memoryview,
+        stamp: Callable[[memoryview], None] | None,
+    ) -> None:
+        if physical_offset != self.end_offset:
+            self._window(pool, self.end_offset, BLANK_LENGTH)[:] = self._blank_before(physical_offset)
+        window = self._window(pool, physical_offset, len(records))
+        window[:] = records
+        if stamp is not None:
+            stamp(window)
+
+    def _window(self, pool: TransientStorePool, physical_offset: int, size: int) -> memoryview:
+        window = pool.window(physical_offset, size)
+        if window is None:
+            self.commit()
+            window = pool.window(physical_offset, size)
+            assert window is not None
+        return window
+
+    def _blank_before(self, physical_offset: int) -> bytes:
+        return encode_blank(physical_offset - physical_offset % self.file_size - self.end_offset)
+
+    def _write_to_file(
+        self, physical_offset: int, records: memoryview, stamp: Callable[[memoryview], None] | None, *, whole: bool
+    ) -> None:
         start = physical_offset - physical_offset % self.file_size
         if physical_offset != self.end_offset:
-            blank = self._open_files[start - self.file_size]
-            blank.write(self.end_offset - blank.start, encode_blank(start - self.end_offset))
+            left = self._open_files[start - self.file_size]
+            left.write(self.end_offset - left.start, self._blank_before(physical_offset))
         window = None if self._warm_up is None else self._warm_up.window(physical_offset, len(records))
         if stamp is not None and (whole or window is None):
             target = self._scratch_of(len(records))
@@ -211,11 +231,7 @@ class CommitLog:
                 stamp(window)
             window[:BLANK_LENGTH] = records[:BLANK_LENGTH]
         else:
-            file, position = self._open_files[start], physical_offset - start
-            file.write(position + BLANK_LENGTH, records[BLANK_LENGTH:])
-            file.write(position, records[:BLANK_LENGTH])
-        self.end_offset = physical_offset + len(records)
-        self._store_timestamp_ms = store_timestamp_ms
+            self._open_files[start].write_whole(physical_offset - start, records)
 
     def _scratch_of(self, size: int) -> memoryview:
         """So many bytes of memory, which is used again by the next write unless it is much."""
@@ -223,10 +239,18 @@ class CommitLog:
             return memoryview(bytearray(size))
         return self._stamping[:size]
 
+    def commit(self) -> int:
+        """Have all that is written now in the files; returns its end. Any thread may. OSError, from then on for ever,
+        when the disk fails."""
+        end_offset = self.end_offset
+        if self._pool is not None:
+            self._pool.commit(end_offset, self._open_files)
+        return end_offset
+
     def flush(self) -> int:
         """Wait until all that is written now is on disk; returns its end. Called by one thread at a time."""
         store_timestamp_ms = self._store_timestamp_ms  # Read before the end: never newer than what is flushed.
-        target = self.end_offset
+        target = self.commit()
         start = self.flushed_offset - self.flushed_offset % self.file_size
         while start < target:
             file = self._open_files[start]

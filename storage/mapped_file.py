@@ -18,6 +18,7 @@ from storage import disk
 from storage.written_extents import data_ranges, written_extents
 
 CHUNK_BYTES: Final = 1 << 20
+HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(CHUNK_BYTES)
 _ASK_BYTES: Final = 16 << 20
@@ -53,6 +54,11 @@ class MappedFile:
     def write(self, position: int, data: Bytes) -> None:
         """Write `data` at byte `position` of the file. On return it outlives this process, not a power cut."""
         disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
+
+    def write_whole(self, position: int, data: memoryview) -> None:
+        """`write`, the first 8 bytes last: until they are there, the log ends at `position` for every reader."""
+        self.write(position + HEAD_BYTES, data[HEAD_BYTES:])
+        self.write(position, data[:HEAD_BYTES])
 
     def flush(self) -> None:
         """Wait until everything written is on disk. After an OSError it is not known what is."""

@@ -12,6 +12,7 @@ from storage.config_files import ConfigFiles
 from storage.dedup import DedupTable
 from storage.deliveries import Deliveries
 from storage.queue_table import QueueTable
+from storage.transient_store_pool import TransientStorePool
 from storage.visibility import Visibility
 
 
@@ -46,7 +47,11 @@ class StoreParts:
         )
         resources.callback(reader.close)
         config = ConfigFiles(root)
-        log = CommitLog(root, settings.mapped_file_size_commit_log_bytes, warm_up=settings.writes_through_maps)
+        file_size = settings.mapped_file_size_commit_log_bytes
+        pool = None
+        if settings.transient_store_pool_enable:
+            pool = TransientStorePool(file_size, settings.transient_store_pool_size)
+        log = CommitLog(root, file_size, warm_up=settings.writes_through_maps, pool=pool)
         resources.callback(log.close)
         queues = QueueTable(root, settings, reader, config, after_crash=after_crash)
         resources.callback(queues.close)

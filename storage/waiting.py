@@ -51,8 +51,12 @@ class WaitingQueues:
         return len(self._appender.store_host) == 20
 
     def look(self) -> tuple[int, dict[Source, Bounds]]:
-        """The time now, and what is in the queues. Nothing will be stored with an earlier time from here on."""
+        """The time now, and what is in the queues. Nothing will be stored with an earlier time from here on.
+
+        OSError: what was appended cannot be brought to the log's files, to be read.
+        """
         with self._append_lock:
+            self._appender.commit()
             now_ms = self._appender.look_at_the_clock()
             bounds = {
                 (queue.topic, queue.queue_id): Bounds(queue.min_offset, queue.next_offset)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from raymq.config import FlushDiskType
 from raymq.errors import StoreFailedError, SystemBusyError
+from storage.commit_service import CommitService
 from storage.flush import FlushService
 from storage.long_polls import LongPolls
 from storage.parts import StoreParts
@@ -31,7 +32,7 @@ class WriteGate:
     `lock` is the append lock: whoever holds it sees log and queues agree. `closed` is set by the store, under the lock.
     `failure` says what the disk did, empty while all is well. What is as durable as the settings promise is shown to
     consumers, or, with `on_stored`, told to whoever decides that: it is called with the end of it, by the flush thread
-    or, with ASYNC_FLUSH, under the append lock.
+    or, with ASYNC_FLUSH, under the append lock; with a transient store pool by the commit thread.
     """
 
     def __init__(
@@ -51,11 +52,21 @@ class WriteGate:
         self.closed = False
         self.failure = ""
         self._flush = FlushService(parts.log, settings, on_flushed=self._on_flushed, on_failed=self.fail)
+        self._commit: CommitService | None = None
+        if parts.log.has_pool:
+            # Who waits for other replicas, waits for the commit too.
+            self._commit = CommitService(
+                parts.log,
+                settings,
+                on_committed=self._on_stored,
+                on_failed=self.fail,
+                at_once=on_stored is not None,
+            )
 
     @property
     def stored_offset(self) -> int:
         """The end of what is as durable as the settings promise."""
-        return self._log.flushed_offset if self._sync else self._log.end_offset
+        return self._log.flushed_offset if self._sync else self._log.committed_offset
 
     def write(
         self,
@@ -92,7 +103,9 @@ class WriteGate:
                 self.fail(error)
                 raise self._outcome_unknown() from error
             end_offset = self._log.end_offset
-            if not self._sync:
+            if self._commit is not None:
+                self._commit.appended()
+            elif not self._sync:
                 self._on_stored(end_offset)
         finally:
             self._entered_s = 0.0
@@ -128,7 +141,9 @@ class WriteGate:
             logger.error("%s; no more appends are taken", self.failure)
 
     def close(self) -> None:
-        """End the flush thread, with a last flush unless one has failed. Idempotent."""
+        """End the threads, with a last commit and flush unless one has failed. Idempotent."""
+        if self._commit is not None:
+            self._commit.close()
         self._flush.close()
 
     def _outcome_unknown(self) -> StoreFailedError:

@@ -140,6 +140,7 @@ def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
     for name, changes in (
         ("ASYNC_FLUSH", {"flush_disk_type": ASYNC}),
         ("ASYNC_FLUSH, warm-up", {"flush_disk_type": ASYNC, "warm_mapped_file_enable": True}),
+        ("ASYNC_FLUSH, pool", {"flush_disk_type": ASYNC, "transient_store_pool_enable": True}),
         ("SYNC_FLUSH", {"flush_disk_type": SYNC}),
     ):
         rates, with_index, shares = [], [], []

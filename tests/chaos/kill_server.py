@@ -7,6 +7,9 @@ one before left it, checks it, and appends for ever, a thread per queue, telling
 It sends again what the child before had under way. Half of the children are killed from outside at a random moment, the
 others kill themselves at a random call to the disk, a write half done.
 
+FLUSH POOL is ASYNC_FLUSH with a transient store pool: of what was acknowledged only the beginning has to be there, and
+the next child sends the rest again.
+
 A child that finds something lost, twice or out of order says so and ends by itself, and with it this program, which
 else prints a summary.
 """
@@ -23,17 +26,19 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import storage.bookkeeper
+import storage.transient_store_pool
 import storage.warm_up
 from raymq.config import FlushDiskType
 from storage import disk
 from storage.message_store import MessageStore
 from tests.support.stores import make_batch, open_store, read_queue
 
+POOL = "POOL"
 QUEUES = 4
 BATCH_MAX = 100
 LONGEST_LIFE_S = 0.06
@@ -42,6 +47,19 @@ PIPE_BYTES = 1 << 20
 DIRECTORY_ROLLS_OVER_BYTES = 3 << 20
 """A new directory is begun when the log has this size, or reading it back would take all the time."""
 KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "sync_directory")
+
+
+class Known(NamedTuple):
+    """How many messages of each queue were acknowledged; if not all of them must be there, how many must, and how many
+    were lost in all."""
+
+    acknowledged: list[int]
+    safe: list[int] | None
+    lost: int = 0
+
+
+def nothing(flush: str) -> Known:
+    return Known([0] * QUEUES, [0] * QUEUES if flush == POOL else None)
 
 
 def body(queue_id: int, sequence: int) -> bytes:
@@ -72,13 +90,27 @@ def die_at(call: int, dice: random.Random) -> None:
         setattr(disk, name, wrap(name, getattr(disk, name)))
 
 
-def check(store: MessageStore, acknowledged: list[int], batch_max: int = BATCH_MAX) -> None:
-    """What was acknowledged is there once and in order; of what was under way, the beginning or nothing."""
+def options_of(flush: str) -> dict[str, Any]:
+    """The settings that FLUSH stands for."""
+    if flush == POOL:
+        return {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True}
+    return {"flush_disk_type": FlushDiskType(flush)}
+
+
+def check(
+    store: MessageStore, acknowledged: list[int], batch_max: int = BATCH_MAX, safe: list[int] | None = None
+) -> list[int]:
+    """What was acknowledged (with `safe`: so many) is there once and in order; of what was under way, the beginning or
+    nothing. Returns how many are there."""
+    found = []
     for queue_id, end in enumerate(acknowledged):
         bodies = [message.body for message in read_queue(store, queue_id=queue_id)]
         assert bodies == [body(queue_id, sequence) for sequence in range(len(bodies))], f"queue {queue_id}: disorder"
-        assert len(bodies) >= end, f"queue {queue_id}: {end} were acknowledged, {len(bodies)} are there"
+        least = end if safe is None else safe[queue_id]
+        assert len(bodies) >= least, f"queue {queue_id}: {least} were safe, {len(bodies)} are there"
         assert len(bodies) <= end + batch_max, f"queue {queue_id}: {len(bodies)} are there, of {end} acknowledged"
+        found.append(len(bodies))
+    return found
 
 
 def append_for_ever(store: MessageStore, queue_id: int, sequence: int, dice: random.Random, pipe: int) -> None:
@@ -99,14 +131,16 @@ def fail() -> None:
     os._exit(1)
 
 
-def live(root: Path, flush: str, dice: random.Random, acknowledged: list[int], pipe: int, call: int) -> None:
+def live(root: Path, flush: str, dice: random.Random, known: Known, pipe: int, call: int) -> None:
     """The child: it ends by being killed."""
     try:
         if call:
             die_at(call, dice)
-        store = open_store(root, flush_disk_type=FlushDiskType(flush), flush_interval_consume_queue_ms=10)
-        check(store, acknowledged)
-        for queue_id, sequence in enumerate(acknowledged):
+        store = open_store(root, flush_interval_consume_queue_ms=10, **options_of(flush))
+        found = check(store, known.acknowledged, safe=known.safe)
+        if flush == POOL:
+            os.write(pipe, b"".join(b"%d %d safe\n" % row for row in enumerate(found)))
+        for queue_id, sequence in enumerate(known.acknowledged if flush != POOL else found):
             thread_dice = random.Random(dice.random())
             arguments = (store, queue_id, sequence, thread_dice, pipe)
             threading.Thread(target=append_for_ever, args=arguments, daemon=True).start()
@@ -115,8 +149,8 @@ def live(root: Path, flush: str, dice: random.Random, acknowledged: list[int], p
         fail()
 
 
-def run_and_kill(root: Path, flush: str, dice: random.Random, acknowledged: list[int]) -> list[int]:
-    """One child's life; returns what is acknowledged after it."""
+def run_and_kill(root: Path, flush: str, dice: random.Random, known: Known) -> Known:
+    """One child's life; returns what is known after it."""
     kills_itself = dice.random() < 0.5
     call = int(dice.choice((30, 100, 400)) * dice.random()) + 1 if kills_itself else 0
     life_s = SELF_KILL_WITHIN_S if kills_itself else dice.uniform(0, LONGEST_LIFE_S)
@@ -125,7 +159,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, acknowledged: list
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        live(root, flush, dice, acknowledged, writing, call)
+        live(root, flush, dice, known, writing, call)
     os.close(writing)
     child = os.pidfd_open(pid)
     select.select([child], [], [], life_s)  # The moment of the kill is what varies; nothing is synchronised by it.
@@ -136,21 +170,24 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, acknowledged: list
         lines = pipe.read().splitlines()
     if not os.WIFSIGNALED(status):
         sys.exit(f"the child found something wrong in {root}")
-    ends = list(acknowledged)
+    ends, safe, lost = list(known.acknowledged), known.safe and list(known.safe), known.lost
     for line in lines:
-        queue_id, end = map(int, line.split())
-        ends[queue_id] = max(ends[queue_id], end)
-    return ends
+        queue_id, end = map(int, line.split()[:2])
+        if line.endswith(b"safe") and safe is not None:
+            lost += max(ends[queue_id] - end, 0)
+            safe[queue_id] = end
+        ends[queue_id] = end
+    return Known(ends, safe, lost)
 
 
-def finish(root: Path, flush: str, acknowledged: list[int]) -> None:
+def finish(root: Path, flush: str, known: Known) -> None:
     """A last child opens the store, checks it, stops cleanly and opens it again."""
     pid = os.fork()
     if pid == 0:
         try:
             for _ in range(2):
-                store = open_store(root, flush_disk_type=FlushDiskType(flush))
-                check(store, acknowledged)
+                store = open_store(root, **options_of(flush))
+                check(store, known.acknowledged, safe=known.safe)
                 store.close()
         except BaseException:
             fail()
@@ -165,18 +202,22 @@ def main() -> None:
     # Warm pages, stored into through maps, in small files and however slow the writer is.
     storage.warm_up.SEGMENT_BYTES = 16384  # type: ignore[misc]
     storage.warm_up.FAST_S = 60.0  # type: ignore[misc]
+    # Buffers that fill up between two commits.
+    storage.transient_store_pool.BUFFER_BYTES = 50_000  # type: ignore[misc]
     dice = random.Random(f"{seed}-{flush}")
-    root, acknowledged, total = directory / "0", [0] * QUEUES, 0
+    root, known, total = directory / "0", nothing(flush), 0
     for kill in range(kills):
-        acknowledged = run_and_kill(root, flush, dice, acknowledged)
+        known = run_and_kill(root, flush, dice, known)
         log = root / "commitlog"
         files = len(os.listdir(log)) if log.is_dir() else 0
         if files * 65536 > DIRECTORY_ROLLS_OVER_BYTES:
-            finish(root, flush, acknowledged)
-            total += sum(acknowledged)
-            root, acknowledged = directory / str(kill + 1), [0] * QUEUES
-    finish(root, flush, acknowledged)
-    print(f"{kills} kills, {total + sum(acknowledged)} messages acknowledged: lost 0, out of order 0, duplicated 0")
+            finish(root, flush, known)
+            total += sum(known.acknowledged)
+            root, known = directory / str(kill + 1), nothing(flush)._replace(lost=known.lost)
+    finish(root, flush, known)
+    messages = f"{total + sum(known.acknowledged)} messages acknowledged"
+    lost = f"{known.lost} from the end" if flush == POOL else "0"
+    print(f"{kills} kills, {messages}: lost {lost}, out of order 0, duplicated 0")
 
 
 if __name__ == "__main__":

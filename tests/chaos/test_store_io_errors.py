@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 import storage.index_service
-from raymq.errors import StoreError, StoreNotWritableError
+from raymq.config import FlushDiskType
+from raymq.errors import ServiceNotAvailableError, StoreError, StoreNotWritableError
 from raymq.message import SendStatus
 from storage.message_store import MessageStore
 from tests.support.failing_disk import KINDS, FailingDisk
@@ -22,6 +24,13 @@ FILES = {
     "mapped_file_size_commit_log_bytes": 4096,
     "mapped_file_size_consume_queue_bytes": 100,
     "flush_interval_consume_queue_ms": 60_000,
+}
+
+POOL = {
+    "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
+    "transient_store_pool_enable": True,
+    "commit_interval_commit_log_ms": 20,
+    "commit_commit_log_thorough_interval_ms": 20,
 }
 
 
@@ -156,6 +165,92 @@ def check_after(script: Script) -> None:
     assert script.store.status().cut_bytes == 0
     script.check_reading()
     script.store.close()
+
+
+@dataclass
+class PoolScript:
+    """A short life of a store with a transient store pool: append, have some of it flushed, close, open again."""
+
+    root: Path
+    disk: FailingDisk
+    flushed: int = 0
+    sent: int = 0
+    store: MessageStore | None = None
+
+    def run(self) -> None:
+        for _ in range(2):
+            failed_before = len(self.disk.failed)
+            try:
+                self.open()
+            except StoreError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                return
+            for step in range(6):
+                self.append()
+                if step % 3 == 2:
+                    self.flush()
+            self.append()
+            self.store.close()
+            failed = [path for path in self.disk.failed[failed_before:] if "/commitlog/" in path]
+            hidden = failed and self.disk.kind == "pwrite_all" and not (self.root / "abort").exists()
+            assert not hidden, f"hidden: {failed}"
+
+    def open(self) -> None:
+        self.store = open_store(self.root, **FILES, **POOL)
+        self.sent = len(bodies_of(self.store))
+
+    def append(self) -> None:
+        assert self.store is not None
+        batch = make_batch([b"%d" % self.sent + b"." * 900], producer=("p", 0, self.sent))
+        try:
+            self.store.append([batch])
+        except StoreNotWritableError:
+            return
+        self.sent += 1
+
+    def flush(self) -> None:
+        """What is on disk from here on must be there again."""
+        assert self.store is not None
+        count = self.sent
+        try:
+            self.store.flush_all()
+        except ServiceNotAvailableError:
+            status = self.store.status()
+            assert not status.writable
+            assert os.strerror(self.disk.error) in status.not_writable_reason
+        else:
+            self.flushed = count
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("kind", ["pwrite_all", "flush"])
+def test_a_commit_that_fails_is_told_and_leaves_the_beginning(tmp_path, kind, for_good):
+    counting = FailingDisk()
+    with counting.installed():
+        PoolScript(tmp_path / "counted", counting).run()
+    calls = counting.calls[kind]
+    assert calls > 10
+    for nth in range(calls):
+        error = errno.EIO if nth % 2 else errno.ENOSPC
+        disk = FailingDisk(kind, nth, error=error, for_good=for_good)
+        script = PoolScript(tmp_path / str(nth), disk)
+        where = f"{kind} {nth} of {calls}, {errno.errorcode[error]}"
+        try:
+            with disk.installed():
+                script.run()
+            if script.store is not None:
+                script.store.close()
+            script.open()
+            bodies = bodies_of(script.store)
+            assert [body.rstrip(b".") for body in bodies] == [b"%d" % index for index in range(len(bodies))]
+            assert len(bodies) >= script.flushed
+            script.append()
+            script.flush()
+            assert script.flushed == script.sent == len(bodies) + 1
+            script.store.close()
+        except Exception as problem:
+            raise AssertionError(f"{where}, {disk.failed[:1]}: {problem!r}") from problem
 
 
 def test_a_failed_flush_shows_in_the_status(tmp_path):

@@ -83,6 +83,8 @@ class Life:
             "delete_file_batch_max": self.dice.choice((1, 2, 10)),
             "max_index_num": self.dice.choice((20, 400)),
         }
+        if seed % 8 == 0:
+            self.changes["transient_store_pool_enable"] = True
         self.now_ms = 1_700_000_000_000
         self.known = Expected()
         self.at_loss = dict.fromkeys(QUEUES, 0)

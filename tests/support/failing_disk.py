@@ -21,7 +21,7 @@ class FailingDisk:
     """Counts the calls of each kind; from the `nth` call (from 0) of `kind` on, one fails, or all with `for_good`."""
 
     def __init__(self, kind: str = "", nth: int = 0, *, error: int = errno.EIO, for_good: bool = False) -> None:
-        self.kind, self.nth, self._error, self._for_good = kind, nth, error, for_good
+        self.kind, self.nth, self.error, self._for_good = kind, nth, error, for_good
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         self.failed: list[str] = []
@@ -41,7 +41,7 @@ class FailingDisk:
                 if fails:
                     self.failed.append(os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first))
             if fails:
-                raise OSError(self._error, os.strerror(self._error))
+                raise OSError(self.error, os.strerror(self.error))
             return real(first, *rest)
 
         return call
