@@ -59,7 +59,7 @@ from storage.replica_files import ReplicaFiles
 from storage.running_flags import RunningFlag
 from storage.store_wait import degraded, must_wait
 
-_REFILLED: Final = ("commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
+_REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 ORDER_WAIT_S: Final = 0.3
 
@@ -387,8 +387,8 @@ class Replica:
 
     def _empty(self) -> None:
         root = self._settings.store_path_root_dir
-        for name in _REFILLED:
-            shutil.rmtree(root / name, ignore_errors=True)
+        for directory in (*self._settings.commit_log_directories, *(root / name for name in _REFILLED)):
+            shutil.rmtree(directory, ignore_errors=True)
         (root / "dedup").unlink(missing_ok=True)
         (root / "checkpoint").unlink(missing_ok=True)
         self._epochs.truncate_from(0)

@@ -242,6 +242,7 @@ class Storage:
             lane=self._lane.address,
             max_message_size_bytes=self._settings.max_message_size_bytes,
             consume_queue_ext_file_size=self._settings.mapped_file_size_consume_queue_ext_bytes,
+            commit_log_directories=tuple(map(str, self._settings.commit_log_directories)),
         )
 
     @ray.method(concurrency_group="control")

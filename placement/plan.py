@@ -15,7 +15,7 @@ from placement.controller_settings import ControllerSettings
 from placement.election import ControlRules
 from placement.homes import Node, choose_homes, store_directory
 from placement.storage_plan import StoragePlan
-from raymq.config import BrokerSettings, ClusterSettings, StoreSettings
+from raymq.config import BrokerSettings, ClusterSettings, StoreOptions, StoreSettings
 from raymq.names import CONTROLLER, NameServerName, StorageName
 
 FIRST_PORT = 10911
@@ -57,7 +57,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
     for index, name in enumerate(names):
         node = homes[name]
         root = Path(settings.data_dir) / store_directory(name)
-        store = StoreSettings(**settings.store.model_dump(), store_path_root_dir=root)
+        store = _settings_of(settings.store, root)
         storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication))
     brokers = tuple(
         BrokerSettings(settings.cluster_name, name, servers, settings.broker, replication.replicas)
@@ -66,6 +66,14 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
     return Plan(
         nameservers, tuple(storages), brokers, _controller(settings, storages) if replication.replicas > 1 else None
     )
+
+
+def _settings_of(options: StoreOptions, root: Path) -> StoreSettings:
+    """The store of one replica: where its log has directories of its own, they are named as its root is."""
+    values = options.model_dump()
+    for name in ("store_path_commit_log", "read_only_commit_log_store_paths"):
+        values[name] = [path / root.name for path in values[name]]
+    return StoreSettings(**values, store_path_root_dir=root)
 
 
 def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> ControllerSettings:

@@ -30,6 +30,14 @@ DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
 BATCH_UNIT_BYTES: Final = 46
 CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
+COMMIT_LOG_DIR: Final = "commitlog"
+
+
+def _absolute_path(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # no such user
+        raise ValueError(str(error)) from None
 
 
 class FlushDiskType(Enum):
@@ -44,6 +52,19 @@ class StoreOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    store_path_commit_log: Annotated[
+        tuple[Path, ...],
+        Field(
+            description="Directories, best on disks of their own, in which the commit log's files take turns; none: "
+            "`commitlog` in the store directory. Of several stores each has a directory of its own below them."
+        ),
+    ] = ()
+    read_only_commit_log_store_paths: Annotated[
+        tuple[Path, ...],
+        Field(
+            description="Directories that hold files of the commit log and get no new ones; among the former or not."
+        ),
+    ] = ()
     mapped_file_size_commit_log_bytes: Annotated[
         int,
         Field(ge=64, le=1 << 34, description="Size of a commit-log file. Fixed for the life of a store directory."),
@@ -207,6 +228,22 @@ class StoreOptions(BaseModel):
         int, Field(ge=1, le=100, description="Percent of the memory that is taken to hold the newest messages.")
     ] = 40
 
+    @field_validator("store_path_commit_log", "read_only_commit_log_store_paths")
+    @classmethod
+    def _absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        absolute = tuple(_absolute_path(path) for path in paths)
+        if len(set(absolute)) < len(absolute):
+            raise ValueError("a directory is named twice")
+        return absolute
+
+    @model_validator(mode="after")
+    def _log_can_grow(self) -> Self:
+        if self.store_path_commit_log and not {*self.store_path_commit_log} - {*self.read_only_commit_log_store_paths}:
+            raise ValueError(
+                "read_only_commit_log_store_paths leaves no directory of store_path_commit_log to write to"
+            )
+        return self
+
     @field_validator("message_delay_level")
     @classmethod
     def _delay_levels(cls, text: str) -> str:
@@ -250,6 +287,12 @@ class StoreSettings(StoreOptions):
     """One store directory: where it is, and how it is kept."""
 
     store_path_root_dir: Annotated[Path, Field(description="The store directory; made if it does not exist.")]
+
+    @property
+    def commit_log_directories(self) -> tuple[Path, ...]:
+        """All directories with files of the commit log."""
+        written = self.store_path_commit_log or (self.store_path_root_dir / COMMIT_LOG_DIR,)
+        return tuple(dict.fromkeys((*written, *self.read_only_commit_log_store_paths)))
 
 
 class BrokerOptions(BaseModel):
@@ -370,10 +413,7 @@ class ClusterSettings(BaseModel):
     @field_validator("data_dir")
     @classmethod
     def _expanded(cls, path: Path) -> Path:
-        try:
-            return path.expanduser().absolute()
-        except RuntimeError as error:  # no such user
-            raise ValueError(str(error)) from None
+        return _absolute_path(path)
 
     @property
     def broker_names(self) -> list[str]:

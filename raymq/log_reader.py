@@ -5,7 +5,7 @@ changes nothing, and sees what the store writes as soon as the store does.
 
     consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
     consumequeue_ext/TOPIC/QUEUE/                      what units lead to that hold an address instead: queue_ext.py
-    commitlog/00000000000000000000                     the records that the units point to
+    commitlog/00000000000000000000                     the records that the units point to; or in other directories
     batchconsumequeue/TOPIC/QUEUE/                     queues of records that hold many messages each: batch_queue.py
 
 A unit or record beyond the queue's visible end may be there already, or half there: ask the store for the end first,
@@ -14,6 +14,7 @@ and read below it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.batch_queue import batch_queue_directory, messages_of, units_from
-from raymq.config import CONSUME_QUEUE_EXT_FILE_BYTES, CONSUME_QUEUE_UNIT_BYTES
+from raymq.config import COMMIT_LOG_DIR, CONSUME_QUEUE_EXT_FILE_BYTES, CONSUME_QUEUE_UNIT_BYTES
 from raymq.errors import DataLossError
 from raymq.file_maps import FileMaps
 from raymq.message import PullStatus
@@ -37,7 +38,6 @@ from raymq.record_batch import store_timestamps_at
 from raymq.record_layout import UNIT_DTYPE
 from raymq.store_api import FetchRequest, FetchResult
 
-COMMIT_LOG_DIR: Final = "commitlog"
 CONSUME_QUEUE_DIR: Final = "consumequeue"
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
@@ -55,7 +55,8 @@ def file_name(start: int) -> str:
 class LogReader:
     """A read-only view of a store directory. Thread-safe.
 
-    The file sizes must be those the store was written with. At most `max_mapped_bytes` and `max_mapped_files` are
+    The file sizes must be those the store was written with; `commit_log_directories` are where the files of its log
+    are, unless in `commitlog` below the root. At most `max_mapped_bytes` and `max_mapped_files` are
     mapped at a time. What `units` and `views` hand out stays readable after `close` and after the file is deleted.
     """
 
@@ -66,11 +67,12 @@ class LogReader:
         commit_log_file_size: int,
         consume_queue_file_size: int,
         consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES,
+        commit_log_directories: Sequence[Path | str] = (),
         max_mapped_bytes: int = _DEFAULT_MAX_MAPPED_BYTES,
         max_mapped_files: int = _DEFAULT_MAX_MAPPED_FILES,
     ) -> None:
         self.root = Path(root)
-        self._commit_log = f"{root}/{COMMIT_LOG_DIR}"
+        self._commit_log = sorted(map(str, commit_log_directories)) or [f"{root}/{COMMIT_LOG_DIR}"]
         self._consume_queue = f"{root}/{CONSUME_QUEUE_DIR}"
         self._consume_queue_ext = f"{root}/{CONSUME_QUEUE_EXT_DIR}"
         self._ext_file_size = consume_queue_ext_file_size
@@ -153,7 +155,7 @@ class LogReader:
                 file_start = start - start % self.commit_log_file_size
                 data = self._commit_log_file(file_start, start)
             if not start < end <= file_start + len(data):
-                raise DataLossError(f"the commit log {self._commit_log} does not hold bytes {start} to {end}")
+                raise DataLossError(f"the commit log {self._log_name} does not hold bytes {start} to {end}")
             result.append(data[start - file_start : end - file_start])
         return result
 
@@ -162,7 +164,7 @@ class LogReader:
         file_start = start - start % self.commit_log_file_size
         data = self._commit_log_file(file_start, start)
         if not start <= end <= file_start + len(data):
-            raise DataLossError(f"the commit log {self._commit_log} does not hold bytes {start} to {end}")
+            raise DataLossError(f"the commit log {self._log_name} does not hold bytes {start} to {end}")
         return data[start - file_start : end - file_start]
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
@@ -253,12 +255,21 @@ class LogReader:
         self.maps.close()
 
     def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
-        try:
-            return self.maps.get(f"{self._commit_log}/{file_name(file_start)}").data
-        except FileNotFoundError:
-            raise DataLossError(
-                f"the commit log {self._commit_log} no longer holds physical offset {wanted}: its file was deleted"
-            ) from None
+        directories, number = self._commit_log, file_start // self.commit_log_file_size
+        for turn in range(len(directories)):
+            # Where the writer puts it, unless a disk was full (storage.log_paths); then wherever it is.
+            directory = directories[(number + turn) % len(directories)]
+            try:
+                return self.maps.get(f"{directory}/{file_name(file_start)}").data
+            except FileNotFoundError:
+                continue
+        raise DataLossError(
+            f"the commit log {self._log_name} no longer holds physical offset {wanted}: its file was deleted"
+        )
+
+    @property
+    def _log_name(self) -> str:
+        return ", ".join(self._commit_log)
 
 
 def _found(records: list[bytes], next_offset: int, min_offset: int, max_offset: int) -> FetchResult:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class StorageDescription:
     """What a storage actor tells a client about itself. `store_host` goes into every record and message id;
-    it stores bodies of up to `max_message_size_bytes`."""
+    it stores bodies of up to `max_message_size_bytes`. The files of its log are in `commit_log_directories`."""
 
     name: str
     broker_name: str
@@ -52,6 +52,7 @@ class StorageDescription:
     lane: LaneAddress
     max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
     consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES
+    commit_log_directories: tuple[str, ...] = ()
 
 
 class StorageClient:
@@ -161,6 +162,7 @@ class StorageClient:
                     commit_log_file_size=description.commit_log_file_size,
                     consume_queue_file_size=description.consume_queue_file_size,
                     consume_queue_ext_file_size=description.consume_queue_ext_file_size,
+                    commit_log_directories=description.commit_log_directories,
                 )
             return self._reader
 

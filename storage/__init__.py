@@ -3,7 +3,8 @@
 A store directory
 
     commitlog/00000000000000000000        every message of the store, in one log of equal-sized files
-    commitlog/00000000001073741824            named after the physical offset of their first byte
+    commitlog/00000000001073741824            named after the physical offset of their first byte; or in several
+                                              directories elsewhere, which take turns (log_paths.py)
     consumequeue/TOPIC/QUEUE/000…000      where the queue's messages are in the log: 20 bytes each
     batchconsumequeue/TOPIC/QUEUE/000…    the same for records that hold many messages each, which RocketMQ may write
     index/20261120180926228               which messages have a key, or a unique id: hash tables

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
-from raymq.log_reader import file_name
 from storage import disk
+from storage.log_paths import LogPaths
 from storage.mapped_file import MappedFile
 
 logger = logging.getLogger(__name__)
@@ -20,12 +19,12 @@ STOP_TIMEOUT_S = 30.0
 
 
 class Allocator:
-    """Makes files of `size` bytes in `directory`. `scratch` is the name under which a file grows to its size."""
+    """Makes files of `size` bytes, each behind those before it, where `paths` has them."""
 
-    def __init__(self, directory: Path, size: int, scratch: Path) -> None:
-        self._directory = directory
+    def __init__(self, paths: LogPaths, size: int) -> None:
+        self._paths = paths
         self._size = size
-        self._scratch = scratch
+        self._made = -1
         self._lock = threading.Lock()
         self._wanted: int | None = None
         self._ready: MappedFile | None = None
@@ -72,21 +71,22 @@ class Allocator:
                 return
             with self._lock:
                 start = self._wanted
-                path = self._directory / file_name(start or 0)
-                if start is None or self._ready is not None or path.exists():
+                if start is None or self._ready is not None or start <= self._made:
                     continue
                 try:
                     self._ready = self._create(start)
                 except OSError as error:
                     # Not fatal yet: the append that needs the file tries again, and reports.
-                    logger.warning("cannot prepare %s: %s", path, error)
+                    logger.warning("cannot prepare %s: %s", self._paths.path(start), error)
 
     def _create(self, start: int) -> MappedFile:
-        file = MappedFile.create(self._directory / file_name(start), start, self._size, scratch=self._scratch)
+        path, scratch = self._paths.choose(start)
+        file = MappedFile.create(path, start, self._size, scratch=scratch)
         try:
-            disk.sync_directory(self._directory)
+            disk.sync_directory(path.parent)
         except BaseException:
             file.close()
-            disk.unlink(file.path)
+            disk.unlink(path)
             raise
+        self._made = start
         return file

@@ -70,6 +70,7 @@ class Appender:
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
     ) -> None:
         settings = parts.settings
+        self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup = parts.log, parts.queues, parts.dedup
         self._deliveries, self._delay_levels_ms = parts.deliveries, settings.delay_levels_ms
         self._visibility, self._reader = parts.visibility, parts.reader
@@ -237,8 +238,7 @@ class Appender:
                 queue.reserve(count)
         except OSError as error:
             raise StoreNotWritableError(
-                f"no room for another file in {self._log.directory.parent}: {error}; nothing was stored, "
-                "make room and send again"
+                f"no room for another file in {self._root}: {error}; nothing was stored, make room and send again"
             ) from error
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, places: Sequence[Place]) -> AppendResult:

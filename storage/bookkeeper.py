@@ -19,12 +19,11 @@ from storage.append import Appender
 from storage.checkpoint import Checkpoint, write_checkpoint
 from storage.index_service import IndexService
 from storage.parts import StoreParts
-from storage.snapshot import QueueRow, take_snapshot, write_snapshot
+from storage.snapshot import SNAPSHOT_FILE, QueueRow, take_snapshot, write_snapshot
 from storage.write_gate import WriteGate
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_FILE: Final = "dedup"
 SNAPSHOT_INTERVAL_BYTES: Final = 32 << 20
 SNAPSHOT_INTERVAL_S: Final = 10.0
 

@@ -12,7 +12,6 @@ needed stay, with everything behind them: delayed messages that wait, and what t
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -25,8 +24,9 @@ from storage import disk
 from storage.commit_log import CommitLog
 from storage.config_files import ConfigFiles, parse_fastjson
 from storage.index_service import IndexService
+from storage.log_paths import disk_usage
 from storage.queue_table import QueueTable
-from storage.retention import UNKNOWN_USAGE, LogFile, RetentionRules, decide, usage_ratio
+from storage.retention import UNKNOWN_USAGE, LogFile, RetentionRules, decide
 from storage.running_flags import RunningFlag, RunningFlags
 
 logger = logging.getLogger(__name__)
@@ -36,15 +36,6 @@ FIRST_RUN_S: Final = 60.0
 RUNS_BY_HAND: Final = 20
 DELETE_PAUSE_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 30.0
-
-
-def disk_usage(path: Path) -> float:
-    """How full the disk of `path` is, from 0 to 1; -1 if there is no such path."""
-    try:
-        found = os.statvfs(path)
-    except FileNotFoundError:
-        return UNKNOWN_USAGE
-    return usage_ratio((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 class Cleaner:
@@ -93,7 +84,9 @@ class Cleaner:
     def run_once(self, now: datetime) -> int:
         """One look at the disk, and what follows from it; returns how many log files were deleted."""
         with self._run_lock:
-            usages = [disk_usage(directory) for directory in (self._log.directory, self._queues.directory)]
+            # Of several disks for the log, the emptiest counts.
+            of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
+            usages = [of_log, disk_usage(self._queues.directory)]
             self._usage = max(usages)
             decision = decide(
                 self._log_files(),
@@ -159,13 +152,13 @@ class Cleaner:
     def _mark_disk(self, *, full: bool) -> None:
         if full:
             reason = (
-                f"the disk of {self._log.directory.parent} is {self._usage:.0%} full, over "
+                f"the disk of {self._log.paths} is {self._usage:.0%} full, over "
                 "disk_space_warning_level_ratio; make room, or delete topics and shorten file_reserved_time_hours"
             )
             if self._flags.set(RunningFlag.DISK_FULL, reason):
                 logger.error("%s; no appends are taken", reason)
         elif self._flags.clear(RunningFlag.DISK_FULL):
-            logger.info("the disk of %s has room again; appends are taken", self._log.directory.parent)
+            logger.info("the disk of %s has room again; appends are taken", self._log.paths)
 
     def _delete_log_files(self, limit: int, reason: str) -> int:
         # How far a queue went is in its units alone once its records are gone.

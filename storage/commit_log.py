@@ -24,12 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
-from raymq.log_reader import COMMIT_LOG_DIR, file_name
 from raymq.record_layout import BLANK_LENGTH, encode_blank
 from storage import disk
 from storage.allocator import Allocator
+from storage.log_paths import LogPaths
 from storage.mapped_file import MappedFile
-from storage.mapped_file_queue import list_starts
 from storage.placing import Place, place_batches
 from storage.transient_store_pool import TransientStorePool
 from storage.warm_up import WarmUp
@@ -38,29 +37,24 @@ SCRATCH_BYTES: Final = 512 << 10
 PREPARE_BYTES: Final = 64 << 20
 """The next file is made once so little is left of the current one, or once half of it is written."""
 
-_REMEDY = "restore it from a copy, or empty the store directory and let a replica fill it"
-
 
 class CommitLog:
-    """The log in `root`/commitlog. One thread appends (the caller's lock), one flushes; positions are plain reads.
+    """The log at `paths`. One thread appends (the caller's lock), one flushes; positions are plain reads.
 
     `end_offset` is the end of what is written, `committed_offset` of what can be read from the files (the same without
-    a pool), `flushed_offset` of what is on disk, and `flushed_store_timestamp_ms`
-    the store time of its last record (0: none since the store was opened). `min_offset` is where the first file starts.
+    a pool), `flushed_offset` of what is on disk, and `flushed_store_timestamp_ms` the store time of its last record (0:
+    none since the store was opened). `min_offset` is where the first file starts.
     `open_for_append` must be called, with the end that recovery found, before anything is written.
     """
 
     def __init__(
-        self, root: Path, file_size: int, *, warm_up: bool = False, pool: TransientStorePool | None = None
+        self, paths: LogPaths, file_size: int, *, warm_up: bool = False, pool: TransientStorePool | None = None
     ) -> None:
         """Find the files. StoreCorruptError when they do not form a log (spec §5, load). With `warm_up` a fast writer
         finds the next pages in memory (warm_up.py); what is appended through a `pool` needs none."""
-        self.directory = root / COMMIT_LOG_DIR
+        self.paths = paths
         self.file_size = file_size
-        disk.make_directory(self.directory)
-        self._scratch = root / "commitlog.new"
-        disk.unlink(self._scratch)
-        self.starts = list_starts(self.directory, file_size, remedy=_REMEDY)
+        self.starts = paths.find()
         self._open_files: dict[int, MappedFile] = {}
         self._allocator: Allocator | None = None
         self._may_warm_up = warm_up and WarmUp.fits(file_size)
@@ -91,7 +85,7 @@ class CommitLog:
 
     def path(self, start: int) -> Path:
         """The path of the file that starts at physical offset `start`."""
-        return self.directory / file_name(start)
+        return self.paths.path(start)
 
     def open_for_append(self, end_offset: int) -> int:
         """Cut the log at `end_offset` and get ready to append there. Returns how many bytes were cut.
@@ -114,10 +108,10 @@ class CommitLog:
             file.close()
             disk.unlink(file.path)
             # One by one: a power cut must not lose a file in the middle and keep the one behind it.
-            disk.sync_directory(self.directory)
-            self.starts.pop()
+            disk.sync_directory(file.path.parent)
+            self.paths.forget(self.starts.pop())
         self._begin(end_offset)
-        self._allocator = Allocator(self.directory, self.file_size, self._scratch)
+        self._allocator = Allocator(self.paths, self.file_size)
         if self._may_warm_up:
             self._warm_up = WarmUp(self.file_size, self.path)
         return used_end - end_offset
@@ -126,7 +120,7 @@ class CommitLog:
         """Let an empty log begin at an offset. InvalidArgumentError unless it is empty and a file may begin there."""
         if self.starts or physical_offset % self.file_size:
             raise InvalidArgumentError(
-                f"the log in {self.directory} cannot begin at {physical_offset}: it has files, or files of "
+                f"the log in {self.paths} cannot begin at {physical_offset}: it has files, or files of "
                 f"{self.file_size} bytes do not begin there"
             )
         self._begin(physical_offset)
@@ -271,7 +265,7 @@ class CommitLog:
         kept = [start for start in self.starts[:-1] if start + self.file_size > limit] + self.starts[-1:]
         forgotten = self.starts[: len(self.starts) - len(kept)]
         self.starts = kept
-        return [self.path(start) for start in forgotten]
+        return [self.paths.forget(start) for start in forgotten]
 
     def close(self) -> None:
         """Stop preparing files and close those that are open. Nothing is flushed. Idempotent."""

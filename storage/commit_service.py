@@ -77,7 +77,7 @@ class CommitService:
         try:
             end_offset = self._commit_log.commit()
         except OSError as error:
-            logger.error("committing to %s failed: %s", self._commit_log.directory, error)
+            logger.error("committing to %s failed: %s", self._commit_log.paths, error)
             self._failed = True
             self._on_failed(error)
         else:

@@ -88,7 +88,7 @@ class FlushService:
         try:
             end_offset = self._commit_log.flush()
         except OSError as error:
-            logger.error("flushing %s failed: %s", self._commit_log.directory, error)
+            logger.error("flushing %s failed: %s", self._commit_log.paths, error)
             self._failed = True
             self._on_failed(error)
         else:

@@ -36,7 +36,7 @@ from raymq.store_api import (
 )
 from storage import disk
 from storage.append import Appender
-from storage.bookkeeper import SNAPSHOT_FILE, Bookkeeper
+from storage.bookkeeper import Bookkeeper
 from storage.checkpoint import read_checkpoint
 from storage.cleaner import Cleaner
 from storage.deliveries import Delivery, Source
@@ -56,7 +56,7 @@ from storage.retention import RetentionRules
 from storage.running_flags import AGAINST_REPLICATION, RunningFlag, RunningFlags
 from storage.schedule_service import ScheduleService
 from storage.scheduler import Scheduler
-from storage.snapshot import read_snapshot
+from storage.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.stats import StoreStats
 from storage.store_wait import degraded, must_wait
 from storage.waiting import WaitingQueues

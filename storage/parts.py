@@ -11,6 +11,7 @@ from storage.commit_log import CommitLog
 from storage.config_files import ConfigFiles
 from storage.dedup import DedupTable
 from storage.deliveries import Deliveries
+from storage.log_paths import LogPaths
 from storage.queue_table import QueueTable
 from storage.transient_store_pool import TransientStorePool
 from storage.visibility import Visibility
@@ -42,6 +43,7 @@ class StoreParts:
             commit_log_file_size=settings.mapped_file_size_commit_log_bytes,
             consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
             consume_queue_ext_file_size=settings.mapped_file_size_consume_queue_ext_bytes,
+            commit_log_directories=settings.commit_log_directories,
             max_mapped_bytes=settings.max_mapped_bytes,
             max_mapped_files=settings.max_mapped_files,
         )
@@ -51,7 +53,7 @@ class StoreParts:
         pool = None
         if settings.transient_store_pool_enable:
             pool = TransientStorePool(file_size, settings.transient_store_pool_size)
-        log = CommitLog(root, file_size, warm_up=settings.writes_through_maps, pool=pool)
+        log = CommitLog(LogPaths.of(settings), file_size, warm_up=settings.writes_through_maps, pool=pool)
         resources.callback(log.close)
         queues = QueueTable(root, settings, reader, config, after_crash=after_crash)
         resources.callback(queues.close)

@@ -19,6 +19,8 @@ from raymq.record_layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
 from storage import disk
 from storage.commit_log import CommitLog
 from storage.lock import DirectoryLock
+from storage.log_paths import LogPaths
+from storage.snapshot import SNAPSHOT_FILE, read_snapshot
 
 CHUNK_MAX_BYTES: Final = 4 << 20
 
@@ -72,12 +74,16 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
     On return it is on disk; queues, index and dedup table follow when the store is opened. StoreLockedError while it is
     open; InvalidArgumentError, and nothing is changed, unless a record starts or the log ends there.
     """
-    root, file_size = settings.store_path_root_dir, settings.mapped_file_size_commit_log_bytes
+    root = settings.store_path_root_dir
     lock = DirectoryLock(root)
     try:
-        log = CommitLog(root, file_size)
+        log = CommitLog(LogPaths.of(settings), settings.mapped_file_size_commit_log_bytes)
         try:
             _require_boundary(log, physical_offset)
+            snapshot = read_snapshot(root / SNAPSHOT_FILE)
+            if snapshot is not None and snapshot.end > physical_offset:
+                disk.unlink(root / SNAPSHOT_FILE)
+                disk.sync_directory(root)
             cut_bytes = log.open_for_append(physical_offset)
             for start in log.starts[-1:]:
                 disk.flush_path(log.path(start))
@@ -97,7 +103,7 @@ def _require_boundary(log: CommitLog, physical_offset: int) -> None:
             break
         position += size
     if position != physical_offset or physical_offset < log.min_offset:
-        raise InvalidArgumentError(f"no record of the log in {log.directory} starts or ends at {physical_offset}")
+        raise InvalidArgumentError(f"no record of the log in {log.paths} starts or ends at {physical_offset}")
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -51,6 +51,7 @@ class Recovery:
 
     def __init__(self, parts: StoreParts, checkpoint: Checkpoint, snapshot: Snapshot | None) -> None:
         settings = parts.settings
+        self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup, self._reader = parts.log, parts.queues, parts.dedup, parts.reader
         self._checkpoint, self._snapshot = checkpoint, snapshot
         self._after_crash = parts.after_crash
@@ -66,7 +67,12 @@ class Recovery:
         self._walked = 0
 
     def run(self) -> Recovered:
-        """Recover. Nothing is lost but what is behind the first bad record of the part that is walked."""
+        """Recover. Nothing is lost but what is behind the first bad record of the part that is walked.
+
+        StoreCorruptError, and nothing is changed, when a disk with the log's end is not there.
+        """
+        if self._snapshot is not None:
+            self._log.paths.require_up_to(self._snapshot.end)
         if not self._log.starts:
             return self._without_log()
         try:
@@ -88,16 +94,14 @@ class Recovery:
             queue.correct_min_offset(self._log.min_offset)
             queue.visible_offset = queue.next_offset
         text = self._describe(end_offset, cut_bytes, units_cut)
-        logger.log(
-            logging.WARNING if cut_bytes or units_cut else logging.INFO, "%s: %s", self._log.directory.parent, text
-        )
+        logger.log(logging.WARNING if cut_bytes or units_cut else logging.INFO, "%s: %s", self._root, text)
         return Recovered(text, cut_bytes, self._last_store_timestamp_ms, self._last_record_offset)
 
     def _without_log(self) -> Recovered:
         text = "new and empty"
         if len(self._queues):
             text = f"no commit log: {len(self._queues)} queues deleted"
-            logger.warning("%s: %s", self._log.directory.parent, text)
+            logger.warning("%s: %s", self._root, text)
             self._queues.delete_all()
         self._log.open_for_append(0)
         return Recovered(text, 0, 0, -1)

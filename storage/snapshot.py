@@ -25,6 +25,7 @@ from raymq.log_reader import LogReader
 from storage import disk
 from storage.dedup import ProducerRow
 
+SNAPSHOT_FILE: Final = "dedup"
 TAIL_BYTES: Final = 4 << 20
 
 logger = logging.getLogger(__name__)

@@ -83,6 +83,7 @@ class Life:
             "delete_file_batch_max": self.dice.choice((1, 2, 10)),
             "max_index_num": self.dice.choice((20, 400)),
         }
+        self.log_disks = self.dice.choice((0, 0, 2, 3))
         if seed % 8 == 0:
             self.changes["transient_store_pool_enable"] = True
         self.now_ms = 1_700_000_000_000
@@ -157,7 +158,8 @@ class Life:
     def open_and_check(self, root: Path) -> None:
         self.store = None
         at_least = self.at_loss
-        store = open_store(root, clock_ms=self.clock_ms, **self.changes)
+        logs = tuple(root.parent / f"disk-{number}" for number in range(self.log_disks))
+        store = open_store(root, clock_ms=self.clock_ms, store_path_commit_log=logs, **self.changes)
         for queue, least in at_least.items():
             first, end = self.check_queue(store, queue)
             assert end >= least, f"{queue}: {least} were safe, {end} are there"

@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.replica import Replica, ReplicaRules
 from placement.election import ControlRules, GroupControl, Record
+from raymq.config import StoreSettings
 from raymq.errors import RaymqError
 from storage.message_store import MessageStore
 from tests.support.stores import small_settings
@@ -20,11 +21,13 @@ GROUP = "broker-a"
 class ReplicaGroup:
     """Replicas below `root`, with a Controller that is asked by `control` and Replicators that run by `copy`.
 
-    `start` runs both in a thread, as their actors do.
+    `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks.
     """
 
-    def __init__(self, root: Path, replicas: int = 3, rules: ReplicaRules | None = None, **store: Any) -> None:
-        self._root, self._store = root, store
+    def __init__(
+        self, root: Path, replicas: int = 3, rules: ReplicaRules | None = None, *, log_disks: int = 0, **store: Any
+    ) -> None:
+        self._root, self._store, self._log_disks = root, store, log_disks
         self.rules = rules or ReplicaRules(lease_s=60.0)
         self.replicas: dict[int, Replica] = {}
         self.names = frozenset(range(replicas))
@@ -40,8 +43,13 @@ class ReplicaGroup:
     def directory(self, name: int) -> Path:
         return self._root / f"{GROUP}-{name}"
 
+    def settings(self, name: int) -> StoreSettings:
+        root = self.directory(name)
+        logs = tuple(self._root / f"disk-{number}" / root.name for number in range(self._log_disks))
+        return small_settings(root, store_path_commit_log=logs, **self._store)
+
     def open(self, name: int) -> Replica:
-        settings = small_settings(self.directory(name), **self._store)
+        settings = self.settings(name)
         store = partial(self._open_store, settings)
         self.replicas[name] = Replica(GROUP, name, settings, self.rules, store)
         return self.replicas[name]

@@ -65,6 +65,16 @@ def test_the_options_of_the_stores_are_handed_on():
     assert storage.settings.max_message_size_bytes == 77
 
 
+def test_each_store_has_a_directory_of_its_own_on_the_disks_of_the_log():
+    options = StoreOptions(store_path_commit_log=("/disk1", "/disk2"), read_only_commit_log_store_paths=("/disk1",))
+    plan = make_plan(ClusterSettings(broker_groups=2, store=options), [Node("n1", "10.0.0.1")])
+    assert [storage.settings.commit_log_directories for storage in plan.storages] == [
+        (Path("/disk1/broker-a-0"), Path("/disk2/broker-a-0")),
+        (Path("/disk1/broker-b-0"), Path("/disk2/broker-b-0")),
+    ]
+    assert plan.storages[1].settings.read_only_commit_log_store_paths == (Path("/disk1/broker-b-0"),)
+
+
 def test_without_a_node_there_is_no_plan():
     with pytest.raises(ConfigError, match="no node"):
         make_plan(ClusterSettings(), [])

@@ -12,6 +12,7 @@ from raymq.record import UNIT_DTYPE, encode_blank
 from storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from storage.commit_log import CommitLog
 from storage.consume_queue import ConsumeQueue
+from storage.log_paths import LogPaths
 from storage.write_handles import WriteHandles
 from tests.support.stores import make_batch, open_store
 
@@ -45,7 +46,7 @@ def test_fact_12_a_blank_for_100_bytes():
 
 
 def test_fact_13_three_records_in_files_of_256_bytes(tmp_path):
-    log = CommitLog(tmp_path, 256)
+    log = CommitLog(LogPaths(tmp_path, 256), 256)
     log.open_for_append(0)
     assert [append_record_8(log) for _ in range(3)] == [0, 101, 256]
     log.close()
@@ -58,12 +59,12 @@ def test_fact_13_three_records_in_files_of_256_bytes(tmp_path):
 
 
 def test_fact_13_a_file_of_109_bytes_takes_one_such_record_and_one_of_108_none(tmp_path):
-    log = CommitLog(tmp_path, 109)
+    log = CommitLog(LogPaths(tmp_path, 109), 109)
     log.open_for_append(0)
     assert [append_record_8(log) for _ in range(2)] == [0, 109]
     log.close()
     (tmp_path / "small").mkdir()
-    small = CommitLog(tmp_path / "small", 108)
+    small = CommitLog(LogPaths(tmp_path / "small", 108), 108)
     small.open_for_append(0)
     with pytest.raises(MessageIllegalError):
         append_record_8(small)
