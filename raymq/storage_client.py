@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from raymq.backoff import Backoff
@@ -67,6 +66,7 @@ class StorageClient:
         self._idle: list[Lane] = []
         self._lanes = threading.BoundedSemaphore(LANES_MAX)
         self._reader: LogReader | None = None
+        self._files_at: tuple[str, tuple[str, ...]] | None = None
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
         """Store batches; each carries its producer sequence, so that a repeat stores nothing twice."""
@@ -156,7 +156,9 @@ class StorageClient:
         if description.node_id != self._node_id:
             return None
         with self._lock:
-            if self._reader is None or self._reader.root != Path(description.root):
+            files_at = description.root, description.commit_log_directories
+            if self._reader is None or self._files_at != files_at:
+                self._files_at = files_at
                 self._reader = LogReader(
                     description.root,
                     commit_log_file_size=description.commit_log_file_size,

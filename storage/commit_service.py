@@ -48,9 +48,13 @@ class CommitService:
 
     def appended(self) -> None:
         """Something was appended, or written past the pool. Called under the append lock."""
-        pending = self._commit_log.end_offset - self._commit_log.committed_offset
-        if (pending <= 0 or pending >= self._least_bytes) and not self._wake.is_set():
+        if not self._wake.is_set() and self._is_worth_it():
             self._wake.set()
+
+    def _is_worth_it(self) -> bool:
+        """Whether there is enough to commit, or something that is committed has to be told."""
+        pending = self._commit_log.end_offset - self._commit_log.committed_offset
+        return pending <= 0 or pending >= self._least_bytes
 
     def close(self) -> None:
         """Stop the thread, and commit what is left unless a commit has failed. Idempotent."""
@@ -67,7 +71,9 @@ class CommitService:
             self._wake.clear()
             if self._stopping:
                 return
-            if woken or time.monotonic() - last_commit_s >= self._thorough_interval_s:
+            # Asked again: what was appended during the last commit had this thread woken for what that one took.
+            worth_it = woken and self._is_worth_it()
+            if worth_it or time.monotonic() - last_commit_s >= self._thorough_interval_s:
                 self._commit()
                 last_commit_s = time.monotonic()
             if self._failed:

@@ -103,8 +103,10 @@ class LogPaths:
 
     def choose(self, start: int) -> tuple[Path, Path]:
         """The path for a new file, which is remembered, and a path on the same disk to make it under."""
-        directory = self._writable[0]
-        if len(self._writable) > 1:
+        directory, before = self._writable[0], self._paths.get(start)
+        if before is not None and before.exists():
+            directory = before.parent  # Something failed after it was made: there must not be two.
+        elif len(self._writable) > 1:
             with_room = [one for one in self._writable if disk_usage(one) <= self._full_ratio]
             directory = self._directory_of(start, with_room or self._writable)
         self._paths[start] = directory / file_name(start)

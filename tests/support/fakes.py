@@ -25,7 +25,7 @@ def topic_route(topic: str = "orders", **queues: int) -> TopicRoute:
 
 
 def description(
-    lane: LaneAddress | None = None, *, node_id: str = "here", root: str = "/nowhere"
+    lane: LaneAddress | None = None, *, node_id: str = "here", root: str = "/nowhere", logs: tuple[str, ...] = ()
 ) -> StorageDescription:
     return StorageDescription(
         name="storage-a-0",
@@ -37,6 +37,7 @@ def description(
         consume_queue_file_size=2000,
         store_host=("127.0.0.1", 10911),
         lane=lane or LaneAddress("\0raymq-nobody-listens-here", b"x" * 32),
+        commit_log_directories=logs,
     )
 
 

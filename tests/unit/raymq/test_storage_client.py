@@ -225,6 +225,34 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(client, servers
     assert results[0].count == 2
 
 
+def test_the_files_of_a_log_on_several_disks_are_read_in_place_also_after_these_changed(
+    client, servers, tmp_path, no_flushes
+):
+    logs = (tmp_path / "a", tmp_path / "b")
+    store = open_store(tmp_path / "store", store_path_commit_log=logs)
+    for _ in range(3):
+        store.append([make_batch([b"x" * 40_000])])
+
+    def only_ends(requests, max_bytes, wait_s):
+        assert max_bytes == 0, "the files were not read in place"
+        return store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+
+    server = servers({"fetch": only_ends})
+    described = [description(server.address, root=str(tmp_path / "store"), logs=tuple(map(str, logs)))]
+    storage, _ = client(describe=lambda: described[-1])
+    requests = [FetchRequest("orders", 0, 0, 100)]
+    assert storage.fetch(requests, 1 << 20, 0.0, WAIT_S)[0].count == 3
+    for log in logs:
+        log.rename(tmp_path / f"new-{log.name}")
+    moved = tuple(str(tmp_path / f"new-{log.name}") for log in logs)
+    described.append(description(server.address, root=str(tmp_path / "store"), logs=moved))
+    storage._forget()
+    assert storage.fetch(requests, 1 << 20, 0.0, WAIT_S)[0].count == 3
+    for name, log in zip(moved, logs, strict=True):
+        (tmp_path / name).rename(log)
+    store.close()
+
+
 def test_a_small_limit_still_gives_one_message_of_each_queue_that_has_one(client, servers, store, tmp_path):
     store.append([make_batch([b"x"], queue_id=1)])
     server = servers({"fetch": fetch_of(store)})

@@ -57,6 +57,16 @@ def test_full_disks_are_skipped_unless_all_are_full(tmp_path, disks, monkeypatch
     assert made(paths, 4) == ["disk-a", "disk-b", "disk-c", "disk-a"]
 
 
+def test_a_file_that_is_made_again_goes_where_it_is_already(tmp_path, disks, monkeypatch):
+    paths = LogPaths(tmp_path, SIZE, disks, full_ratio=0.85)
+    path, _ = paths.choose(SIZE)
+    monkeypatch.setattr(log_paths, "disk_usage", lambda one: 1.0 if one == path.parent else 0.1)
+    assert paths.choose(SIZE)[0] != path
+    write_file(path.parent, SIZE)
+    paths.find()
+    assert paths.choose(SIZE)[0] == path
+
+
 def test_a_file_is_made_on_the_disk_where_it_will_be(tmp_path, disks):
     path, scratch = LogPaths(tmp_path, SIZE, disks).choose(SIZE)
     assert (path.parent, scratch.parent.parent) == (disks[2], disks[2])
