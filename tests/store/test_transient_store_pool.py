@@ -236,6 +236,22 @@ def test_without_a_free_buffer_appends_are_refused_as_busy_if_asked_for(root, sl
     store.close()
 
 
+def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, slow_disk):
+    lazy = {"commit_commit_log_least_pages": 2, "commit_commit_log_thorough_interval_ms": 60_000}
+    store = open_pooled(root, **NO_COMMITS | lazy)
+    append(store, 0, 10, length=1000)
+    eventually(lambda: not store._gate._commit._wake.is_set(), "the commit is under way")
+    first_end = store.end_offset
+    append(store, 10)
+    assert store._gate._commit._wake.is_set()
+    slow_disk.set()
+    eventually(lambda: store.stored_offset >= first_end and not store._gate._commit._wake.is_set(), "it is done")
+    assert store.stored_offset == store.visible_offset == first_end
+    append(store, 11, 10, length=1000)
+    assert shown(store) == list(range(21))
+    store.close()
+
+
 def test_else_an_append_waits_for_the_disk(root, slow_disk):
     store = open_pooled(root, transient_store_pool_size=2)
     appending = threading.Thread(target=lambda: [append(store, first, 10, length=500) for first in range(0, 300, 10)])
