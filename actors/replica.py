@@ -150,6 +150,7 @@ class Replica:
                 sync_state_set=self._files.sync_state_set,
                 draining=self._role.draining,
                 proposal=self._proposal(),
+                lags={} if self._sync is None else self._sync.lags(self._clock_s()),
             )
 
     def _proposal(self) -> SyncStateSet | None:
@@ -208,7 +209,9 @@ class Replica:
             if not self._role.lead(first.epoch, order.clock_s + self._rules.lease_s):
                 return
             end = self._store.stored_offset
-            self._sync = MasterSyncState(self._replica, first, end, not_catchup_s=self._rules.not_catchup_s)
+            self._sync = MasterSyncState(
+                self._replica, first, end, self._clock_s(), not_catchup_s=self._rules.not_catchup_s
+            )
             self._store.show(end)
             self._told_offset = -1
             self._wake_all()
@@ -309,16 +312,11 @@ class Replica:
         data = self._store.read_log(physical_offset, max_bytes, min([end, *following]))
         return LogChunk(physical_offset, data, entry, confirm, end)
 
-    def lag_bytes(self) -> dict[int, int]:
-        """How far each follower is behind this master; empty where this is none."""
-        with self._changed:
-            return {} if self._sync is None else self._sync.lag_bytes()
-
     def _on_stored(self, end_offset: int) -> None:
         """The store's own disk has everything before `end_offset`. Called by its flush thread."""
         with self._changed:
             if self._sync is not None:
-                self._sync.flushed(end_offset)
+                self._sync.flushed(end_offset, self._clock_s())
                 self._settle()
             self._changed.notify_all()
 
@@ -457,5 +455,6 @@ class Replica:
             "in_sync": sorted(newest.members) if newest is not None else [],
             "end_offset": account.end_offset,
             "confirm_offset": account.confirm_offset,
-            "lag_bytes": self.lag_bytes(),
+            "lag_bytes": {follower: lag.lag_bytes for follower, lag in account.lags.items()},
+            "lag_s": {follower: lag.lag_s for follower, lag in account.lags.items()},
         }

@@ -191,16 +191,20 @@ class Controller:
         self, watched: _Watched, state: ReplicaState | None, leading: ReplicaState | None
     ) -> dict[str, Any]:
         note = self._caretaker.notes.get(watched.name, "")
-        about = {"replica": watched.name.replica, "node_id": self._caretaker.homes.get(watched.name), "note": note}
+        about = {
+            "replica": watched.name.replica,
+            "node_id": self._caretaker.homes.get(watched.name),
+            "note": note,
+            **_lag(watched.name.replica, leading),
+        }
         if state is None:
-            return {**about, "role": "SILENT", "lag_bytes": None, "error": watched.error}
+            return {**about, "role": "SILENT", "error": watched.error}
         return {
             **about,
             "role": state.role.value,
             "epoch": state.epoch,
             "end_offset": state.end_offset,
             "confirm_offset": state.confirm_offset,
-            "lag_bytes": None if leading is None else max(leading.end_offset - state.end_offset, 0),
             "error": "",
         }
 
@@ -274,6 +278,14 @@ class Controller:
             ActorRef(group).handle().look_for_master.remote()
         except RaymqError as error:
             _log.info("%s is not told of its new master: %s", group, error)
+
+
+def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
+    """How far a replica is behind, as its master says; None where that is not known."""
+    if leading is not None and leading.replica == replica:
+        return {"lag_bytes": 0, "lag_s": 0.0}
+    lag = None if leading is None else leading.lags.get(replica)
+    return {"lag_bytes": None, "lag_s": None} if lag is None else {"lag_bytes": lag.lag_bytes, "lag_s": lag.lag_s}
 
 
 def _view(control: GroupControl) -> GroupView:

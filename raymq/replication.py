@@ -11,7 +11,7 @@ What survives a crash: the epochs in each replica's epoch file, the sync-state s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -55,6 +55,15 @@ class SyncStateSet:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowerLag:
+    """How far a follower is behind its master: bytes it does not have, and how long ago the master stored the first of
+    them, in s; both 0 when it has everything."""
+
+    lag_bytes: int
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaState:
     """One replica's account of itself. Offsets are physical.
 
@@ -62,7 +71,8 @@ class ReplicaState:
     orders the accounts. `epoch` is the newest one it knows of, `master` whom it follows (itself for a master, None
     while fenced). `end_offset` is the end of what is on its disk; `log_epoch` is the epoch of the last record there.
     `sync_state_set` is the newest it has stored. `draining`: a master that takes no more appends because it was asked
-    to hand over. `proposal`: the set that a master asks for, based on the version that it names.
+    to hand over. `proposal`: the set that a master asks for, based on the version that it names. `lags`: a master's
+    followers, as far as they have asked it for its log.
     """
 
     replica: int
@@ -78,6 +88,7 @@ class ReplicaState:
     sync_state_set: SyncStateSet | None
     draining: bool = False
     proposal: SyncStateSet | None = None
+    lags: Mapping[int, FollowerLag] = field(default_factory=dict)
 
     @property
     def age(self) -> tuple[int, float]:

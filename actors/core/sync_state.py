@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from raymq.replication import SyncStateSet
+from actors.core.stored_times import StoredTimes
+from raymq.replication import FollowerLag, SyncStateSet
 
 
 @dataclass(slots=True)
@@ -30,15 +31,18 @@ class _Follower:
 
 
 class MasterSyncState:
-    """The followers of a master in one epoch, which it began as the set's only member with `end_offset`."""
+    """The followers of a master in one epoch, which it began at `now_s` as the set's only member with `end_offset`."""
 
-    def __init__(self, replica: int, first: SyncStateSet, end_offset: int, *, not_catchup_s: float) -> None:
+    def __init__(
+        self, replica: int, first: SyncStateSet, end_offset: int, now_s: float, *, not_catchup_s: float
+    ) -> None:
         self._replica = replica
         self._not_catchup_s = not_catchup_s
         self.sync_state_set = first
         self._proposed: dict[int, str] | None = None
         self._followers: dict[int, _Follower] = {}
         self._own_end = self.confirm_offset = end_offset
+        self._stored_times = StoredTimes(end_offset, now_s)
 
     @property
     def epoch(self) -> int:
@@ -49,9 +53,10 @@ class MasterSyncState:
         """Whose copies count: the set, and whom the Controller was asked to take in."""
         return self.sync_state_set.members | frozenset(self._proposed or ())
 
-    def flushed(self, end_offset: int) -> None:
+    def flushed(self, end_offset: int, now_s: float) -> None:
         """The master's own disk has everything before `end_offset`."""
         self._own_end = max(self._own_end, end_offset)
+        self._stored_times.stored(end_offset, now_s)
         self._confirm()
 
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
@@ -96,9 +101,14 @@ class MasterSyncState:
             self._proposed = None
             self._confirm()
 
-    def lag_bytes(self) -> dict[int, int]:
-        """How far each follower is behind."""
-        return {name: max(self._own_end - follower.acked_offset, 0) for name, follower in self._followers.items()}
+    def lags(self, now_s: float) -> dict[int, FollowerLag]:
+        """How far each follower is behind. Of what was stored before this epoch, it counts as stored when it began."""
+        return {
+            name: FollowerLag(
+                max(self._own_end - follower.acked_offset, 0), self._stored_times.age_s(follower.acked_offset, now_s)
+            )
+            for name, follower in self._followers.items()
+        }
 
     def _wanted(self, now_s: float) -> dict[int, str]:
         stores = self.sync_state_set.stores

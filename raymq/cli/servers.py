@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from raymq.cli.output import address_option, json_option, out, print_value, steps, table
+from raymq.cli.output import address_option, duration, json_option, out, print_value, steps, table
 
 
 @click.command()
@@ -208,13 +208,14 @@ def _print_replication(controller: dict[str, Any]) -> None:
         + ([["controller", None, None, "-", controller["error"]]] if controller["error"] else []),
     )
     table(
-        ["replica", "role", "node", "lag bytes", "state"],
+        ["replica", "role", "node", "lag bytes", "lag", "state"],
         [
             [
                 f"{g['broker']}-{r['replica']}",
                 r["role"],
                 r["node"],
                 r["lag_bytes"],
+                None if r["lag_s"] is None else duration(round(r["lag_s"] * 1000)),
                 r["note"] or r["error"] or ("in sync" if r["replica"] in g["in_sync"] else "catching up"),
             ]
             for g in groups

@@ -264,6 +264,7 @@ def test_the_status_tells_who_leads_who_is_in_sync_and_where_each_replica_is(
     assert roles == {replica: "MASTER" if replica == group["master"] else "SLAVE" for replica in range(REPLICAS)}
     assert {replica["node"] for replica in group["replicas"]} == {ray.util.get_node_ip_address()}
     assert all(replica["lag_bytes"] >= 0 and replica["note"] == "" for replica in group["replicas"])
+    assert all(replica["lag_s"] >= 0.0 for replica in group["replicas"])
 
 
 def test_the_master_can_be_moved_to_another_replica_without_a_failed_send(

@@ -257,7 +257,7 @@ class Node:
         self.disk.epochs = [entry for entry in self.disk.epochs if entry.start_offset < len(self.disk.log)]
         self.disk.epochs.append(EpochEntry(first.epoch, len(self.disk.log)))
         self.disk.sync_state_set = first
-        self.sync = MasterSyncState(self.name, first, len(self.disk.log), not_catchup_s=2.0)
+        self.sync = MasterSyncState(self.name, first, len(self.disk.log), self.world.now, not_catchup_s=2.0)
         self.pending.clear()
         self.world.say(f"{self.name} leads {first.epoch} from {len(self.disk.log)}")
         self._settle()
@@ -316,7 +316,7 @@ class Node:
         """Acknowledge and show what the set has."""
         if self.sync is None:
             return
-        self.sync.flushed(self.disk.flushed)
+        self.sync.flushed(self.disk.flushed, self.world.now)
         if not (self.role.leads(self.world.now) or self.world.bugs.skip_fencing):
             return
         limit = self.disk.flushed if self.world.bugs.acknowledge_early else self.sync.confirm_offset

@@ -24,10 +24,12 @@ def run(monkeypatch):
 
 def report(**changes: Any) -> dict[str, Any]:
     replicas = [
-        {"replica": 0, "role": "SILENT", "node": None, "lag_bytes": None, "note": "", "error": "no answer"},
-        {"replica": 1, "role": "MASTER", "node": "10.0.0.2", "lag_bytes": 0, "note": "", "error": ""},
-        {"replica": 2, "role": "SLAVE", "node": "10.0.0.3", "lag_bytes": 4096, "note": "", "error": ""},
+        {"replica": 0, "role": "SILENT", "node": None, "note": "", "error": "no answer"},
+        {"replica": 1, "role": "MASTER", "node": "10.0.0.2", "note": "", "error": ""},
+        {"replica": 2, "role": "SLAVE", "node": "10.0.0.3", "note": "", "error": ""},
     ]
+    for replica, lag_bytes, lag_s in zip(replicas, (None, 0, 4096), (None, 0.0, 75.25), strict=True):
+        replica.update(lag_bytes=lag_bytes, lag_s=lag_s)
     group = {"broker": "broker-a", "master": 1, "epoch": 104, "in_sync": [1], "reason": "", "replicas": replicas}
     controller = {"actor": "controller", "error": "", "groups": [{**group, **changes}]}
     return {"actors": [], "brokers": [], "stores": [], "groups": [], "instances": [], "replication": [controller]}
@@ -38,9 +40,9 @@ def test_status_shows_who_leads_who_is_in_sync_and_how_far_the_others_are_behind
     result = run("status")
     lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
     assert ["broker-a", "1", "104", "1", "led"] in lines
-    assert ["broker-a-0", "SILENT", "-", "-", "no", "answer"] in lines
-    assert ["broker-a-1", "MASTER", "10.0.0.2", "0", "in", "sync"] in lines
-    assert ["broker-a-2", "SLAVE", "10.0.0.3", "4,096", "catching", "up"] in lines
+    assert ["broker-a-0", "SILENT", "-", "-", "-", "no", "answer"] in lines
+    assert ["broker-a-1", "MASTER", "10.0.0.2", "0", "0", "s", "in", "sync"] in lines
+    assert ["broker-a-2", "SLAVE", "10.0.0.3", "4,096", "1", "m", "15", "s", "catching", "up"] in lines
     assert result.exit_code == 0
 
 
