@@ -593,6 +593,7 @@ class Broker:
             replace(version, state_version=epoch),
             dict(self._nodes),
             self._life,
+            self._settings.slave_read_enable,
         )
 
     def _store_control(self, method: str, *args: Any) -> Any:

@@ -76,7 +76,7 @@ class Pull:
             held=shared.holding,
             deliver=self._deliver,
             request=self._request,
-            storage_name=lambda queue: routes.get(queue.topic).master_storage(queue.broker_name),
+            storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=self._storages.get,
             outdated=lambda queue: routes.forget(queue.topic),
         )

@@ -15,6 +15,7 @@ On disk, beside the store: the epochs (storage.epoch_file), who this directory i
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import threading
 import time
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from actors.core.read_guide import ReadGuide
 from actors.core.replica_role import RoleOfReplica
 from actors.core.sync_state import MasterSyncState
 from raymq.config import StoreSettings
@@ -34,6 +36,7 @@ from raymq.errors import (
     StoreCorruptError,
 )
 from raymq.message import SendStatus
+from raymq.names import StorageName
 from raymq.record import EncodedBatch
 from raymq.replication import (
     Drain,
@@ -50,7 +53,7 @@ from raymq.replication import (
     SyncStateSet,
     common_end,
 )
-from raymq.store_api import AppendResult
+from raymq.store_api import AppendResult, FetchRequest, FetchResult
 from storage.config_files import ConfigFiles
 from storage.epoch_file import EpochFile
 from storage.message_store import MessageStore
@@ -62,6 +65,8 @@ from storage.store_wait import degraded, must_wait
 _REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 ORDER_WAIT_S: Final = 0.3
+HEARD_S: Final = 4.0
+"""A slave whose master had nothing new for it for so long does not hear it: it would have said so twice."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +81,7 @@ class ReplicaRules:
     all_ack_in_sync_state_set: bool = True
     slave_timeout_s: float = 3.0
     not_catchup_s: float = 15.0
+    slave_read_enable: bool = False
 
 
 class Replica:
@@ -109,6 +115,7 @@ class Replica:
         self._sync: MasterSyncState | None = None
         self._shown_from = self._store.stored_offset
         self._aligned = False
+        self._heard_s = -math.inf
         self._closed = False
 
     def _open(self) -> MessageStore:
@@ -131,6 +138,35 @@ class Replica:
     def any_store(self) -> MessageStore:
         """The store, for its status and its config files, whatever the role."""
         return self._store
+
+    def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
+        """MessageStore.fetch, with whom to ask next. NotMasterError of a slave, unless slaves are read from."""
+        with self._changed:
+            guide, store = self._guide(), self.store
+        results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not guide.is_master)
+        return [
+            guide.guided(
+                request, result, in_memory=store.in_memory(request.topic, request.queue_id, result.next_offset)
+            )
+            for request, result in zip(requests, results, strict=True)
+        ]
+
+    def _guide(self) -> ReadGuide:
+        if self._sync is not None:
+            slaves = self._sync.slaves if self._rules.slave_read_enable else []
+            return ReadGuide(True, [str(StorageName(self._broker_name, slave)) for slave in slaves])
+        if self._role.role is ReplicaRole.SLAVE and not self._rules.slave_read_enable:
+            raise NotMasterError(self._broker_name, self._role.epoch)
+        master = self._role.master
+        if master is None or self._clock_s() - self._heard_s >= HEARD_S:
+            return ReadGuide(False)
+        return ReadGuide(False, [str(StorageName(self._broker_name, master))])
+
+    def require_master(self) -> None:
+        """NotMasterError unless this replica leads, or did before its lease ended."""
+        with self._changed:
+            if self._role.role is not ReplicaRole.MASTER:
+                raise NotMasterError(self._broker_name, self._role.epoch)
 
     def account(self) -> ReplicaState:
         """What this replica says of itself to the Controller."""
@@ -224,7 +260,7 @@ class Replica:
         with self._changed:
             if not self._role.follow(order.epoch, order.master):
                 return
-            self._sync, self._aligned = None, False
+            self._sync, self._aligned, self._heard_s = None, False, -math.inf
             self._wake_all()
         _log.warning(
             "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
@@ -414,6 +450,7 @@ class Replica:
                 if not self._store.append_log(chunk.physical_offset, chunk.data):
                     self._store.flush_all()
             with self._changed:
+                self._heard_s = self._clock_s()
                 if chunk.confirm_offset >= self._shown_from:
                     self._shown_from = -1
                 self._store.show(chunk.confirm_offset)

@@ -126,6 +126,7 @@ class Storage:
             options.all_ack_in_sync_state_set,
             options.slave_timeout_ms / 1000,
             options.ha_max_time_slave_not_catchup_ms / 1000,
+            options.slave_read_enable,
         )
         config = ConfigFiles(self._settings.store_path_root_dir)
         if config.read(HOLDS_FILE) is None:
@@ -138,6 +139,13 @@ class Storage:
         """The store, for what consumers may see now; raises while nothing may be shown."""
         store = self._open()
         return store if self._replica is None else self._replica.store
+
+    def _leading(self) -> MessageStore:
+        """The store, for what only a master knows; NotMasterError on others."""
+        store = self._readable()
+        if self._replica is not None:
+            self._replica.require_master()
+        return store
 
     def _require_replica(self) -> Replica:
         self._open()
@@ -161,18 +169,19 @@ class Storage:
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Read from several queues, waiting for the first message (MessageStore.fetch)."""
-        return self._readable().fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+        """Read from several queues, waiting for the first message (MessageStore.fetch, Replica.fetch)."""
+        source = self._open() if self._replica is None else self._replica
+        return source.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
 
     @ray.method(concurrency_group="control")
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """First and next visible offset of a queue."""
-        return self._readable().queue_bounds(topic, queue_id)
+        return self._leading().queue_bounds(topic, queue_id)
 
     @ray.method(concurrency_group="control")
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """First offset stored at or after a time, or with UPPER the last one at or before."""
-        return self._readable().offset_by_time(topic, queue_id, timestamp_ms, boundary)
+        return self._leading().offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
     @ray.method(concurrency_group="control")
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:

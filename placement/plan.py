@@ -60,7 +60,9 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
         store = _settings_of(settings.store, root)
         storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication))
     brokers = tuple(
-        BrokerSettings(settings.cluster_name, name, servers, settings.broker, replication.replicas)
+        BrokerSettings(
+            settings.cluster_name, name, servers, settings.broker, replication.replicas, replication.slave_read_enable
+        )
         for name in settings.broker_names
     )
     return Plan(

@@ -11,7 +11,6 @@ from the driver to the workers; object references would not do there, for a work
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
@@ -41,7 +40,7 @@ from raymq.columns import SCHEMA, decode_columns
 from raymq.errors import DataLossError
 from raymq.message import MessageQueue
 from raymq.range_reader import RangeReader
-from raymq.storage_client import persist_until
+from raymq.storages import ask_master
 from raymq.store_api import QueueBounds
 from raymq.subscription import ALL, Subscription
 
@@ -175,13 +174,13 @@ class _ClusterQueues(QueueBoundsSource):
         return self._client.admin.topic_route(topic).subscribe_queues
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        def ask(left_s: float) -> QueueBounds:
-            name = self._client.routes.get(queue.topic).master_storage(queue.broker_name)
-            return self._client.storages.get(name).queue_bounds(
-                queue.topic, queue.queue_id, min(left_s, CALL_TIMEOUT_S)
-            )
-
-        return persist_until(time.monotonic() + BOUNDS_TIMEOUT_S, ask)
+        return ask_master(
+            self._client.routes,
+            self._client.storages,
+            queue,
+            BOUNDS_TIMEOUT_S,
+            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, CALL_TIMEOUT_S)),
+        )
 
 
 @lru_cache(maxsize=1)

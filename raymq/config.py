@@ -352,6 +352,9 @@ class ReplicationOptions(BaseModel):
     enable_elect_unclean_master: Annotated[
         bool, Field(description="Whether a replica may lead that lacks acknowledged messages, if no other is left.")
     ] = False
+    slave_read_enable: Annotated[
+        bool, Field(description="Whether consumers read from slaves: what is old, and everything while nobody leads.")
+    ] = False
     learners: Annotated[
         int, Field(ge=0, le=8, description="How many of the replicas only copy: they never lead and never count.")
     ] = 0
@@ -385,6 +388,7 @@ class BrokerSettings:
     nameservers: tuple[NameServerName, ...]
     options: BrokerOptions = field(default_factory=BrokerOptions)
     replicas: int = 1
+    slave_read_enable: bool = False
 
 
 class ClusterSettings(BaseModel):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Final, TypeVar
 
@@ -23,9 +22,9 @@ from raymq.offsets import GroupOffsets
 from raymq.ray_calls import ActorRef
 from raymq.record import decode_record, record_starts
 from raymq.routes import Routes
-from raymq.storage_client import persist_until
-from raymq.storages import Storages
-from raymq.store_api import FetchRequest
+from raymq.storage_client import StorageClient
+from raymq.storages import Storages, ask_master
+from raymq.store_api import FetchRequest, FetchResult
 
 TIMEOUT_S: Final = 20.0
 FETCH_MESSAGES: Final = 128
@@ -121,13 +120,11 @@ class DeadLetters:
 
     def _read(self, queue: MessageQueue, *, from_start: bool) -> Iterator[_Found]:
         """The dead letters of one queue, up to what is there now."""
-        storage = self._storages.get(self._routes.get(queue.topic).master_storage(queue.broker_name))
-        bounds = _persist(partial(storage.queue_bounds, queue.topic, queue.queue_id))
+        bounds = self._ask(queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s))
         done = max(self._offsets.committed(queue) or 0, bounds.min_offset)
         offset = bounds.min_offset if from_start else done
         while offset < bounds.max_offset:
-            request = FetchRequest(queue.topic, queue.queue_id, offset, FETCH_MESSAGES)
-            [result] = _persist(partial(storage.fetch, [request], FETCH_MAX_BYTES, 0.0))
+            result = self._fetch(queue, offset)
             if result.status is PullStatus.OFFSET_ILLEGAL or not result.count:
                 if result.next_offset <= offset:
                     return
@@ -137,9 +134,15 @@ class DeadLetters:
                     yield _found(result.records[start:end], queue, done)
             offset = result.next_offset
 
+    def _fetch(self, queue: MessageQueue, offset: int) -> FetchResult:
+        request = FetchRequest(queue.topic, queue.queue_id, offset, FETCH_MESSAGES)
+        [result] = self._ask(queue, lambda storage, left_s: storage.fetch([request], FETCH_MAX_BYTES, 0.0, left_s))
+        return result
 
-def _persist(call: Callable[[float], T]) -> T:
-    return persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: call(min(left_s, 10.0)))
+    def _ask(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
+        return ask_master(
+            self._routes, self._storages, queue, TIMEOUT_S, lambda storage, left_s: call(storage, min(left_s, 10.0))
+        )
 
 
 def _found(record: bytes, queue: MessageQueue, done: int) -> _Found:

@@ -6,18 +6,22 @@ after failures.
 
 One thread per storage actor asks for all its wanted queues. A queue that comes to be wanted while that one waits in its
 long poll (it was granted, its buffer has room again, its offset was moved) is asked for at once, by a further thread.
+
+A queue is read from its broker group's master, or from another replica that serves reads (raymq.pull_from).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from raymq.backoff import Backoff
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue, PullStatus
+from raymq.pull_from import PullFromWhichNode
 from raymq.storage_client import StorageClient
 from raymq.store_api import FetchRequest, FetchResult
 
@@ -31,6 +35,8 @@ FURTHER_AFTER_S: Final = 0.005
 """How long a further thread leaves a question to the first one, which is there in no time unless it waits in its poll,
 and asks for several queues at once."""
 CALL_TIMEOUT_S: Final = 10.0
+OTHERS_TIMEOUT_S: Final = 3.0
+"""Where another replica may be read from, one that stands still is not waited for as long."""
 FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -57,9 +63,9 @@ class _Source:
 class Fetcher:
     """Reads from every storage actor that has wanted queues.
 
-    `wanted()` gives queue to next offset for the queues with room; `held()` all queues; `storage_name(queue)` where one
-    is; `deliver(queue, from_offset, result)` takes one result; `outdated(queue)` hears that it could not be read where
-    it was said to be. They are called from several threads.
+    `wanted()` gives queue to next offset for the queues with room; `held()` all queues; `storages(queue)` where one may
+    be read, its master first; `deliver(queue, from_offset, result)` takes one result; `outdated(queue)` hears that it
+    could not be read where it was said to be. They are called from several threads.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class Fetcher:
         held: Callable[[], frozenset[MessageQueue]],
         deliver: Callable[[MessageQueue, int, FetchResult], None],
         request: Callable[[MessageQueue, int], FetchRequest],
-        storage_name: Callable[[MessageQueue], str],
+        storages: Callable[[MessageQueue], Sequence[str]],
         storage: Callable[[str], StorageClient],
         outdated: Callable[[MessageQueue], None],
     ) -> None:
@@ -78,10 +84,12 @@ class Fetcher:
         self._held = held
         self._deliver = deliver
         self._request = request
-        self._storage_name = storage_name
+        self._storages = storages
         self._storage = storage
         self._lock = threading.Lock()
+        self._which = PullFromWhichNode()
         self._names: dict[MessageQueue, str] = {}
+        self._alone: dict[str, bool] = {}
         self._sources: dict[str, _Source] = {}
         self._stopped = threading.Event()
 
@@ -141,9 +149,9 @@ class Fetcher:
                     if source.version == version:
                         self._idle(source, is_first)
                 continue
-            failed = False
+            failed = moved = False
             try:
-                pause_s = self._read(storage, questions)
+                pause_s, moved = self._read(name, storage, questions)
                 backoff.reset()
             except RaymqError as error:
                 _log.info("reading from %s fails, trying again: %s", name, error)
@@ -158,9 +166,13 @@ class Fetcher:
                 source.asked.difference_update(questions)
             if failed:
                 self._look_again(name, questions)
+            elif moved:
+                self.wake()
 
     def _look_again(self, name: str, questions: Sequence[Question]) -> None:
         """What could not be read from a storage actor may be elsewhere now, where nobody may be reading yet."""
+        with self._lock:
+            self._which.failed(name, time.monotonic())
         for queue, _ in questions:
             self._names.pop(queue, None)
             self._outdated(queue)
@@ -188,20 +200,41 @@ class Fetcher:
             source.asked.update(questions)
         return questions
 
-    def _read(self, storage: StorageClient, questions: Sequence[Question]) -> float:
-        """Ask, and deliver the answers. How long to pause then, in seconds."""
+    def _read(self, name: str, storage: StorageClient, questions: Sequence[Question]) -> tuple[float, bool]:
+        """Ask, and deliver the answers. How long to pause then, in s, and whether queues are read elsewhere now."""
         requests = [self._request(queue, offset) for queue, offset in questions]
-        results = storage.fetch(requests, FETCH_MAX_BYTES, LONG_POLL_S, CALL_TIMEOUT_S)
+        timeout_s = CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
+        results = storage.fetch(requests, FETCH_MAX_BYTES, LONG_POLL_S, timeout_s)
         for (queue, offset), result in zip(questions, results, strict=True):
             self._deliver(queue, offset, result)
-        return GONE_PAUSE_S if any(result.status is PullStatus.OFFSET_ILLEGAL for result in results) else 0.0
+        moved = self._choose_again([queue for queue, _ in questions], name, results)
+        gone = any(result.status is PullStatus.OFFSET_ILLEGAL for result in results)
+        return GONE_PAUSE_S if gone else 0.0, moved
+
+    def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> bool:
+        """Hear whom the answers of `name` send the queues to; whether any is read elsewhere now."""
+        if self._alone.get(name, True):
+            return False
+        now_s, again = time.monotonic(), []
+        with self._lock:
+            for queue, result in zip(queues, results, strict=True):
+                if self._which.answered(queue, name, result.pull_from, now_s):
+                    again.append(queue)
+        for queue in again:
+            self._names.pop(queue, None)
+        return any(self._name_of(queue) not in (name, None) for queue in again)
 
     def _name_of(self, queue: MessageQueue) -> str | None:
-        """The storage actor of a queue; None while that is not known, which must not end the reading of the others."""
+        """Where to read a queue; None while that is not known, which must not end the reading of the others."""
         name = self._names.get(queue)
         if name is None:
             try:
-                name = self._names[queue] = self._storage_name(queue)
+                storages = self._storages(queue)
             except RaymqError as error:
                 _log.info("%s is not read now: %s", queue, error)
+                return None
+            with self._lock:
+                name = self._which.choose(queue, storages, time.monotonic())
+            self._alone[name] = len(storages) == 1
+            self._names[queue] = name
         return name

@@ -72,7 +72,7 @@ class PullEngine:
             held=self._held,
             deliver=self._deliver,
             request=self._request,
-            storage_name=lambda queue: routes.get(queue.topic).master_storage(queue.broker_name),
+            storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=storages.get,
             outdated=lambda queue: routes.forget(queue.topic),
         )

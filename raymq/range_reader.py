@@ -19,6 +19,7 @@ from raymq.message import MessageQueue, PullStatus
 from raymq.record import record_starts
 from raymq.record_layout import QUEUE_OFFSET_OFFSET
 from raymq.storage_client import StorageClient, persist_until
+from raymq.storages import ask_master
 from raymq.store_api import FetchRequest, FetchResult
 
 if TYPE_CHECKING:
@@ -47,8 +48,29 @@ class RangeReader:
         storage = self._client.storages.get(name)
         reader = persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: storage.reader())
         if reader is None or reader.has_batches(queue.topic, queue.queue_id):
-            return _fetch(storage, queue, start, end)
+            return self._fetch(queue, start, end)
         return _map(reader, queue, start, end)
+
+    def _fetch(self, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
+        while start < end:
+            result = self._fetch_once(queue, start, min(CHUNK_MESSAGES, end - start))
+            if result.status is PullStatus.OFFSET_ILLEGAL or result.next_offset == start:
+                raise DataLossError(
+                    f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
+                    f"{result.max_offset}"
+                )
+            start = result.next_offset
+            if result.count:
+                yield _wanted_part(result, end)
+
+    def _fetch_once(self, queue: MessageQueue, start: int, max_messages: int) -> FetchResult:
+        request = FetchRequest(queue.topic, queue.queue_id, start, max_messages)
+
+        def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
+            return storage.fetch([request], FETCH_MAX_BYTES, 0.0, min(left_s, 10.0))
+
+        [result] = ask_master(self._client.routes, self._client.storages, queue, TIMEOUT_S, fetch)
+        return result
 
 
 def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
@@ -67,33 +89,14 @@ def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterat
             first, before = last, before + len(view)
 
 
-def _fetch(storage: StorageClient, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
-    while start < end:
-        result = _fetch_once(
-            storage, FetchRequest(queue.topic, queue.queue_id, start, min(CHUNK_MESSAGES, end - start))
-        )
-        if result.status is PullStatus.OFFSET_ILLEGAL or result.next_offset == start:
-            raise DataLossError(
-                f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to {result.max_offset}"
-            )
-        start = result.next_offset
-        if result.count:
-            starts = record_starts(result.records)
-            # Offsets that hold no record (spec/storage.md §2) make a fetch of so many records go past the end.
-            beyond = max(0, result.next_offset - end)
-            if beyond:
-                starts = starts[[_queue_offset(result.records, int(position)) < end for position in starts]]
-            yield result.records, starts
+def _wanted_part(result: FetchResult, end: int) -> Chunk:
+    """Offsets that hold no record (spec/storage.md §2) make a fetch of so many records go past the end."""
+    starts = record_starts(result.records)
+    if result.next_offset > end:
+        starts = starts[[_queue_offset(result.records, int(position)) < end for position in starts]]
+    return result.records, starts
 
 
 def _queue_offset(records: bytes, position: int) -> int:
     start = position + QUEUE_OFFSET_OFFSET
     return int.from_bytes(records[start : start + 8], "big")
-
-
-def _fetch_once(storage: StorageClient, request: FetchRequest) -> FetchResult:
-    [result] = persist_until(
-        time.monotonic() + TIMEOUT_S,
-        lambda left_s: storage.fetch([request], FETCH_MAX_BYTES, 0.0, min(left_s, 10.0)),
-    )
-    return result

@@ -86,7 +86,8 @@ class TopicConfig:
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """All a NameServer is told by one broker. `storages`: replica id (0 = master) to storage actor name; `nodes`:
-    replica id to the Ray node its storage runs on. `life` grows with each start of the broker (ns since 1970)."""
+    replica id to the Ray node its storage runs on. `life` grows with each start of the broker (ns since 1970).
+    `slave_read_enable`: whether consumers may read from replicas that are no master."""
 
     cluster: str
     broker_name: str
@@ -95,17 +96,19 @@ class BrokerRegistration:
     data_version: DataVersion
     nodes: Mapping[int, str] = field(default_factory=dict)
     life: int = 0
+    slave_read_enable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
     """A broker group: `storages` maps replica id (0 = master) to the name of its storage actor, `nodes` to the Ray node
-    it runs on (empty where that is not known)."""
+    it runs on (empty where that is not known). `slave_read_enable`: whether the others may be read from, too."""
 
     cluster: str
     broker_name: str
     storages: Mapping[int, str]
     nodes: Mapping[int, str] = field(default_factory=dict)
+    slave_read_enable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,14 @@ class TopicRoute:
                 f"{broker_name}, which holds queues of topic {self.topic!r}, is away; see `raymq status`"
             )
         return data.storages[MASTER_ID]
+
+    def pull_storages(self, broker_name: str) -> tuple[str, ...]:
+        """The names of the storage actors that `broker_name`'s queues may be read from, the master first;
+        ServiceNotAvailableError where there is none now."""
+        data = self.brokers.get(broker_name)
+        if data is None or not data.storages or not data.slave_read_enable:
+            return (self.master_storage(broker_name),)
+        return tuple(data.storages[replica] for replica in sorted(data.storages))
 
 
 def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from typing import Any, Final, TypeVar
 
@@ -23,7 +23,7 @@ from raymq.config import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.lane import Lane, LaneAddress
 from raymq.log_reader import LogReader
-from raymq.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.ray_calls import ActorRef
 from raymq.record import EncodedBatch
 from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
@@ -84,13 +84,16 @@ class StorageClient:
         ends: list[FetchResult] = self._call("fetch", (list(requests), 0, wait_s), wait_s + timeout_s)
         results = []
         for request, end in zip(requests, ends, strict=True):
+            if end.status is not PullStatus.FOUND:
+                results.append(end)
+                continue
             try:
                 result = reader.fetch(request, end.min_offset, end.max_offset, max_bytes)
             except DataLossError:
                 # A file went away between the two steps (retention): the store knows what is left.
                 [result] = self._call("fetch", ([request], max_bytes, 0.0), timeout_s)
             max_bytes = max(1, max_bytes - len(result.records))
-            results.append(result)
+            results.append(replace(result, pull_from=end.pull_from))
         return results
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:

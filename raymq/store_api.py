@@ -48,7 +48,8 @@ class FetchResult:
     """What one request found. Go on at `next_offset`, which may have moved past messages that the tags excluded.
 
     `records` are `count` whole records back to back. OFFSET_ILLEGAL: the offset asked for is outside
-    [`min_offset`, `max_offset`], and `next_offset` is the nearest end of that range.
+    [`min_offset`, `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor to
+    ask next, where that is another replica of the broker group.
     """
 
     status: PullStatus
@@ -57,6 +58,7 @@ class FetchResult:
     max_offset: int
     records: bytes
     count: int
+    pull_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,13 @@ class Fetcher:
         self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
         self._check = check
 
-    def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
+    def fetch(
+        self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
+    ) -> list[FetchResult]:
         """`MessageStore.fetch`."""
         if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
-        results = self._fetch_now(requests, max_bytes)
+        results = self._fetch_now(requests, max_bytes, patient)
         if wait_s <= 0 or _has_news(results):
             return results
         deadline_s = time.monotonic() + wait_s
@@ -44,7 +46,7 @@ class Fetcher:
                     replace(request, queue_offset=result.next_offset)
                     for request, result in zip(requests, results, strict=True)
                 ]
-                results = self._fetch_now(following, max_bytes)
+                results = self._fetch_now(following, max_bytes, patient)
                 if _has_news(results) or not event.wait(max(deadline_s - time.monotonic(), 0)):
                     break
                 event.clear()
@@ -55,21 +57,22 @@ class Fetcher:
             for request, result in zip(requests, results, strict=True)
         ]
 
-    def _fetch_now(self, requests: Sequence[FetchRequest], max_bytes: int) -> list[FetchResult]:
+    def _fetch_now(self, requests: Sequence[FetchRequest], max_bytes: int, patient: bool) -> list[FetchResult]:
         start_s = time.monotonic()
-        results = self._fetch_all(requests, max_bytes)
+        results = self._fetch_all(requests, max_bytes, patient)
         found = sum(result.status is PullStatus.FOUND for result in results)
         messages = sum(result.count for result in results)
         self._stats.get(found, len(results) - found, messages, time.monotonic() - start_s)
         return results
 
-    def _fetch_all(self, requests: Sequence[FetchRequest], max_bytes: int) -> list[FetchResult]:
+    def _fetch_all(self, requests: Sequence[FetchRequest], max_bytes: int, patient: bool) -> list[FetchResult]:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
         results, room = [], max_bytes
         for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
-            if max_offset > request.queue_offset >= min_offset and max_bytes and room <= 0:
+            no_room = max_offset > request.queue_offset >= min_offset and max_bytes and room <= 0
+            if no_room or (patient and not min_offset <= request.queue_offset <= max_offset):
                 nothing = FetchResult(PullStatus.NO_NEW_MESSAGE, request.queue_offset, min_offset, max_offset, b"", 0)
                 results.append(nothing)
                 continue

@@ -249,16 +249,20 @@ class MessageStore:
         took_s = time.monotonic() - start_s
         self._stats.put([(item.topic, 1, len(item.record)) for item in deliveries], took_s)
 
-    def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
+    def fetch(
+        self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
+    ) -> list[FetchResult]:
         """Read from several queues; one result per request, in order.
 
         Returns as soon as one request has a message, or an illegal offset, and after `wait_s` at the latest. About
         `max_bytes` of records in all, shared among the queues that have some; if there is a message, at least one is
-        returned. With `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). SystemBusyError when too many
-        fetches wait already, ServiceNotAvailableError once the store closes, DataLossError when a file was deleted
-        under it.
+        returned. With `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: an offset that the
+        queue does not hold is waited for, as if it were the next to come.
+
+        SystemBusyError when too many fetches wait already, ServiceNotAvailableError once the store closes,
+        DataLossError when a file was deleted under it.
         """
-        return self._fetcher.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+        return self._fetcher.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
 
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """What consumers may read of a queue; zeros for a queue that does not exist."""
@@ -266,10 +270,23 @@ class MessageStore:
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return QueueBounds(0, 0, 0)
-        in_memory = _MEMORY_BYTES * self._settings.access_message_in_memory_max_ratio // 100
         min_offset, max_offset = queue.min_offset, queue.visible_offset
-        first_in_memory = queue.first_at_or_after(max(self._log.end_offset - in_memory, 0))
+        first_in_memory = queue.first_at_or_after(max(self._first_in_memory, 0))
         return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
+
+    @property
+    def _first_in_memory(self) -> int:
+        """Where what is likely still in memory begins in the log."""
+        return self._log.end_offset - _MEMORY_BYTES * self._settings.access_message_in_memory_max_ratio // 100
+
+    def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Whether a queue's messages from an offset on are likely in memory (access_message_in_memory_max_ratio)."""
+        if self._first_in_memory <= self._log.min_offset:
+            return True
+        queue = self._queues.get(topic, queue_id)
+        return queue is None or queue_offset >= min(
+            queue.first_at_or_after(self._first_in_memory), queue.visible_offset
+        )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The queue offset that a time stands for, always within the queue's bounds (StoreQueries.offset_by_time)."""

@@ -128,7 +128,11 @@ def _order(registration: BrokerRegistration) -> tuple[int, int, int]:
 def _broker_data(broker: _LiveBroker) -> BrokerData:
     registration = broker.registration
     return BrokerData(
-        registration.cluster, registration.broker_name, dict(registration.storages), dict(registration.nodes)
+        registration.cluster,
+        registration.broker_name,
+        dict(registration.storages),
+        dict(registration.nodes),
+        registration.slave_read_enable,
     )
 
 

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from actors.replica import ReplicaRules
+from actors import replica as replica_module
+from actors.replica import Replica, ReplicaRules
 from raymq.errors import InSyncReplicasError, NotMasterError, ServiceNotAvailableError, StoreNotWritableError
-from raymq.message import SendStatus
+from raymq.message import PullStatus, SendStatus
 from raymq.replication import Follow, ReplicaRole
+from raymq.store_api import FetchRequest, FetchResult
+from storage import message_store
 from tests.support.replica_group import ReplicaGroup
 from tests.support.stores import bodies_of, make_batch
 
@@ -261,3 +264,71 @@ def test_a_restarted_group_goes_on_from_disk_alone(make, tmp_path):
     again.start()
     [repeat] = again.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
     assert repeat.duplicate
+
+
+SLAVES_READ = replace(RULES, slave_read_enable=True)
+
+
+def slave_of(group: ReplicaGroup) -> Replica:
+    return next(replica for replica in group.replicas.values() if replica is not group.master)
+
+
+def fetch(replica: Replica, offset: int, *, max_messages: int = 1000) -> FetchResult:
+    [result] = replica.fetch([FetchRequest("orders", 0, offset, max_messages)], max_bytes=1 << 20, wait_s=0.0)
+    return result
+
+
+def name_of(group: ReplicaGroup, replica: Replica) -> str:
+    return f"storage-{group.directory(replica.account().replica).name}"
+
+
+def test_a_slave_refuses_readers_unless_they_may_read_from_slaves(make):
+    group = make(rules=RULES)
+    group.settle()
+    with pytest.raises(NotMasterError):
+        fetch(slave_of(group), 0)
+    with pytest.raises(NotMasterError):
+        slave_of(group).require_master()
+    group.master.require_master()
+
+
+def test_a_slave_shows_what_is_confirmed_and_waits_for_the_rest_instead_of_saying_that_it_is_gone(make):
+    group = make(rules=SLAVES_READ)
+    group.settle()
+    group.master.append([make_batch(bodies(0, 10))])
+    for name in sorted(group.names):
+        group.copy(name)  # the slaves have all of it, and do not know yet that the others do
+    slave, master = slave_of(group), group.master
+    assert fetch(slave, 0).count == 0
+    for offset in (0, 7, 10):
+        result = fetch(slave, offset)
+        assert (result.status, result.next_offset) == (PullStatus.NO_NEW_MESSAGE, offset)
+        assert result.pull_from == name_of(group, master)
+    group.settle()
+    assert fetch(slave, 0).count == 10
+    assert fetch(master, 11).status is PullStatus.OFFSET_ILLEGAL
+
+
+def test_who_reads_what_is_old_is_sent_to_a_slave_and_back_when_it_has_caught_up(make, monkeypatch):
+    group = make(rules=SLAVES_READ)
+    group.settle()
+    group.start()
+    group.master.append([make_batch(bodies(0, 100))])
+    group.settle()
+    slave, master = slave_of(group), group.master
+    assert fetch(master, 0, max_messages=10).pull_from == ""
+    monkeypatch.setattr(message_store, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)  # a quarter of it
+    sent_to = fetch(master, 0, max_messages=10).pull_from
+    assert sent_to in {name_of(group, one) for one in group.replicas.values() if one is not master}
+    assert fetch(slave, 10, max_messages=10).pull_from == ""
+    assert fetch(slave, 20).pull_from == name_of(group, master)
+    assert fetch(master, 100).pull_from == ""
+
+
+def test_a_slave_that_does_not_hear_its_master_keeps_its_readers(make, monkeypatch):
+    group = make(rules=SLAVES_READ)
+    group.settle()
+    assert fetch(slave_of(group), 0).pull_from == name_of(group, group.master)
+    monkeypatch.setattr(replica_module, "HEARD_S", 0.0)
+    assert fetch(slave_of(group), 0).pull_from == ""
+    assert fetch(slave_of(group), 5).status is PullStatus.NO_NEW_MESSAGE

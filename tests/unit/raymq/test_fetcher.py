@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from raymq import fetcher as fetcher_module
 from raymq.errors import ServiceNotAvailableError, TopicNotExistError
-from raymq.fetcher import LONG_POLL_S, READERS_MAX, Fetcher
+from raymq.fetcher import CALL_TIMEOUT_S, LONG_POLL_S, OTHERS_TIMEOUT_S, READERS_MAX, Fetcher
 from raymq.message import MessageQueue, PullStatus
 from raymq.store_api import FetchRequest, FetchResult
 from tests.support.fakes import WAIT_S
@@ -32,16 +33,23 @@ class Owner:
         self.failures: list[Exception] = []
         self.asked_anew: list[str] = []
         self.gone: set[str] = set()
+        self.slaves: list[str] = []
+        self.pull_from: dict[str, str] = {}
+        self.timeouts: set[tuple[str, float]] = set()
         self.end = 3
         self.fetcher = Fetcher(
             wanted=self.wanted,
             held=lambda: frozenset(self.offsets),
             deliver=self.deliver,
             request=lambda queue, offset: FetchRequest(queue.topic, queue.queue_id, offset, 10),
-            storage_name=lambda queue: self.routes.get(queue.topic, lambda: f"storage-{queue.broker_name}-0")(),
+            storages=self.storages,
             storage=lambda name: _Storage(self, name),
             outdated=self.outdated,
         )
+
+    def storages(self, queue: MessageQueue) -> list[str]:
+        master = self.routes.get(queue.topic, lambda: f"storage-{queue.broker_name}-0")()
+        return [master, *self.slaves]
 
     def outdated(self, queue: MessageQueue) -> None:
         with self.changed:
@@ -71,9 +79,11 @@ class _Storage:
     def fetch(self, requests, max_bytes, wait_s, timeout_s):
         with self.owner.changed:
             self.owner.waits.append((self.name, wait_s, len(requests)))
+            self.owner.timeouts.add((self.name, timeout_s))
             if self.name in self.owner.gone:
                 raise ServiceNotAvailableError(f"{self.name} is gone")
-        return [self.owner.answer(request) for request in requests]
+        pull_from = self.owner.pull_from.get(self.name, "")
+        return [replace(self.owner.answer(request), pull_from=pull_from) for request in requests]
 
 
 @pytest.fixture
@@ -225,3 +235,34 @@ def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_a
     owner.wait_for(lambda: len(owner.delivered) == 6)
     assert set(owner.asked_anew) == {"orders"}
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
+
+
+def test_where_slaves_may_be_read_from_reading_goes_on_there_while_the_master_does_not_answer(owner):
+    owner.offsets = {Q0: 0, Q1: 0}
+    owner.gone, owner.slaves = {"storage-a-0"}, ["storage-a-1", "storage-a-2"]
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 6)
+    assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
+    assert ("storage-a-0", OTHERS_TIMEOUT_S) in owner.timeouts
+
+
+def test_who_is_alone_is_given_more_time_to_answer(owner):
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 3)
+    assert owner.timeouts == {("storage-a-0", CALL_TIMEOUT_S)}
+
+
+def test_whom_an_answer_names_is_asked_next_and_that_without_a_pause(owner):
+    owner.slaves = ["storage-a-1"]
+    owner.pull_from = {"storage-a-0": "storage-a-1"}
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 3)
+    assert [name for name, _, _ in owner.waits] == ["storage-a-0", "storage-a-1", "storage-a-1"]
+    owner.pull_from = {"storage-a-1": "storage-a-0"}
+    owner.end = 5
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 5)
+    assert [name for name, _, _ in owner.waits][3:] == ["storage-a-1", "storage-a-0"]
+    assert owner.asked_anew == []

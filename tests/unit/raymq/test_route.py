@@ -9,6 +9,7 @@ import pytest
 from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.message import MessageQueue
 from raymq.route import (
+    MASTER_ID,
     BrokerData,
     DataVersion,
     QueueData,
@@ -59,6 +60,21 @@ def test_without_a_master_queues_can_be_read_but_not_written():
     headless = route(QueueData("a", 1, 1, 6), masterless=("a",))
     assert headless.publish_queues == ()
     assert headless.subscribe_queues == queues("a", 0)
+
+
+def test_slaves_are_read_from_only_where_that_is_enabled():
+    storages = {2: "s2", MASTER_ID: "s0", 1: "s1"}
+    for enabled, names in ((True, ("s0", "s1", "s2")), (False, ("s0",))):
+        data = BrokerData("raymq", "a", storages, slave_read_enable=enabled)
+        assert TopicRoute("orders", {"a": data}, (QueueData("a", 1, 1, 6),)).pull_storages("a") == names
+
+
+def test_without_a_master_slaves_are_read_from_where_that_is_enabled():
+    data = BrokerData("raymq", "a", {1: "s1"}, slave_read_enable=True)
+    one = TopicRoute("orders", {"a": data}, (QueueData("a", 1, 1, 6),))
+    assert one.pull_storages("a") == ("s1",)
+    with pytest.raises(ServiceNotAvailableError, match="away"):
+        route(QueueData("a", 1, 1, 6), masterless=("a",)).pull_storages("a")
 
 
 def test_a_route_is_the_same_after_pickling():

@@ -1,0 +1,53 @@
+"""Which replica a consumer reads each of its queues from: RocketMQ's pullFromWhichNode.
+
+The master, unless an answer named another, or whoever was asked last failed. Nobody is asked again for AVOID_S after a
+failure while somebody else is left. After STAY_S away from the master it is tried again: a slave that does not hear the
+master cannot know that others do.
+
+No threads, no clock, no calls; times are in s. Nothing here survives the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from raymq.message import MessageQueue
+
+AVOID_S: Final = 5.0
+STAY_S: Final = 30.0
+
+
+class PullFromWhichNode:
+    """The choices of one consumer instance, by the names of storage actors."""
+
+    def __init__(self) -> None:
+        self._preferred: dict[MessageQueue, tuple[str, float]] = {}
+        self._avoided_until_s: dict[str, float] = {}
+
+    def choose(self, queue: MessageQueue, storages: Sequence[str], now_s: float) -> str:
+        """Who is to be asked for a queue: one of `storages`, the master first, of which there is one at least."""
+        name, until_s = self._preferred.get(queue, ("", 0.0))
+        order = [name, *storages] if name in storages and now_s < until_s else list(storages)
+        left = [name for name in order if self._avoided_until_s.get(name, 0.0) <= now_s]
+        return left[0] if left else min(order, key=lambda name: self._avoided_until_s[name])
+
+    def answered(self, queue: MessageQueue, name: str, pull_from: str, now_s: float) -> bool:
+        """`name` has answered for a queue, and named who is to be asked next, if not itself. Whether to choose anew."""
+        self._avoided_until_s.pop(name, None)
+        known, until_s = self._preferred.get(queue, ("", 0.0))
+        if known != (pull_from or name):
+            self._prefer(queue, pull_from or name, now_s)
+            return bool(pull_from)
+        if until_s <= now_s:
+            del self._preferred[queue]
+            return True
+        return bool(pull_from)
+
+    def failed(self, name: str, now_s: float) -> None:
+        """A question to a storage actor had no answer, or was refused."""
+        self._avoided_until_s[name] = now_s + AVOID_S
+
+    def _prefer(self, queue: MessageQueue, name: str, now_s: float) -> None:
+        kept = {other: entry for other, entry in self._preferred.items() if entry[1] > now_s}
+        self._preferred = {**kept, queue: (name, now_s + STAY_S)}
