@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from actors.core.fixed_sync_state import FixedSyncState
 from actors.core.read_guide import ReadGuide
 from actors.core.replica_role import RoleOfReplica
 from actors.core.sync_state import MasterSyncState
@@ -73,7 +74,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRules:
-    """When a master acknowledges (RocketMQ's settings, spec/storage.md §11.1), times in s."""
+    """When a master acknowledges (RocketMQ's settings, spec/storage.md §11.1), times in s. `fixed_roles`: nobody else
+    ever leads; then in sync is who lacks less than `max_gap_bytes`."""
 
     lease_s: float
     in_sync_replicas: int = 1
@@ -82,6 +84,13 @@ class ReplicaRules:
     slave_timeout_s: float = 3.0
     not_catchup_s: float = 15.0
     slave_read_enable: bool = False
+    fixed_roles: bool = False
+    max_gap_bytes: int = 256 << 20
+
+    @property
+    def required_in_sync(self) -> int:
+        """How many must be in sync for messages to be taken. With fixed roles a copy that is missing is a status."""
+        return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
 
 
 class Replica:
@@ -153,8 +162,8 @@ class Replica:
 
     def _guide(self) -> ReadGuide:
         if self._sync is not None:
-            slaves = self._sync.slaves if self._rules.slave_read_enable else []
-            return ReadGuide(True, [str(StorageName(self._broker_name, slave)) for slave in slaves])
+            slaves = self._sync.in_sync(self._clock_s()) - {self._replica} if self._rules.slave_read_enable else ()
+            return ReadGuide(True, [str(StorageName(self._broker_name, slave)) for slave in sorted(slaves)])
         if self._role.role is ReplicaRole.SLAVE and not self._rules.slave_read_enable:
             raise NotMasterError(self._broker_name, self._role.epoch)
         master = self._role.master
@@ -187,6 +196,7 @@ class Replica:
                 draining=self._role.draining,
                 proposal=self._proposal(),
                 lags={} if self._sync is None else self._sync.lags(self._clock_s()),
+                in_sync=frozenset() if self._sync is None else self._sync.in_sync(self._clock_s()),
             )
 
     def _proposal(self) -> SyncStateSet | None:
@@ -245,15 +255,26 @@ class Replica:
             if not self._role.lead(first.epoch, order.clock_s + self._rules.lease_s):
                 return
             end = self._store.stored_offset
-            self._sync = MasterSyncState(
-                self._replica, first, end, self._clock_s(), not_catchup_s=self._rules.not_catchup_s
-            )
+            self._sync = self._begin_sync(first, end)
             self._store.show(end)
             self._told_offset = -1
             self._wake_all()
         _log.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
         self._store.clear_flag(RunningFlag.FENCED)
         self._store.start_delivery()
+
+    def _begin_sync(self, first: SyncStateSet, end_offset: int) -> MasterSyncState:
+        rules, now_s = self._rules, self._clock_s()
+        if not rules.fixed_roles:
+            return MasterSyncState(self._replica, first, end_offset, now_s, not_catchup_s=rules.not_catchup_s)
+        return FixedSyncState(
+            self._replica,
+            first,
+            end_offset,
+            now_s,
+            not_catchup_s=rules.not_catchup_s,
+            max_gap_bytes=rules.max_gap_bytes,
+        )
 
     def _follow(self, order: Follow) -> None:
         """From here on nothing is appended but what comes from the master."""
@@ -281,12 +302,11 @@ class Replica:
         with self._changed:
             self._role.check_append(epoch, self._clock_s())
             assert self._sync is not None
-            led, in_sync = self._role.epoch, len(self._sync.sync_state_set.members)
+            led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
             store = self._store
         waits = must_wait(batches)
-        if waits and in_sync < max(self._rules.min_in_sync_replicas, self._rules.in_sync_replicas):
-            wanted = max(self._rules.min_in_sync_replicas, self._rules.in_sync_replicas)
-            raise InSyncReplicasError(self._broker_name, in_sync, wanted)
+        if waits and in_sync < self._rules.required_in_sync:
+            raise InSyncReplicasError(self._broker_name, in_sync, self._rules.required_in_sync)
         results, end_offset = store.append_with_end(batches)
         if not waits or self._wait_for_copies(end_offset, led):
             return results
@@ -484,12 +504,13 @@ class Replica:
         """Role, epoch, set and lag, for `raymq status`."""
         account = self.account()
         newest = account.sync_state_set
+        in_sync = account.in_sync or (newest.members if newest is not None else ())
         return {
             "replica": self._replica,
             "role": account.role.value,
             "epoch": account.epoch,
             "master": account.master,
-            "in_sync": sorted(newest.members) if newest is not None else [],
+            "in_sync": sorted(in_sync),
             "end_offset": account.end_offset,
             "confirm_offset": account.confirm_offset,
             "lag_bytes": {follower: lag.lag_bytes for follower, lag in account.lags.items()},

@@ -123,10 +123,12 @@ class Storage:
             LEASE_S,
             options.in_sync_replicas,
             options.min_in_sync_replicas,
-            options.all_ack_in_sync_state_set,
+            options.all_ack_in_sync_state_set and options.broker_role is None,
             options.slave_timeout_ms / 1000,
             options.ha_max_time_slave_not_catchup_ms / 1000,
             options.slave_read_enable,
+            options.broker_role is not None,
+            options.ha_max_gap_not_in_sync_bytes,
         )
         config = ConfigFiles(self._settings.store_path_root_dir)
         if config.read(HOLDS_FILE) is None:

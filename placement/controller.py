@@ -107,7 +107,7 @@ class Controller:
         """Have a replica lead as soon as it has everything, without losing an append (`raymq balance`)."""
         with self._lock:
             control = self._require(group)
-            if replica not in control.replicas - control.learners:
+            if replica not in control.able:
                 raise InvalidArgumentError(f"{group} has no replica {replica} that may lead")
             control.designate(replica, time.monotonic())
 
@@ -119,8 +119,7 @@ class Controller:
         with self._lock:
             wanted: dict[str, int] = {}
             for group, control in self._groups.items():
-                able = control.replicas - control.learners
-                first = min(able, key=lambda replica: (control.priorities.get(replica, replica), replica))
+                first = min(control.able, key=lambda replica: (control.priorities.get(replica, replica), replica))
                 if control.record is None or control.record.master != first:
                     wanted[group] = first
                     control.designate(first, time.monotonic())
@@ -174,11 +173,14 @@ class Controller:
         record, alive = control.record, control.alive(now_s)
         master = None if record is None else record.master
         leading = None if master is None else alive.get(master)
+        in_sync = frozenset() if record is None else record.sync_state_set.members
+        if leading is not None and control.rules.fixed_master is not None:
+            in_sync |= leading.in_sync
         return {
             "broker": group,
             "master": master,
             "epoch": None if record is None else record.epoch,
-            "in_sync": [] if record is None else sorted(record.sync_state_set.members),
+            "in_sync": sorted(in_sync),
             "reason": control.reason,
             "replicas": [
                 self._replica_status(watched, alive.get(watched.name.replica), leading)

@@ -9,6 +9,8 @@ master's lease, tell followers whom to follow, or elect. Rules (spec/storage.md 
 - Who is elected is an alive member of the sync-state set: the one whose log is longest, by epoch first, then by
   offset; then by priority. Nobody else, unless `unclean` allows it and says so.
 - A group that never had a master starts with the replica that has the most, once all replicas were heard.
+- Where roles are fixed only `fixed_master` may lead, and nobody while it is away. It does not lead without the
+  directory that it led with, nor when somebody has more than it: what the others have would be cut.
 - A decision is journaled before anybody is told (`Record`), and is told again until the replica's account shows it.
 
 What survives: the newest `Record` of the group, in the journal. Where that is lost, `recover` makes it from the
@@ -23,6 +25,8 @@ from typing import Final
 
 from raymq.replication import LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
 
+FIXED_MASTER: Final = 0
+"""The replica that leads where roles are fixed (replication.broker_role)."""
 RECOVERED_EPOCH_GAP: Final = 100
 """How many epochs are left out when the journal was lost."""
 
@@ -45,13 +49,14 @@ class ControlRules:
     """Times in s. `dead_after_s`: silence after which a replica counts as dead. `lease_s`: how long a lease holds,
     counted from the account that it answers: so however long messages take, it ends for the replica no later than for
     the Controller. `lease_margin_s` is what the rates of two clocks may be off in that time. `drain_timeout_s`: how
-    long a master waits for its successor."""
+    long a master waits for its successor. `fixed_master`: the only replica that may lead, where roles are fixed."""
 
     dead_after_s: float = 1.0
     lease_s: float = LEASE_S
     lease_margin_s: float = 0.5
     drain_timeout_s: float = 5.0
     unclean: bool = False
+    fixed_master: int | None = None
 
 
 @dataclass(slots=True)
@@ -77,6 +82,12 @@ class GroupControl:
     _led_incarnation: int = -1
     _designated: int | None = None
     _designated_until_s: float = 0.0
+
+    @property
+    def able(self) -> frozenset[int]:
+        """The replicas that may lead at all."""
+        fixed = self.rules.fixed_master
+        return self.replicas - self.learners if fixed is None else frozenset({fixed})
 
     def resume(self, record: Record, now_s: float) -> None:
         """Go on from the journal: a lease that was granted before may still be held."""
@@ -124,10 +135,12 @@ class GroupControl:
         state = None if record.master is None else alive.get(record.master)
         if state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id:
             state = None  # its directory was lost: what answers there has nothing
+        if record.master not in self.able:
+            state = None  # it led before the settings were changed
         if record.master is None or (state is None and now_s >= self._lease_until_s):
             return None
         if state is None:
-            self.reason = f"replica {record.master} is silent; its lease must end before another may lead"
+            self.reason = f"replica {record.master} leads no more; its lease must end before another may"
             return []
         if state.role is not ReplicaRole.MASTER or state.epoch != record.epoch:
             if self._led_incarnation < 0 and state.epoch < record.epoch:  # it has not heard yet that it is to lead
@@ -174,18 +187,39 @@ class GroupControl:
         record = self.record
         assert record is not None
         stores = record.sync_state_set.stores
-        able = {replica: state for replica, state in alive.items() if replica not in self.learners}
+        able = {replica: state for replica, state in alive.items() if replica in self.able}
         candidates = {replica: state for replica, state in able.items() if stores.get(replica) == state.store_id}
-        if not candidates and self.rules.unclean:
+        if self.rules.fixed_master is not None:
+            self.reason = self._against_fixed_master(self.rules.fixed_master, alive, record)
+            candidates = {} if self.reason else candidates
+        elif not candidates and self.rules.unclean:
             candidates = able
-        if not candidates:
+        elif not candidates:
             self.reason = (
                 f"none of the replicas that have every acknowledged message answers ({_names(stores)}); "
                 f"{_names(alive) or 'nobody'} answers: bring one of the former back, or allow losing messages with "
                 "enable_elect_unclean_master"
             )
-            return []
-        return self._begin(min(candidates.values(), key=self._order), record)
+        return self._begin(min(candidates.values(), key=self._order), record) if candidates else []
+
+    def _against_fixed_master(self, fixed: int, alive: dict[int, ReplicaState], record: Record) -> str:
+        """Why the only replica that may lead must not now; empty if it may."""
+        state = alive.get(fixed)
+        if state is None:
+            return f"replica {fixed} does not answer, and no other may lead (broker_role): it is waited for"
+        if record.sync_state_set.stores.get(fixed) != state.store_id:
+            return (
+                f"replica {fixed} must lead (broker_role), but its directory is not the one that has every "
+                "acknowledged message: bring that back, or have another replica lead, see docs/cluster.md"
+            )
+        longer = [replica for replica, other in alive.items() if other.rank > state.rank]
+        # Where another led before, whoever is in the set has all that counts: more is what was never acknowledged.
+        if longer and record.master in (None, fixed):
+            return (
+                f"replica {fixed} must lead (broker_role), but replica {_names(longer)} has more than it: its disk has "
+                "lost messages, see docs/cluster.md"
+            )
+        return ""
 
     def _begin(self, state: ReplicaState, record: Record) -> list[Action]:
         replica = state.replica

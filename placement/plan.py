@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from placement.controller_settings import ControllerSettings
-from placement.election import ControlRules
+from placement.election import FIXED_MASTER, ControlRules
 from placement.homes import Node, choose_homes, store_directory
 from placement.storage_plan import StoragePlan
 from raymq.config import BrokerSettings, ClusterSettings, StoreOptions, StoreSettings
@@ -91,7 +91,10 @@ def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> C
             for index, group in enumerate(settings.broker_names)
         },
         dict.fromkeys(settings.broker_names, learners),
-        ControlRules(unclean=replication.enable_elect_unclean_master),
+        ControlRules(
+            unclean=replication.enable_elect_unclean_master,
+            fixed_master=None if replication.broker_role is None else FIXED_MASTER,
+        ),
         settings.data_dir,
         tuple(storages),
     )

@@ -326,6 +326,14 @@ class BrokerOptions(BaseModel):
         return min(max(self.register_name_server_period_ms, 10_000), 60_000) / 1000
 
 
+class BrokerRole(Enum):
+    """How replica 0 of a broker group leads it for ever: it acknowledges when its own disk has a message, or when
+    `in_sync_replicas` have it. The others are slaves."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+
+
 class ReplicationOptions(BaseModel):
     """How many copies of the messages there are, and when a message counts as copied (spec/storage.md §11)."""
 
@@ -341,7 +349,8 @@ class ReplicationOptions(BaseModel):
         int, Field(ge=1, le=9, description="Replicas that must be in sync for messages to be taken at all.")
     ] = 1
     all_ack_in_sync_state_set: Annotated[
-        bool, Field(description="Whether a message is acknowledged only when every replica in sync has it.")
+        bool,
+        Field(description="Without broker_role: acknowledge a message only when every replica in sync has it."),
     ] = True
     slave_timeout_ms: Annotated[
         int, Field(ge=1, le=600_000, description="How long an append waits for its copies; then FLUSH_SLAVE_TIMEOUT.")
@@ -352,6 +361,13 @@ class ReplicationOptions(BaseModel):
     enable_elect_unclean_master: Annotated[
         bool, Field(description="Whether a replica may lead that lacks acknowledged messages, if no other is left.")
     ] = False
+    broker_role: Annotated[
+        BrokerRole | None,
+        Field(description="Fixed roles: replica 0 is this, the others slaves that never lead. Unset: one is elected."),
+    ] = None
+    ha_max_gap_not_in_sync_bytes: Annotated[
+        int, Field(ge=1, description="broker_role: a slave that lacks as much is not in sync.")
+    ] = 256 << 20
     slave_read_enable: Annotated[
         bool, Field(description="Whether consumers read from slaves: what is old, and everything while nobody leads.")
     ] = False
@@ -376,6 +392,15 @@ class ReplicationOptions(BaseModel):
                 )
         if able < 1:
             raise ValueError(f"all {self.replicas} replicas are learners: none could lead")
+        return self
+
+    @model_validator(mode="after")
+    def _role_fits(self) -> ReplicationOptions:
+        if self.broker_role is not None and self.enable_elect_unclean_master:
+            raise ValueError("enable_elect_unclean_master has no place beside broker_role: nobody is elected")
+        waits = [name for name in ("in_sync_replicas", "min_in_sync_replicas") if getattr(self, name) > 1]
+        if self.broker_role is BrokerRole.ASYNC_MASTER and waits:
+            raise ValueError(f"an ASYNC_MASTER waits for nobody: leave out {' and '.join(waits)}, or use SYNC_MASTER")
         return self
 
 

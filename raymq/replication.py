@@ -72,7 +72,7 @@ class ReplicaState:
     while fenced). `end_offset` is the end of what is on its disk; `log_epoch` is the epoch of the last record there.
     `sync_state_set` is the newest it has stored. `draining`: a master that takes no more appends because it was asked
     to hand over. `proposal`: the set that a master asks for, based on the version that it names. `lags`: a master's
-    followers, as far as they have asked it for its log.
+    followers, as far as they have asked it for its log. `in_sync`: who is in sync with a master, itself included.
     """
 
     replica: int
@@ -89,6 +89,7 @@ class ReplicaState:
     draining: bool = False
     proposal: SyncStateSet | None = None
     lags: Mapping[int, FollowerLag] = field(default_factory=dict)
+    in_sync: frozenset[int] = frozenset()
 
     @property
     def age(self) -> tuple[int, float]:

@@ -53,10 +53,9 @@ class MasterSyncState:
         """Whose copies count: the set, and whom the Controller was asked to take in."""
         return self.sync_state_set.members | frozenset(self._proposed or ())
 
-    @property
-    def slaves(self) -> list[int]:
-        """The others in sync."""
-        return sorted(self.sync_state_set.members - {self._replica})
+    def in_sync(self, now_s: float) -> frozenset[int]:
+        """The replicas in sync now, this one included."""
+        return self.sync_state_set.members
 
     def flushed(self, end_offset: int, now_s: float) -> None:
         """The master's own disk has everything before `end_offset`."""

@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from placement.election import FIXED_MASTER
 from tests.support.replication_simulation import Bugs, run_seed
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
@@ -24,6 +25,20 @@ def test_no_seed_loses_or_undoes_anything(part):
         assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
         acknowledged += len(world.checks.acknowledged)
     assert acknowledged > SEEDS // SLICES * 200  # it does not stand still to be safe
+
+
+def test_with_fixed_roles_no_seed_loses_or_undoes_anything_and_nobody_else_leads():
+    acknowledged = 0
+    for seed in range(SEEDS // 10):
+        world = run_seed(seed, min_in_sync=1 + seed % 2, fixed=True)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+        assert set(world.checks.masters.values()) <= {FIXED_MASTER}, f"seed {seed}"
+        acknowledged += len(world.checks.acknowledged)
+    assert acknowledged > SEEDS // 10 * 100
+
+
+def test_with_fixed_roles_a_planted_bug_is_found():
+    assert any(run_seed(seed, bugs=Bugs(lead_anew=True), fixed=True).checks.faults for seed in range(60))
 
 
 def test_the_same_seed_gives_the_same_trace():

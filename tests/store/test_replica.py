@@ -332,3 +332,72 @@ def test_a_slave_that_does_not_hear_its_master_keeps_its_readers(make, monkeypat
     monkeypatch.setattr(replica_module, "HEARD_S", 0.0)
     assert fetch(slave_of(group), 0).pull_from == ""
     assert fetch(slave_of(group), 5).status is PullStatus.NO_NEW_MESSAGE
+
+
+FIXED = replace(RULES, fixed_roles=True, all_ack_in_sync_state_set=False, slave_read_enable=True)
+
+
+def test_with_fixed_roles_replica_0_acknowledges_and_shows_what_is_on_its_own_disk(make):
+    group = make(rules=FIXED)
+    group.control()
+    assert group.master is group.replicas[0]
+    [result] = group.master.append([make_batch([b"one"])])
+    assert result.status is SendStatus.SEND_OK
+    assert fetch(group.master, 0).count == 1
+    group.settle()
+    assert [fetch(group.replicas[name], 0).count for name in (1, 2)] == [1, 1]
+    assert group.control_state.record.sync_state_set.members == {0}
+    assert group.master.account().in_sync == {0, 1, 2}
+    assert len(set(logs(group))) == 1
+
+
+def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(make):
+    group = make(rules=replace(FIXED, in_sync_replicas=2))
+    group.control()
+    [late] = group.master.append([make_batch([b"one"], producer=("p", 0, 0))])
+    assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
+    assert fetch(group.master, 0).count == 1  # it is stored, and nobody else will ever lead
+    group.rules = replace(group.rules, slave_timeout_s=30.0)
+    group.close(0)
+    group.open(0)
+    group.control()
+    group.start()
+    [result] = group.master.append([make_batch([b"two"], producer=("p", 0, 1))])
+    assert result.status is SendStatus.SEND_OK
+    ends = {name: replica.account().end_offset for name, replica in group.replicas.items()}
+    assert max(ends[1], ends[2]) == ends[0]
+
+
+def test_with_fixed_roles_slaves_serve_reads_while_the_master_is_away_and_it_leads_again(make):
+    group = make(rules=FIXED)
+    group.control()
+    group.master.append([make_batch(bodies(0, 20))])
+    group.settle()
+    group.close(0)
+    group.control_state._lease_until_s = 0.0
+    group.control_state._heard.pop(0)
+    group.control(6)
+    assert group.control_state.record.master == 0
+    assert "replica 0 does not answer" in group.control_state.reason
+    assert [fetch(group.replicas[name], 0).count for name in (1, 2)] == [20, 20]
+    group.open(0)
+    group.settle()
+    group.master.append([make_batch(bodies(20, 20))])
+    group.settle()
+    assert [fetch(replica, 0).count for replica in group.replicas.values()] == [40, 40, 40]
+
+
+def test_with_fixed_roles_a_master_that_lost_its_directory_does_not_empty_its_slaves(make):
+    group = make(rules=FIXED)
+    group.control()
+    group.master.append([make_batch(bodies(0, 20))])
+    group.settle()
+    group.close(0)
+    shutil.rmtree(group.directory(0))
+    group.open(0)
+    group.control_state._lease_until_s = 0.0
+    group.control(6)
+    assert "its directory is not the one" in group.control_state.reason
+    with pytest.raises(NotMasterError):
+        group.replicas[0].append([make_batch([b"x"])])
+    assert [fetch(group.replicas[name], 0).count for name in (1, 2)] == [20, 20]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.replica import Replica, ReplicaRules
-from placement.election import ControlRules, GroupControl, Record
+from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.config import StoreSettings
 from raymq.errors import RaymqError
 from storage.message_store import MessageStore
@@ -31,7 +31,8 @@ class ReplicaGroup:
         self.rules = rules or ReplicaRules(lease_s=60.0)
         self.replicas: dict[int, Replica] = {}
         self.names = frozenset(range(replicas))
-        control_rules = ControlRules(dead_after_s=60.0, lease_s=self.rules.lease_s)
+        fixed_master = FIXED_MASTER if self.rules.fixed_roles else None
+        control_rules = ControlRules(dead_after_s=60.0, lease_s=self.rules.lease_s, fixed_master=fixed_master)
         self.control_state = GroupControl(GROUP, self.names, control_rules)
         self.journal: list[Record] = []
         self._stopping = threading.Event()

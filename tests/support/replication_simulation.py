@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.core.fixed_sync_state import FixedSyncState
 from actors.core.replica_role import RoleOfReplica
 from actors.core.sync_state import MasterSyncState
-from placement.election import ControlRules, GroupControl, Record
+from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.errors import NotMasterError
 from raymq.replication import (
     Drain,
@@ -47,6 +48,7 @@ class Bugs:
     skip_fencing: bool = False
     acknowledge_early: bool = False
     elect_outside: bool = False
+    lead_anew: bool = False
 
 
 @dataclass
@@ -85,9 +87,11 @@ class Checks:
 class Simulation:
     """One run. `trace` says what happened; `checks.faults` what went wrong."""
 
-    def __init__(self, seed: int, *, replicas: int = 3, bugs: Bugs = Bugs(), min_in_sync: int = 1) -> None:
+    def __init__(
+        self, seed: int, *, replicas: int = 3, bugs: Bugs = Bugs(), min_in_sync: int = 1, fixed: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
-        self.bugs, self.min_in_sync = bugs, min_in_sync
+        self.bugs, self.min_in_sync, self.fixed = bugs, min_in_sync, fixed
         self.now = 0.0
         self.trace: list[str] = []
         self.checks = Checks()
@@ -95,7 +99,7 @@ class Simulation:
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
         self.loss = self.rng.choice([0.0, 0.01, 0.1])
-        self.rules = ControlRules(unclean=bugs.elect_outside)
+        self.rules = ControlRules(unclean=bugs.elect_outside, fixed_master=FIXED_MASTER if fixed else None)
         self.nodes = {name: Node(self, name) for name in range(replicas)}
         self.controller = Controller(self)
         self.client = Client(self)
@@ -247,7 +251,7 @@ class Node:
         return self.alive and not self.paused and self.role.leads(self.world.now)
 
     def members(self) -> frozenset[int]:
-        return self.sync.sync_state_set.members if self.sync is not None else frozenset()
+        return self.sync.in_sync(self.world.now) if self.sync is not None else frozenset()
 
     def lead(self, order: Lead) -> None:
         first, until_s = order.sync_state_set, order.clock_s + self.world.rules.lease_s
@@ -257,7 +261,12 @@ class Node:
         self.disk.epochs = [entry for entry in self.disk.epochs if entry.start_offset < len(self.disk.log)]
         self.disk.epochs.append(EpochEntry(first.epoch, len(self.disk.log)))
         self.disk.sync_state_set = first
-        self.sync = MasterSyncState(self.name, first, len(self.disk.log), self.world.now, not_catchup_s=2.0)
+        start = (self.name, first, len(self.disk.log), self.world.now)
+        self.sync = (
+            FixedSyncState(*start, not_catchup_s=2.0, max_gap_bytes=10)
+            if self.world.fixed
+            else MasterSyncState(*start, not_catchup_s=2.0)
+        )
         self.pending.clear()
         self.world.say(f"{self.name} leads {first.epoch} from {len(self.disk.log)}")
         self._settle()
@@ -417,7 +426,8 @@ class Controller:
             return
         self.alive = True
         self._life += 1
-        self.control = GroupControl(GROUP, frozenset(self.world.nodes), self.world.rules)
+        control = LeadsWithAnyDirectory if self.world.bugs.lead_anew else GroupControl
+        self.control = control(GROUP, frozenset(self.world.nodes), self.world.rules)
         if self.journal:
             self.control.resume(self.journal[-1], self.world.now)
         self._loop(self._life)
@@ -470,6 +480,14 @@ class Controller:
             )
 
 
+class LeadsWithAnyDirectory(GroupControl):
+    """A planted bug, where roles are fixed."""
+
+    def _elect(self, alive: dict[int, ReplicaState]) -> list[Any]:
+        assert self.record is not None
+        return self._begin(alive[FIXED_MASTER], self.record) if FIXED_MASTER in alive else []
+
+
 class Client:
     """A producer that sends each message until it is acknowledged, and a consumer that reads what masters show."""
 
@@ -502,9 +520,11 @@ class Client:
                 self.world.checks.see(start, shown)
 
 
-def run_seed(seed: int, *, bugs: Bugs = Bugs(), min_in_sync: int = 1, duration_s: float = 30.0) -> Simulation:
-    """Run one seed to its end, healed and checked."""
-    world = Simulation(seed, bugs=bugs, min_in_sync=min_in_sync)
+def run_seed(
+    seed: int, *, bugs: Bugs = Bugs(), min_in_sync: int = 1, fixed: bool = False, duration_s: float = 30.0
+) -> Simulation:
+    """Run one seed to its end, healed and checked. `fixed`: replica 0 leads for ever."""
+    world = Simulation(seed, bugs=bugs, min_in_sync=min_in_sync, fixed=fixed)
     faults = random.Random(seed * 7919 + 1)
     at_s = 1.0
     while at_s < duration_s:
@@ -543,9 +563,10 @@ def _one_fault(world: Simulation, rng: random.Random) -> None:
         world.controller.kill()
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "wipe" and all(node.disk.store_id == f"store-{node.name}" for node in world.nodes.values()):
-        # One disk of several that have everything may be lost; the only one may not.
+        # One disk of several that have everything may be lost; the only one may not, unless it may lead alone: then
+        # nobody leads from there on.
         members = world.controller.journal[-1].sync_state_set.members if world.controller.journal else frozenset()
-        if len(members) > 1 or (members and node.name not in members):
+        if len(members) > 1 or (members and node.name not in members) or world.fixed:
             node.wipe()
             world.at(rng.uniform(0.3, 4.0), node.start)
     elif kind == "journal":

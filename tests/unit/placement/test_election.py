@@ -252,3 +252,74 @@ def test_designating_again_meanwhile_does_not_keep_the_master_from_appends_for_l
         led.step()
     assert not led.states[0].draining
     assert led.now_s < began_s + 10
+
+
+FIXED = replace(RULES, fixed_master=0)
+
+
+def test_with_fixed_roles_a_master_that_is_away_is_waited_for():
+    world = World(Record("broker-a", 5, 0, of(5, 1, 0)), FIXED)
+    world.silent.add(0)
+    for _ in range(12):
+        world.step()
+    assert world.control.record.epoch == 5
+    assert "replica 0 does not answer" in world.control.reason
+    world.silent.clear()
+    world.step()
+    assert (world.control.record.epoch, world.control.record.master) == (6, 0)
+
+
+def test_with_fixed_roles_priorities_do_not_matter():
+    world = World(None, FIXED, priorities={2: 0, 0: 9})
+    world.step()
+    assert world.control.record.master == 0
+    assert world.control.able == {0}
+
+
+def test_with_fixed_roles_a_directory_begun_anew_does_not_lead():
+    world = World(Record("broker-a", 5, 0, of(5, 4, 0)), FIXED)
+    world.states[0] = state(0, store_id="another", end_offset=0, log_epoch=0)
+    for _ in range(12):
+        world.step()
+    assert world.control.record.epoch == 5
+    assert "its directory is not the one" in world.control.reason
+
+
+@pytest.mark.parametrize("known", [of(5, 4, 0), None])
+def test_with_fixed_roles_and_no_journal_an_empty_directory_does_not_lead_those_that_hold_data(known):
+    world = World(None, FIXED)
+    world.states = {replica: replace(one, sync_state_set=known) for replica, one in world.states.items()}
+    world.states[0] = state(0, store_id="another", end_offset=0, log_epoch=0)
+    for _ in range(5):
+        world.step()
+    assert world.control.record.master is None
+    assert "docs/cluster.md" in world.control.reason
+
+
+def test_with_fixed_roles_a_master_whose_disk_lost_messages_does_not_lead():
+    world = World(Record("broker-a", 5, 0, of(5, 4, 0)), FIXED)
+    world.states[0] = state(0, incarnation=2, end_offset=60)
+    for _ in range(12):
+        world.step()
+    assert world.control.record.epoch == 5
+    assert "replica 1, 2 has more than it" in world.control.reason
+
+
+def test_with_fixed_roles_whoever_led_before_gives_way_when_its_lease_is_over_to_a_member_of_the_set():
+    world = World(Record("broker-a", 5, 1, of(5, 4, 0, 1)), FIXED)
+    world.states[1] = state(1, role=ReplicaRole.MASTER, master=1, end_offset=120)  # 20 bytes nobody acknowledged
+    world.step()
+    assert world.control.record.master == 1
+    for _ in range(12):
+        world.step()
+    assert world.control.record.master == 0
+    assert world.control.record.sync_state_set.members == {0}
+    assert world.states[1].role is ReplicaRole.SLAVE
+
+
+def test_with_fixed_roles_whoever_lacks_acknowledged_messages_does_not_lead():
+    world = World(Record("broker-a", 5, 1, of(5, 4, 1)), FIXED)
+    for _ in range(12):
+        world.step()
+    assert world.control.record.epoch == 5
+    assert "every acknowledged message" in world.control.reason

@@ -75,6 +75,14 @@ def test_each_store_has_a_directory_of_its_own_on_the_disks_of_the_log():
     assert plan.storages[1].settings.read_only_commit_log_store_paths == (Path("/disk1/broker-b-0"),)
 
 
+@pytest.mark.parametrize(("role", "fixed"), [(None, None), ("ASYNC_MASTER", 0), ("SYNC_MASTER", 0)])
+def test_the_controller_is_told_whether_roles_are_fixed(role, fixed):
+    settings = ClusterSettings(replication={"replicas": 2, "spread": False, "broker_role": role})
+    controller = make_plan(settings, [Node("n1", "10.0.0.1")]).controller
+    assert controller is not None
+    assert controller.rules.fixed_master == fixed
+
+
 def test_without_a_node_there_is_no_plan():
     with pytest.raises(ConfigError, match="no node"):
         make_plan(ClusterSettings(), [])

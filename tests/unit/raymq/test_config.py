@@ -10,6 +10,7 @@ import yaml
 from raymq.config import (
     DATA_DIR_VARIABLE,
     BrokerOptions,
+    BrokerRole,
     ClusterSettings,
     FlushDiskType,
     StoreOptions,
@@ -127,6 +128,27 @@ def test_settings_go_to_the_launcher_and_back():
     settings = ClusterSettings(broker_groups=2, store=StoreOptions(flush_disk_type=FlushDiskType.ASYNC_FLUSH))
     assert ClusterSettings(**settings.model_dump(mode="json")) == settings
     assert ClusterSettings(**yaml.safe_load(yaml.safe_dump(settings.model_dump(mode="json")))) == settings
+
+
+def test_fixed_roles_go_to_the_launcher_and_back():
+    settings = ClusterSettings(replication={"replicas": 2, "broker_role": "SYNC_MASTER", "in_sync_replicas": 2})
+    assert settings.replication.broker_role is BrokerRole.SYNC_MASTER
+    assert ClusterSettings(**settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"broker_role": "ASYNC_MASTER", "in_sync_replicas": 2}, "waits for nobody: leave out in_sync_replicas, or"),
+        ({"broker_role": "ASYNC_MASTER", "min_in_sync_replicas": 2}, "leave out min_in_sync_replicas, or use SYNC_"),
+        ({"broker_role": "SYNC_MASTER", "enable_elect_unclean_master": True}, "nobody is elected"),
+        ({"broker_role": "SYNC_MASTER", "in_sync_replicas": 4}, "only 3 of 3 replicas"),
+        ({"broker_role": "SLAVE"}, "'ASYNC_MASTER' or 'SYNC_MASTER', got 'SLAVE'"),
+    ],
+)
+def test_roles_that_contradict_other_settings_are_refused(more, words):
+    with pytest.raises(ConfigError, match=words):
+        load_settings(None, replication={"replicas": 3, **more})
 
 
 def test_settings_cannot_be_changed():
