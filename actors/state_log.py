@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from actors.core import broker_state
 from actors.core.broker_state import STATE_TOPIC, BrokerState, Change
-from raymq.errors import RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
+from raymq.errors import NotMasterError, RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
 from raymq.message import Message, SendResult
 from raymq.record import decode_records
 from raymq.storage_client import StorageClient, persist_until
@@ -176,7 +176,13 @@ class StateLog:
                 _log.info("%s does not get %s now: %s", copy.name, name, error)
 
     def _control(self, method: str, *args: str) -> None:
-        persist_until(
-            time.monotonic() + STORE_TIMEOUT_S,
-            lambda left_s: self._storage.control(method, *args, timeout_s=left_s),
-        )
+        def call(left_s: float) -> NotMasterError | None:
+            try:
+                self._storage.control(method, *args, timeout_s=left_s)
+            except NotMasterError as error:
+                return error  # not tried again: `move` may wait for a change that is under way
+            return None
+
+        replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
+        if replaced is not None:
+            raise replaced

@@ -142,12 +142,13 @@ class Storage:
         store = self._open()
         return store if self._replica is None else self._replica.store
 
-    def _leading(self) -> MessageStore:
-        """The store, for what only a master knows; NotMasterError on others."""
-        store = self._readable()
-        if self._replica is not None:
-            self._replica.require_master()
-        return store
+    def _master_store(self) -> MessageStore:
+        """The store, for what only a master knows or does; NotMasterError on others."""
+        store = self._open()
+        if self._replica is None:
+            return store
+        self._replica.require_master()
+        return self._replica.store
 
     def _require_replica(self) -> Replica:
         self._open()
@@ -178,12 +179,12 @@ class Storage:
     @ray.method(concurrency_group="control")
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """First and next visible offset of a queue."""
-        return self._leading().queue_bounds(topic, queue_id)
+        return self._master_store().queue_bounds(topic, queue_id)
 
     @ray.method(concurrency_group="control")
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """First offset stored at or after a time, or with UPPER the last one at or before."""
-        return self._leading().offset_by_time(topic, queue_id, timestamp_ms, boundary)
+        return self._master_store().offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
     @ray.method(concurrency_group="control")
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
@@ -203,15 +204,16 @@ class Storage:
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues, and take no messages for it until `open_topic`. What is in the log leaves the disk
-        with its files."""
-        store = self._open()
+        with its files. NotMasterError, before anything was changed."""
+        store = self._master_store()
         self._deleted.add(topic)
         store.delete_topic(topic)
 
     @ray.method(concurrency_group="control")
     def open_topic(self, topic: str) -> None:
-        """Take messages for a topic that is about to be created; what was left of one of its name is gone."""
-        store = self._open()
+        """Take messages for a topic that is about to be created; what was left of one of its name is gone.
+        NotMasterError, before anything was changed."""
+        store = self._master_store()
         # Which topics were deleted is known where it led then, not on other replicas.
         if topic in self._deleted or self._replica is not None:
             store.delete_topic(topic)
