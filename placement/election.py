@@ -191,16 +191,17 @@ class GroupControl:
         candidates = {replica: state for replica, state in able.items() if stores.get(replica) == state.store_id}
         if self.rules.fixed_master is not None:
             self.reason = self._against_fixed_master(self.rules.fixed_master, alive, record)
-            candidates = {} if self.reason else candidates
-        elif not candidates and self.rules.unclean:
+            return [] if self.reason else self._begin(alive[self.rules.fixed_master], record)
+        if not candidates and self.rules.unclean:
             candidates = able
-        elif not candidates:
+        if not candidates:
             self.reason = (
                 f"none of the replicas that have every acknowledged message answers ({_names(stores)}); "
                 f"{_names(alive) or 'nobody'} answers: bring one of the former back, or allow losing messages with "
                 "enable_elect_unclean_master"
             )
-        return self._begin(min(candidates.values(), key=self._order), record) if candidates else []
+            return []
+        return self._begin(min(candidates.values(), key=self._order), record)
 
     def _against_fixed_master(self, fixed: int, alive: dict[int, ReplicaState], record: Record) -> str:
         """Why the only replica that may lead must not now; empty if it may."""

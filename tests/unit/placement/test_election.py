@@ -323,3 +323,11 @@ def test_with_fixed_roles_whoever_lacks_acknowledged_messages_does_not_lead():
         world.step()
     assert world.control.record.epoch == 5
     assert "every acknowledged message" in world.control.reason
+
+
+def test_where_unclean_elections_are_allowed_and_nobody_answers_status_says_so():
+    world = World(Record("broker-a", 5, 0, of(5, 4, 0)), replace(RULES, unclean=True))
+    world.silent = {0, 1, 2}
+    for _ in range(12):
+        world.step()
+    assert "nobody answers" in world.control.reason
