@@ -40,6 +40,7 @@ from raymq.message import SendStatus
 from raymq.names import StorageName
 from raymq.record import EncodedBatch
 from raymq.replication import (
+    Copied,
     Drain,
     EpochEntry,
     EpochHistory,
@@ -47,6 +48,7 @@ from raymq.replication import (
     Following,
     Lead,
     LogChunk,
+    LogRequest,
     Order,
     Renew,
     ReplicaRole,
@@ -66,6 +68,8 @@ from storage.store_wait import degraded, must_wait
 _REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 ORDER_WAIT_S: Final = 0.3
+UNFLUSHED_MAX_BYTES: Final = 16 << 20
+"""How much a slave that is far behind may have written without its being on disk."""
 HEARD_S: Final = 4.0
 """A slave whose master had nothing new for it for so long does not hear it: it would have said so twice."""
 
@@ -339,24 +343,18 @@ class Replica:
             self._role.check_asked(epoch)
             return EpochHistory(self._epochs.entries, self._store.min_offset, self._store.stored_offset)
 
-    def read_log(
-        self,
-        follower: int,
-        store_id: str,
-        learner: bool,
-        epoch: int,
-        physical_offset: int,
-        max_bytes: int,
-        wait_s: float,
-    ) -> LogChunk:
-        """What comes from `physical_offset` on; the follower has everything before on its disk. Waits up to `wait_s`.
+    def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
+        """What a follower asks for; waits up to `wait_s` for it.
 
-        NotMasterError unless this replica leads `epoch`; DataLossError for what retention has deleted.
+        NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted.
         """
+        epoch, physical_offset = request.epoch, request.next_offset
         with self._changed:
             self._role.check_asked(epoch)
             assert self._sync is not None
-            self._sync.asked(follower, store_id, physical_offset, self._clock_s(), learner=learner)
+            self._sync.asked(
+                request.follower, request.store_id, request.acked_offset, self._clock_s(), learner=request.learner
+            )
             self._settle()
             self._changed.wait_for(
                 lambda: self._role.epoch != epoch or self._store.stored_offset > physical_offset or self._closed, wait_s
@@ -452,8 +450,9 @@ class Replica:
         change()
         self._store = self._open()
 
-    def append_log(self, epoch: int, chunk: LogChunk) -> tuple[int, int]:
-        """Append a chunk of the master's log; returns where to go on, and how many bytes that were.
+    def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
+        """Append a chunk of the master's log. On return it is on disk, if it reached the master's end; where there is
+        more to come, the disk works while that is fetched.
 
         NotMasterError unless it follows in `epoch`. InvalidArgumentError, and nothing is written, unless the chunk
         continues this log. ServiceNotAvailableError when this disk is too slow.
@@ -467,14 +466,16 @@ class Replica:
             if chunk.data:
                 if chunk.entry is not None and chunk.entry.epoch > self._last_epoch():
                     self._epochs.append(*chunk.entry)
-                if not self._store.append_log(chunk.physical_offset, chunk.data):
+                more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
+                wait = not more or self._store.end_offset - self._store.stored_offset >= UNFLUSHED_MAX_BYTES
+                if not self._store.append_log(chunk.physical_offset, chunk.data, wait=wait) and wait:
                     self._store.flush_all()
             with self._changed:
                 self._heard_s = self._clock_s()
                 if chunk.confirm_offset >= self._shown_from:
                     self._shown_from = -1
                 self._store.show(chunk.confirm_offset)
-            return self._store.stored_offset, len(chunk.data)
+            return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
 
     # Both
 

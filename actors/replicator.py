@@ -3,8 +3,8 @@
     slave.following ─▶ whom, in which epoch ─▶ master.history ─▶ slave.align
                                                 └─▶ master.read_log(from) ══ chunk ══▶ slave.append_log ─▶ from, …
 
-A chunk passes between the two storage actors by object reference: this actor does not hold its bytes. What the slave is
-asked from tells the master what the slave has on its disk, so there is no other acknowledgement.
+A chunk passes between the two storage actors by object reference: this actor does not hold its bytes. Each request
+tells the master what the slave has on its disk, so there is no other acknowledgement.
 
 What survives its death: nothing, and nothing has to; the slave knows where it stands. Everything it calls is safe to
 repeat: a chunk that does not continue the slave's log is refused.
@@ -27,7 +27,7 @@ from raymq.backoff import Backoff
 from raymq.errors import RaymqError
 from raymq.names import StorageName
 from raymq.ray_calls import ActorRef, resolve
-from raymq.replication import Following
+from raymq.replication import Copied, Following
 
 CALL_TIMEOUT_S: Final = 10.0
 LONG_POLL_S: Final = 2.0
@@ -79,16 +79,18 @@ class Replicator:
         if position is None:
             history = master.call("history", following.epoch, timeout_s=CALL_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=CALL_TIMEOUT_S * 6)
+        copied = Copied(position, position, 0)
         while not self._stopping.is_set():
             started_s = time.monotonic()
-            who = (self._name.replica, following.store_id, following.learner)
-            chunk = master.handle().read_log.remote(*who, following.epoch, position, CHUNK_MAX_BYTES, LONG_POLL_S)
+            request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
+            chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, LONG_POLL_S)
             appended = self._slave.handle().append_log.remote(following.epoch, chunk)
-            position, copied = resolve(appended, f"{self._name}.append_log", LONG_POLL_S + CALL_TIMEOUT_S)
-            self._copied += copied
+            copied = resolve(appended, f"{self._name}.append_log", LONG_POLL_S + CALL_TIMEOUT_S)
+            self._copied += copied.copied_bytes
             self._failure = ""
             if self._flow_bytes_s:
-                self._stopping.wait(max(copied / self._flow_bytes_s - (time.monotonic() - started_s), 0.0))
+                took_s = time.monotonic() - started_s
+                self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - took_s, 0.0))
 
 
 OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}

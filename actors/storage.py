@@ -35,9 +35,11 @@ from raymq.names import StorageName, is_system_topic
 from raymq.record import EncodedBatch
 from raymq.replication import (
     LEASE_S,
+    Copied,
     EpochHistory,
     Following,
     LogChunk,
+    LogRequest,
     Order,
     ReplicaState,
     SyncStateSet,
@@ -287,15 +289,13 @@ class Storage:
         return self._require_replica().align(epoch, master)
 
     @ray.method(concurrency_group="replicate")
-    def read_log(
-        self, follower: int, store_id: str, learner: bool, epoch: int, start: int, max_bytes: int, wait_s: float
-    ) -> LogChunk:
-        """A master's log from an offset on, for a follower that has everything before (Replica.read_log)."""
-        return self._require_replica().read_log(follower, store_id, learner, epoch, start, max_bytes, wait_s)
+    def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
+        """A master's log from an offset on, for a follower (Replica.read_log)."""
+        return self._require_replica().read_log(request, max_bytes, wait_s)
 
     @ray.method(concurrency_group="replicate")
-    def append_log(self, epoch: int, chunk: LogChunk) -> tuple[int, int]:
-        """A chunk of the master's log; answers where to go on, and the bytes (Replica.append_log)."""
+    def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
+        """A chunk of the master's log (Replica.append_log)."""
         return self._require_replica().append_log(epoch, chunk)
 
     @ray.method(concurrency_group="control")

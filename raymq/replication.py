@@ -167,6 +167,35 @@ class Following:
     position: int | None
     learner: bool
 
+    def request(self, replica: int, next_offset: int, acked_offset: int) -> LogRequest:
+        """What this slave, `replica`, asks its master for."""
+        return LogRequest(replica, self.store_id, self.learner, self.epoch, next_offset, acked_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class LogRequest:
+    """A follower asks for the log from `next_offset` on, and says that everything before `acked_offset` is on its disk.
+
+    The second is less only where the follower knows that there is more to come: what a master has at its end is asked
+    for when everything before is on disk, so an acknowledgement never waits for the next message.
+    """
+
+    follower: int
+    store_id: str
+    learner: bool
+    epoch: int
+    next_offset: int
+    acked_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What became of a chunk: where the slave goes on, up to where all is on its disk, and how many bytes it took."""
+
+    next_offset: int
+    acked_offset: int
+    copied_bytes: int
+
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:

@@ -427,14 +427,14 @@ class MessageStore:
         limit = self._visible_offset() if limit is None else limit
         return read_chunk(self._reader, self._log.min_offset, physical_offset, limit, max_bytes)
 
-    def append_log(self, physical_offset: int, data: bytes) -> bool:
+    def append_log(self, physical_offset: int, data: bytes, *, wait: bool = True) -> bool:
         """Append what `read_log` of another replica gave, at the log's end (RawAppender.append); then as `append`.
 
-        True if it is as durable as the settings promise, False if the disk was too slow for that. A fenced store takes
-        it too.
+        True if it is as durable as the settings promise, False if the disk was too slow for that or, without `wait`,
+        was only asked for it. A fenced store takes it too.
         """
         write = partial(self._raw_appender.append, physical_offset, data)
-        puts, _, on_disk = self._gate.write(write, against=AGAINST_REPLICATION)
+        puts, _, on_disk = self._gate.write(write, against=AGAINST_REPLICATION, wait=wait)
         self._stats.put(puts, None)
         return on_disk
 

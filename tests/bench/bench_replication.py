@@ -32,6 +32,7 @@ from raymq.errors import RaymqError, SystemBusyError
 from raymq.message import Message
 from raymq.ray_calls import ActorRef
 from raymq.record import EncodedBatch, ProducerSequence, encode_batch
+from raymq.replication import Copied
 from storage.message_store import MessageStore
 from storage.raw_log import CHUNK_MAX_BYTES
 from tests.support.replica_group import GROUP, ReplicaGroup
@@ -90,7 +91,9 @@ def bench_copy(directory: Path, mib: int) -> None:
     end = master.flush_all()
     started, started_cpu = time.perf_counter(), time.thread_time()
     while slave.end_offset < end:
-        slave.append_log(slave.end_offset, master.read_log(slave.end_offset, CHUNK_MAX_BYTES, end))
+        # As a slave does that is far behind: the disk works while the next chunk is read.
+        slave.append_log(slave.end_offset, master.read_log(slave.end_offset, CHUNK_MAX_BYTES, end), wait=False)
+    slave.flush_all()
     seconds, cpu = time.perf_counter() - started, time.thread_time() - started_cpu
     row(
         f"{mib} MiB copied to an empty slave, flushed",
@@ -116,11 +119,11 @@ class Carriers:
         slave, master = self._group.replicas[name], self._group.master
         following = slave.following(LONG_POLL_S)
         assert following is not None
-        position = following.position
+        position = following.position or 0
+        copied = Copied(position, position, 0)
         while not self._stopping.is_set():
-            who = (name, following.store_id, False)
-            chunk = master.read_log(*who, following.epoch, position or 0, CHUNK_MAX_BYTES, 0.1)
-            position, _ = slave.append_log(following.epoch, chunk)
+            request = following.request(name, copied.next_offset, copied.acked_offset)
+            copied = slave.append_log(following.epoch, master.read_log(request, CHUNK_MAX_BYTES, 0.1))
 
     def stop(self) -> None:
         self._stopping.set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from actors import replica as replica_module
 from actors.replica import Replica, ReplicaRules
 from raymq.errors import InSyncReplicasError, NotMasterError, ServiceNotAvailableError, StoreNotWritableError
 from raymq.message import PullStatus, SendStatus
-from raymq.replication import Follow, ReplicaRole
+from raymq.replication import Copied, Follow, ReplicaRole
 from raymq.store_api import FetchRequest, FetchResult
 from storage import message_store
 from tests.support.replica_group import ReplicaGroup
@@ -246,9 +248,29 @@ def test_chunks_of_an_older_epoch_are_refused(make):
     name, slave = next((n, r) for n, r in group.replicas.items() if r is not group.master)
     following = slave.following(0.0)
     assert following is not None
-    chunk = group.master.read_log(name, following.store_id, False, following.epoch, following.position, 1000, 0.0)
+    chunk = group.master.read_log(following.request(name, following.position, following.position), 1000, 0.0)
     with pytest.raises(NotMasterError):
         slave.append_log(following.epoch - 1, chunk)
+
+
+def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(make, monkeypatch):
+    group = make(rules=RULES)
+    group.settle()
+    for first in range(0, 300, 100):
+        group.master.append([make_batch(bodies(first, 100))])
+    name, slave = next((n, r) for n, r in group.replicas.items() if r is not group.master)
+    following = slave.following(0.0)
+    start = following.position
+    disk_has_worked = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: disk_has_worked.wait(10))
+    first = group.master.read_log(following.request(name, start, start), 1000, 0.0)
+    copied = slave.append_log(following.epoch, first)
+    assert copied == Copied(start + len(first.data), start, len(first.data))
+    rest = group.master.read_log(following.request(name, copied.next_offset, copied.acked_offset), 1 << 20, 0.0)
+    assert group.master.account().confirm_offset == start
+    disk_has_worked.set()
+    copied = slave.append_log(following.epoch, rest)
+    assert copied.next_offset == copied.acked_offset == group.master.account().end_offset > start + len(first.data)
 
 
 def test_a_restarted_group_goes_on_from_disk_alone(make, tmp_path):

@@ -12,6 +12,7 @@ from actors.replica import Replica, ReplicaRules
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.config import StoreSettings
 from raymq.errors import RaymqError
+from raymq.replication import Copied
 from storage.message_store import MessageStore
 from tests.support.stores import small_settings
 
@@ -94,10 +95,11 @@ class ReplicaGroup:
         position = following.position
         if position is None:
             position = slave.align(epoch, master.history(epoch))
+        copied = Copied(position, position, 0)
         while True:
-            chunk = master.read_log(name, following.store_id, False, epoch, position, chunk_bytes, 0.0)
-            position, copied = slave.append_log(epoch, chunk)
-            if not copied:
+            request = following.request(name, copied.next_offset, copied.acked_offset)
+            copied = slave.append_log(epoch, master.read_log(request, chunk_bytes, 0.0))
+            if not copied.copied_bytes:
                 return
 
     def settle(self) -> None:
