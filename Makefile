@@ -27,7 +27,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/bench_store.py
 	$(BIN)/python tests/bench/bench_schedule.py
 	$(BIN)/python tests/bench/bench_cluster.py
-	$(BIN)/python tests/bench/bench_replication.py
+	$(BIN)/python tests/bench/bench_replication.py --cluster
 
 soak: $(INSTALLED)
 	RAYMQ_SOAK=1 $(BIN)/python -m pytest tests/chaos tests/property --timeout 7200

@@ -1,10 +1,11 @@
 """What copies cost: how fast a log is copied, how much slower appends are that wait for copies, how long a failover is.
 
-    python tests/bench/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster] [--kills 10]
+    python tests/bench/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster]
+        [--kills 10] [--node-kills 3]
 
 Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock: nothing passes between
-processes, but they share one core. With it they are actors of a Ray cluster on this machine. Numbers vary by machine
-and by minute; compare ratios, and run it twice.
+processes, but they share one core. With it they are actors of a Ray cluster on this machine, of one node or three.
+Numbers vary by machine and by minute; compare ratios, and run it twice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count, pairwise
+from functools import partial
+from itertools import count, cycle, pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -28,20 +30,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import raymq
 from actors.replica import ReplicaRules
 from raymq.config import FlushDiskType
-from raymq.errors import RaymqError, SystemBusyError
+from raymq.errors import SystemBusyError
 from raymq.message import Message
-from raymq.ray_calls import ActorRef
 from raymq.record import EncodedBatch, ProducerSequence, encode_batch
 from raymq.replication import Copied
 from storage.message_store import MessageStore
 from storage.raw_log import CHUNK_MAX_BYTES
+from tests.support.cluster import sandbox
+from tests.support.nodes import nodes
+from tests.support.placed_group import PlacedGroup
 from tests.support.replica_group import GROUP, ReplicaGroup
+from tests.support.replicas import ReplicaGroup as Group
 from tests.support.stores import small_settings
 
 BODY = b"x" * 1024
 BATCH = 100
 PRODUCERS = 4
 ONE_BY_ONE = 500
+NODES = ("head", "left", "right")
 LONG_POLL_S = 2.0
 FILES = {
     "mapped_file_size_commit_log_bytes": 256 << 20,
@@ -194,16 +200,10 @@ def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
     )
     with raymq.connect(embedded=True, config=config, data_dir=directory / f"data-{replicas}") as client:
         client.admin.create_topic("bench", queues=PRODUCERS)
-        while replicas > 1 and len(group_status()["in_sync"]) < replicas:
-            time.sleep(0.1)
+        if replicas > 1:
+            Group("broker-a", replicas).settled()
         yield client
     shutil.rmtree(directory / f"data-{replicas}")
-
-
-def group_status() -> dict[str, list[int]]:
-    """What the Controller says of the group."""
-    status: dict[str, list[int]] = ActorRef("controller").call("status")["groups"][0]
-    return status
 
 
 def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
@@ -230,8 +230,9 @@ def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
     return rate, median(alone)
 
 
-def bench_failover(client: raymq.Client, kills: int) -> None:
-    """The longest time between two acknowledgements at a producer around each kill of the master's process."""
+def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callable[[], None]]) -> list[float]:
+    """The longest time between two acknowledgements at a producer around each kill, in s. `prepare` returns, with all
+    in sync, what kills the master."""
     acknowledged, stopping = [time.perf_counter()], threading.Event()
 
     def produce() -> None:
@@ -245,11 +246,10 @@ def bench_failover(client: raymq.Client, kills: int) -> None:
     gaps = []
     try:
         for _ in range(kills):
-            while len(group_status()["in_sync"]) < 3:
-                time.sleep(0.1)
+            kill_master = prepare()
             time.sleep(1.0)
             before = len(acknowledged) - 1
-            os.kill(master_pid(), signal.SIGKILL)
+            kill_master()
             killed = time.perf_counter()
             while acknowledged[-1] < killed + 0.5:
                 time.sleep(0.01)
@@ -258,20 +258,41 @@ def bench_failover(client: raymq.Client, kills: int) -> None:
     finally:
         stopping.set()
         thread.join()
+    return gaps
+
+
+def bench_failover(client: raymq.Client, group: Group, kills: int) -> None:
+    """How long nothing is acknowledged when the master's process is killed."""
+    gaps = failover_gaps(client, kills, lambda: partial(os.kill, group.pid(group.settled()["master"]), signal.SIGKILL))
     p50, p99 = median(gaps), quantiles(gaps, n=100, method="inclusive")[98]
     row(
         f"gap when the master's process is killed, {kills} kills", f"p50 {p50:.2f} s, p99 {p99:.2f} s", "<= 3 s, <= 6 s"
     )
 
 
-def master_pid() -> int:
-    """The process of the master."""
-    while True:
-        try:
-            pid: int = ActorRef(f"storage-broker-a-{group_status()['master']}").call("describe").pid
-            return pid
-        except RaymqError:
-            time.sleep(0.1)
+def bench_node_failover(kills: int) -> None:
+    """The same for the master's node, a raylet with all its processes, of a cluster of three."""
+    settings = "broker_groups: 1\nreplication: {replicas: 3, min_in_sync_replicas: 2}\n"
+    with sandbox(settings) as box, nodes(box, NODES) as machines, raymq.connect(embedded=True) as client:
+        client.admin.create_topic("bench", queues=PRODUCERS)
+        group = PlacedGroup("broker-a", len(NODES), machines)
+        leading = cycle(NODES[1:])  # without the head there is no cluster
+
+        def prepare() -> Callable[[], None]:
+            for name in NODES:
+                if not machines.runs(name):
+                    machines.add(name)
+            group.wait_for_homes(set(NODES))
+            name = next(leading)
+            group.lead_from(name)
+            return partial(machines.kill, name)
+
+        gaps = failover_gaps(client, kills, prepare)
+    row(
+        f"gap when the master's node is killed, {kills} kills",
+        f"p50 {median(gaps):.2f} s, max {max(gaps):.2f} s",
+        "<= 6 s",
+    )
 
 
 def main() -> None:
@@ -281,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each case of appending runs")
     parser.add_argument("--cluster", action="store_true", help="with Ray, too")
     parser.add_argument("--kills", type=int, default=10, help="how often the master is killed")
+    parser.add_argument("--node-kills", type=int, default=3, help="how often its node is killed")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="bench-replication-", dir=options.directory))
     try:
@@ -292,8 +314,9 @@ def main() -> None:
                 with cluster(directory, copies) as client:
                     rates[copies] = cluster_rate(client, options.seconds)
                     if copies == 3:
-                        bench_failover(client, options.kills)
+                        bench_failover(client, Group("broker-a", copies), options.kills)
             print_rates("cluster", rates)
+            bench_node_failover(options.node_kills)
     finally:
         shutil.rmtree(directory)
 

@@ -52,6 +52,10 @@ class Nodes:
     def data(self, name: str) -> Path:
         return self._box.data / name
 
+    def runs(self, name: str) -> bool:
+        """Whether it was started, and not killed."""
+        return name in self._nodes
+
     def node_id(self, name: str) -> str:
         return str(self._nodes[name].node_id)
 

@@ -21,13 +21,11 @@ import pytest
 
 import raymq
 from placement.operate import balance, drain
-from raymq.names import CONTROLLER
-from raymq.ray_calls import ActorRef
 from tests.support.checker import check
 from tests.support.cluster import Sandbox, descendants, sandbox
 from tests.support.history import History
 from tests.support.nodes import LOOPBACK, Nodes, nodes
-from tests.support.replicas import ReplicaGroup, log_checksum
+from tests.support.placed_group import PlacedGroup
 from tests.support.waiting import eventually
 from tests.support.workload import Senders, read_back
 
@@ -66,8 +64,8 @@ def mq(machines: Nodes) -> Iterator[raymq.Client]:
 
 
 @pytest.fixture
-def replicas(mq: raymq.Client) -> ReplicaGroup:
-    group = ReplicaGroup(BROKER, REPLICAS)
+def replicas(mq: raymq.Client, machines: Nodes) -> PlacedGroup:
+    group = PlacedGroup(BROKER, REPLICAS, machines)
     group.settled()
     return group
 
@@ -95,36 +93,10 @@ def more(history: History) -> None:
     eventually(lambda: len(history) >= enough, "sends that end")
 
 
-def homes(replicas: ReplicaGroup, machines: Nodes) -> dict[int, str]:
-    """Replica to the name of its node."""
-    return {one["replica"]: machines.name_of(one["node_id"]) for one in replicas.account()["replicas"]}
-
-
-def wait_for_homes(replicas: ReplicaGroup, machines: Nodes, names: set[str]) -> None:
-    eventually(lambda: set(homes(replicas, machines).values()) == names, f"replicas on {names}", 90.0)
-    replicas.settled()
-
-
-def assert_equal_logs(replicas: ReplicaGroup, machines: Nodes) -> None:
-    end = replicas.equal_end()
-    placed = homes(replicas, machines)
-    logs = {log_checksum(machines.data(name) / f"{BROKER}-{replica}", end) for replica, name in placed.items()}
-    assert end > 0
-    assert len(logs) == 1
-
-
-def lead_from(replicas: ReplicaGroup, machines: Nodes, name: str) -> None:
-    """Have the replica on a node lead."""
-    [replica] = [replica for replica, home in homes(replicas, machines).items() if home == name]
-    ActorRef(CONTROLLER).call("designate", BROKER, replica, timeout_s=5.0)
-    eventually(lambda: replicas.account()["master"] == replica and not replicas.account()["reason"], f"{name} leads")
-    replicas.settled()
-
-
 def test_each_replica_has_a_node_of_its_own_and_nothing_listens_beyond_loopback(
-    replicas: ReplicaGroup, machines: Nodes
+    replicas: PlacedGroup, machines: Nodes
 ) -> None:
-    wait_for_homes(replicas, machines, {"head", "left", "right"})
+    replicas.wait_for_homes({"head", "left", "right"})
     listening = {
         connection.laddr.ip
         for process in descendants()
@@ -135,35 +107,35 @@ def test_each_replica_has_a_node_of_its_own_and_nothing_listens_beyond_loopback(
 
 
 def test_a_node_that_is_killed_with_the_master_and_returns_is_taken_back(
-    mq: raymq.Client, replicas: ReplicaGroup, machines: Nodes, topic: str
+    mq: raymq.Client, replicas: PlacedGroup, machines: Nodes, topic: str
 ) -> None:
     with load(mq, topic) as history:
-        lead_from(replicas, machines, "left")
+        replicas.lead_from("left")
         machines.kill("left")
         more(history)
         assert replicas.account()["in_sync"] != []
         machines.add("left")
-        wait_for_homes(replicas, machines, {"head", "left", "right"})
+        replicas.wait_for_homes({"head", "left", "right"})
         more(history)
-    assert_equal_logs(replicas, machines)
+    replicas.assert_equal_logs()
 
 
 @pytest.mark.skipif(not SOAK, reason="one of the long runs: `make soak`")
 @pytest.mark.timeout(5400)
 def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
-    mq: raymq.Client, replicas: ReplicaGroup, machines: Nodes, topic: str
+    mq: raymq.Client, replicas: PlacedGroup, machines: Nodes, topic: str
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}")
     rng = random.Random(SEED)
 
     def kill_node() -> None:
         name = rng.choice(["left", "right"])  # without the head there is no cluster: test_everything_killed.py
-        lead_from(replicas, machines, name)
+        replicas.lead_from(name)
         before = replicas.account()["epoch"]
         machines.kill(name)
         replicas.led_after(before)
         machines.add(name)
-        wait_for_homes(replicas, machines, {"head", "left", "right"})
+        replicas.wait_for_homes({"head", "left", "right"})
 
     def stop_master() -> None:
         pid = replicas.pid(replicas.settled()["master"])
@@ -181,26 +153,26 @@ def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
             fault()
             more(history)
             replicas.settled()
-    assert_equal_logs(replicas, machines)
+    replicas.assert_equal_logs()
 
 
 def test_a_node_that_stays_away_is_replaced_and_one_that_is_drained_keeps_nothing(
-    mq: raymq.Client, replicas: ReplicaGroup, machines: Nodes, topic: str
+    mq: raymq.Client, replicas: PlacedGroup, machines: Nodes, topic: str
 ) -> None:
     with load(mq, topic) as history:
         machines.kill("right")
         machines.add("spare")
-        wait_for_homes(replicas, machines, {"head", "left", "spare"})
+        replicas.wait_for_homes({"head", "left", "spare"})
         more(history)
         machines.add("right")  # with what it had, which is out of date by now
         more(history)
-        assert set(homes(replicas, machines).values()) == {"head", "left", "spare"}
-        lead_from(replicas, machines, "spare")
+        assert set(replicas.homes().values()) == {"head", "left", "spare"}
+        replicas.lead_from("spare")
         steps: list[str] = []
         assert drain(machines.node_id("spare"), drained=True, progress=steps.append)["left"] == []
         assert steps != []
-        assert set(homes(replicas, machines).values()) == {"head", "left", "right"}
+        assert set(replicas.homes().values()) == {"head", "left", "right"}
         more(history)
         assert balance(steps.append)["left"] == []
         assert replicas.settled()["master"] == 0
-    assert_equal_logs(replicas, machines)
+    replicas.assert_equal_logs()
