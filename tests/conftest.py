@@ -1,6 +1,7 @@
 """Fixtures of several kinds of tests.
 
-For those that start Ray: one embedded raymq per test module, two broker groups, in a sandbox checked at the end.
+For those that start Ray: one embedded raymq per test module, in a sandbox checked at the end; two broker groups unless
+the module's `SETTINGS` say otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 import raymq
-from tests.support.cluster import Sandbox, embedded, sandbox
+from tests.support.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 # What CI says about a change must not depend on the dice; elsewhere, each run tries other examples. How long an example
 # takes says how busy the machine is.
@@ -38,6 +39,7 @@ def group_of(path: Path) -> str:
     return "ray" if folder == "integration" or (folder == "chaos" and not path.name.startswith("test_store_")) else ""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With two workers (`make test`), one has the tests on one Ray node, from the beginning. The other has those
     without Ray meanwhile, and then those with several nodes. Ray is waited for most of the time."""
@@ -50,9 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def box(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """The module's sandbox; with the module's `SETTINGS`, if it has any, for raymq.yaml."""
     tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
-    with sandbox() as made:
+    with sandbox(getattr(request.module, "SETTINGS", SETTINGS)) as made:
         yield made
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 import raymq
 from raymq.message import SendStatus
-from tests.support.cluster import Sandbox, embedded, poll_until, sandbox
+from tests.support.cluster import Sandbox, poll_until
 from tests.support.replicas import ReplicaGroup, log_checksum
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -20,19 +16,6 @@ store:
   mapped_file_size_consume_queue_bytes: 60000
 replication: {replicas: 2, spread: false, broker_role: SYNC_MASTER, in_sync_replicas: 2, slave_read_enable: true}
 """
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
-    with sandbox(SETTINGS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
-    with embedded(box) as client:
-        yield client
 
 
 def test_the_same_replica_leads_again_and_every_message_is_on_both(

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,15 @@ import pytest
 
 import raymq
 from raymq.message import MessageExt, MessageModel
-from tests.support.cluster import Sandbox, actor_processes, embedded, poll_until, sandbox
+from tests.support.cluster import SETTINGS as DEFAULTS
+from tests.support.cluster import actor_processes, poll_until
 from tests.support.journal import Journal
 from tests.support.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SHORT_LEVELS = " ".join(["1s"] * 18)
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """Delay levels of a second each, so that a message walks them while a test waits."""
-    tmp_path_factory.getbasetemp()
-    with sandbox() as made:
-        settings = made.work / "raymq.yaml"
-        settings.write_text(
-            settings.read_text().replace("store:\n", f'store:\n  message_delay_level: "{SHORT_LEVELS}"\n')
-        )
-        yield made
-
-
-@pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
-    with embedded(box) as client:
-        yield client
+"""Delay levels of a second each, so that a message walks them while a test waits."""
+SETTINGS = DEFAULTS.replace("store:\n", f'store:\n  message_delay_level: "{SHORT_LEVELS}"\n')
 
 
 @pytest.fixture

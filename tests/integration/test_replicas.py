@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -23,7 +23,7 @@ from raymq.message import MessageQueue
 from raymq.names import CONTROLLER
 from raymq.ray_calls import ActorRef
 from tests.support.checker import check
-from tests.support.cluster import Sandbox, actor_processes, embedded, poll_until, sandbox
+from tests.support.cluster import Sandbox, actor_processes, poll_until
 from tests.support.history import History
 from tests.support.replicas import ReplicaGroup, log_checksum
 from tests.support.waiting import eventually
@@ -42,19 +42,6 @@ store:
   mapped_file_size_consume_queue_bytes: 60000
 replication: {replicas: 3, spread: false, min_in_sync_replicas: 2}
 """
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
-    with sandbox(SETTINGS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
-    with embedded(box) as client:
-        yield client
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 
 import raymq
 from raymq.message import MessageExt
-from tests.support.cluster import Sandbox, actor_processes, embedded, poll_until, sandbox
+from tests.support.cluster import actor_processes, poll_until
 from tests.support.journal import Journal
 from tests.support.replicas import ReplicaGroup
 from tests.support.waiting import eventually
@@ -28,19 +27,6 @@ store:
   mapped_file_size_consume_queue_bytes: 60000
 replication: {replicas: 3, spread: false, min_in_sync_replicas: 2, slave_read_enable: true}
 """
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
-    with sandbox(SETTINGS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
-    with embedded(box) as client:
-        yield client
 
 
 @contextmanager

@@ -60,6 +60,14 @@ class Cluster:
         enough = self.acknowledged(name) + BETWEEN_FAULTS
         eventually(lambda: self.acknowledged(name) >= enough, f"acknowledgements on {name}", HEAL_S)
 
+    def heal(self, *names: str) -> None:
+        """End the cuts, have these machines join again, and wait until all goes on as before."""
+        self.machines.heal()
+        for name in names:
+            self.machines.join(name)
+        self.hand.ask("settled")
+        self.more(HEAD)
+
     def assert_standstill(self, *names: str) -> None:
         """From a lease after the cut on, nothing is acknowledged there."""
         time.sleep(LEASE_S + STANDSTILL_S)
@@ -127,10 +135,7 @@ def test_a_master_that_is_cut_off_stops_and_another_goes_on(tmp_path: Path) -> N
         queue.machines.cut(others, [MASTER])
         queue.more(HEAD)
         queue.assert_standstill(MASTER)
-        queue.machines.heal()
-        queue.machines.join(MASTER)
-        queue.hand.ask("settled")
-        queue.more(HEAD)
+        queue.heal(MASTER)
 
 
 @in_soak
@@ -140,11 +145,7 @@ def test_halves_of_which_neither_can_do_alone_acknowledge_nothing(tmp_path: Path
         queue.machines.cut([HEAD], others)
         queue.machines.cut(others, [HEAD])
         queue.assert_standstill(HEAD, MASTER)
-        queue.machines.heal()
-        for name in others:
-            queue.machines.join(name)
-        queue.hand.ask("settled")
-        queue.more(HEAD)
+        queue.heal(*others)
 
 
 @in_soak
@@ -153,7 +154,4 @@ def test_a_master_that_hears_but_is_not_heard_stops_and_another_goes_on(tmp_path
         queue.machines.cut([MASTER], (HEAD, OTHER))
         queue.more(HEAD)
         queue.assert_standstill(MASTER)
-        queue.machines.heal()
-        queue.machines.join(MASTER)
-        queue.hand.ask("settled")
-        queue.more(HEAD)
+        queue.heal(MASTER)

@@ -22,7 +22,7 @@ import pytest
 import raymq
 from placement.operate import balance, drain
 from tests.support.checker import check
-from tests.support.cluster import Sandbox, descendants, sandbox
+from tests.support.cluster import Sandbox, descendants
 from tests.support.history import History
 from tests.support.nodes import LOOPBACK, Nodes, nodes
 from tests.support.placed_group import PlacedGroup
@@ -42,13 +42,6 @@ store:
   mapped_file_size_consume_queue_bytes: 60000
 replication: {replicas: 3, min_in_sync_replicas: 2, replace_after_s: 5}
 """
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
-    with sandbox(SETTINGS) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
