@@ -224,6 +224,15 @@ class StoreOptions(BaseModel):
         str,
         Field(description="How long messages of delay level 1, 2, … wait: numbers with s, m, h or d; at most 18."),
     ] = DELAY_LEVELS
+    enable_lmq: Annotated[
+        bool, Field(description="With the next: whether messages go into the %LMQ% queues that they name, too.")
+    ] = False
+    enable_multi_dispatch: Annotated[
+        bool, Field(description="Whether messages may be in several queues. Those that RocketMQ wrote are, anyhow.")
+    ] = False
+    max_lmq_consume_queue_num: Annotated[
+        int, Field(ge=0, le=10_000_000, description="Most %LMQ% queues of a store; a message for one more is refused.")
+    ] = 20_000
     access_message_in_memory_max_ratio: Annotated[
         int, Field(ge=1, le=100, description="Percent of the memory that is taken to hold the newest messages.")
     ] = 40

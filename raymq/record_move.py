@@ -17,6 +17,7 @@ from raymq.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CR
 from raymq.errors import MessageIllegalError
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
+    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
     PROPERTY_REAL_QUEUE_ID,
@@ -143,7 +144,8 @@ def put_together(
     """
     magic, topic_text = topic_part(topic)
     whose = dict(zip(_PRODUCER, (producer.producer_id, str(producer.epoch), str(producer.first_sequence)), strict=True))
-    new = {**exchanged, **whose}
+    # A new record has other offsets in other queues; the store tells them.
+    new = {PROPERTY_INNER_MULTI_QUEUE_OFFSET: "", **exchanged, **whose}
     names = tuple(f"{name}\x01".encode() for name in new)
     pieces = [piece for piece in record.properties.split(b"\x02") if piece and not piece.startswith(names)]
     pieces += [f"{name}\x01{value}".encode() for name, value in new.items() if value]

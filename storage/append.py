@@ -6,12 +6,11 @@ Nothing is written before every batch of the call is known to be good, new or a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError, SystemBusyError
@@ -20,8 +19,10 @@ from raymq.record import EncodedBatch, decode_host, dispatch_view, validate_batc
 from raymq.record_batch import is_sealed, record_ends, stamp_many, stamp_one
 from raymq.record_layout import BLANK_LENGTH, SYS_FLAG_STORE_HOST_IPV6
 from raymq.store_api import AppendResult
+from storage.checked_batch import CheckedBatch
 from storage.consume_queue import ConsumeQueue
 from storage.deliveries import Delivery, Source, waiting_codes
+from storage.multi_append import MultiAppend, starts_of
 from storage.parts import StoreParts
 from storage.placing import Place
 from storage.put_check import RECORD_OVERHEAD_MAX_BYTES, PutMessageStatus, refusal, refuse_batch
@@ -30,33 +31,20 @@ from storage.recovery import Recovered
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedBatch:
-    """A batch that may be stored: its records, which nobody changes any more, and where each of them ends."""
+def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
+    """The batch with the offsets of its messages in other queues."""
+    sent = replace(checked.batch, records=checked.records)
+    batch = multi.dispatch(sent)
+    if batch is sent:
+        return checked
+    return CheckedBatch(batch, memoryview(batch.records), record_ends(batch.sizes))
 
-    batch: EncodedBatch
-    records: memoryview
-    ends: NDArray[np.int64]
 
-    def without(self, count: int) -> CheckedBatch:
-        """The batch without its first `count` messages, which an earlier send stored already."""
-        if not count:
-            return self
-        batch, start = self.batch, int(self.ends[count - 1])
-        producer = batch.producer
-        if producer is not None:
-            producer = replace(producer, first_sequence=producer.first_sequence + count)
-        rest = replace(batch, sizes=batch.sizes[count:], tag_codes=batch.tag_codes[count:], producer=producer)
-        return CheckedBatch(rest, self.records[start:], self.ends[count:] - start)
-
-    def part(self, first: int, last: int) -> CheckedBatch:
-        """Messages `first` to `last` (exclusive)."""
-        rest = self.without(first)
-        count = last - first
-        if count == len(rest.batch):
-            return rest
-        batch = replace(rest.batch, sizes=rest.batch.sizes[:count], tag_codes=rest.batch.tag_codes[:count])
-        return CheckedBatch(batch, rest.records[: int(rest.ends[count - 1])], rest.ends[:count])
+def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
+    columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
+    sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
+    batch = multi.dispatch(sent, must=False)
+    return item if batch is sent else replace(item, record=bytearray(batch.records))
 
 
 class Appender:
@@ -84,6 +72,9 @@ class Appender:
         self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
         self.last_record_offset = recovered.last_record_offset
         self.messages_appended = self.duplicates_dropped = 0
+        self._multi_append = None
+        if MultiAppend.is_enabled(settings):
+            self._multi_append = partial(MultiAppend, settings, parts.queues, self._record_max_bytes)
 
     def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
         """Raise MessageIllegalError unless all `batches` can be stored by one append. Their records are not copied:
@@ -125,18 +116,25 @@ class Appender:
         self._refuse_repeats_within(batches)
         stored = [self._stored_prefix(checked.batch) for checked in batches]
         rests = [checked.without(len(prefix)) for checked, prefix in zip(batches, stored, strict=True)]
+        multi = None if self._multi_append is None else self._multi_append()
+        if multi is not None:
+            rests = [_dispatched(multi, rest) for rest in rests]
         queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
         places = self._log.place([rest.ends for rest in rests])
         self._require_buffer(sum([len(rest.records) for rest in rests]) if self._fast_fail else 0)
-        self._reserve([(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)], places)
+        counts = [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)]
+        self._reserve(counts if multi is None else counts + multi.counts(), places)
         self.look_at_the_clock()
         self.last_store_timestamp_ms = self._earliest_ms
-        return [
+        results = [
             self._write(rest, queue, where)
-            if len(where) == 1 and not prefix
+            if len(where) == 1 and not prefix and rest.batch.records is checked.batch.records
             else self._write_rest(checked.batch, rest, queue, where, prefix)
             for checked, rest, queue, where, prefix in zip(batches, rests, queues, places, stored, strict=True)
         ]
+        if multi is not None:
+            self._show(multi.write(places))
+        return results
 
     def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.
@@ -147,17 +145,29 @@ class Appender:
         for item in deliveries:
             if not 0 <= item.queue_id <= QUEUE_ID_MAX:
                 raise MessageIllegalError(f"queue id {item.queue_id} is negative")
+        multi = None if self._multi_append is None else self._multi_append()
+        if multi is not None:
+            deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
         ends = np.cumsum([len(item.record) for item in deliveries])
         [places] = self._log.place([ends])
         self._require_buffer(int(ends[-1]) if self._fast_fail else 0)
-        self._reserve([(queue, 1) for queue in queues], [places])
+        counts = [(queue, 1) for queue in queues]
+        self._reserve(counts if multi is None else counts + multi.counts(), [places])
         self.look_at_the_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         for place in places:
             part = slice(place.first, place.last)
             self._write_deliveries(deliveries[part], queues[part], place.physical_offset)
             self._deliveries.advance(source, deliveries[part][-1].epoch, deliveries[part][-1].queue_offset + 1)
+        if multi is not None:
+            starts = starts_of(places, np.diff(ends, prepend=0))
+            self._show(multi.write([[Place(0, 1, start)] for start in starts.tolist()]))
+
+    def _show(self, queues: Sequence[ConsumeQueue]) -> None:
+        """Show the ends of these queues when all that is written now is shown."""
+        for queue in queues:
+            self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _write_deliveries(
         self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
@@ -180,7 +190,7 @@ class Appender:
         for queue, rows in units.items():
             columns = np.array(rows, np.int64)
             queue.append_scattered(columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
-            self._visibility.add(self._log.end_offset, queue, queue.next_offset)
+        self._show(list(units))
         self.messages_appended += len(deliveries)
 
     def commit(self) -> None:

@@ -18,7 +18,7 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_NUM, SendStatus
+from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_QUEUE_OFFSET, PROPERTY_INNER_NUM, SendStatus
 from raymq.record_batch import BatchFacts
 from raymq.record_layout import (
     SYS_FLAG_INNER_BATCH,
@@ -30,6 +30,7 @@ from raymq.record_layout import (
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 BUSY_MAX_MS: Final = 10_000_000
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
+_MULTI_OFFSETS: Final = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 
 
 class PutMessageStatus(Enum):
@@ -72,6 +73,7 @@ _ERRORS: Final[dict[PutMessageStatus, type[RaymqError]]] = {
     PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: MessageIllegalError,
     PutMessageStatus.OS_PAGE_CACHE_BUSY: SystemBusyError,
     PutMessageStatus.UNKNOWN_ERROR: StoreNotWritableError,
+    PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: MessageIllegalError,
 }
 
 
@@ -120,6 +122,8 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
     """Why these messages cannot be stored; None if they can. `record_max_bytes`: the longest a file has room for."""
     if facts.sys_flags & SYS_FLAG_INNER_BATCH or _INNER_NUM in facts.first_properties:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches are read here, but not taken")
+    if _MULTI_OFFSETS in facts.first_properties:
+        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a message's offsets in other queues are the store's to set")
     if facts.count > 1 and facts.sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "messages of a transaction cannot be sent in a batch")
     if facts.sys_flags & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK):

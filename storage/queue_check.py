@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from raymq.errors import DataLossError
 from raymq.log_reader import PRE_BLANK_SIZE, LogReader
-from raymq.record import DispatchView, RecordError, dispatch_view
+from raymq.record import RecordError, dispatch_view
 from storage.consume_queue import ConsumeQueue
-
-_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
-"""Names the other queues that a record is in too, separated by commas (spec/storage.md §12)."""
+from storage.multi_dispatch import units_elsewhere
 
 
 def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
@@ -46,8 +44,5 @@ def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) 
         view = dispatch_view(reader.log_bytes(start, start + int(unit["size"])))
     except (DataLossError, RecordError):
         return True  # It is not in the log any more, or it is damaged: then this says nothing of the unit.
-    return (view.topic, view.queue_id) == (queue.topic, queue.queue_id) or queue.topic in _dispatched_to(view)
-
-
-def _dispatched_to(view: DispatchView) -> list[str]:
-    return view.properties.get(_MULTI_DISPATCH, "").split(",")
+    key = queue.topic, queue.queue_id
+    return (view.topic, view.queue_id) == key or any(unit.key == key for unit in units_elsewhere(view, start))

@@ -125,6 +125,10 @@ class QueueTable:
                 topics.setdefault(topic, []).append(queue_id)
         return topics
 
+    def count_topics(self, prefix: str) -> int:
+        """How many topics there are whose names begin with `prefix`."""
+        return len({topic for topic, _ in self._queues if topic.startswith(prefix)})
+
     def has_topic(self, topic: str) -> bool:
         """Whether the topic has a directory: a topic that RocketMQ deleted has none."""
         return any((directory / topic).is_dir() for directory in (self.directory, self._batch_directory))

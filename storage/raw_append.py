@@ -2,8 +2,8 @@
 
 A chunk of many records, none out of the ordinary, is taken as one block (record_blocks.py), a column at a time. On any
 doubt nothing is done, and the chunk is looked at record by record, which comes to the same and can also say what is
-wrong, put inner batches into their queues (batch_dispatch.py), and delete a topic in the chunk's middle. It is also
-faster for few records.
+wrong, put inner batches into their queues (batch_dispatch.py) and messages into several (multi_dispatch.py), and delete
+a topic in the chunk's middle. It is also faster for few records.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from storage.append import Appender
 from storage.batch_dispatch import is_good_batch, put_batch
 from storage.block_producers import producers_of, remember_producer
 from storage.consume_queue import ConsumeQueue
+from storage.multi_dispatch import QueueUnit, put_elsewhere, units_elsewhere
 from storage.parts import StoreParts
 from storage.record_blocks import is_queued, read_block
 from storage.record_check import is_implausible, properties_are_cut
@@ -114,7 +115,7 @@ class RawAppender:
         if len(data) > self._log.file_size - physical_offset % self._log.file_size:
             return False
         block = read_block(data, 0, physical_offset, check_crc=True, delay_levels_ms=self._delay_levels_ms)
-        if block is None or block.has_inner_batches or not self._ends_with(data, block.length, physical_offset):
+        if block is None or not block.is_ordinary or not self._ends_with(data, block.length, physical_offset):
             return False
         if not np.array_equal(block.physical_offsets, block.starts + physical_offset):
             return False
@@ -155,14 +156,15 @@ class RawAppender:
 
     def _append_views(self, physical_offset: int, data: memoryview, views: Sequence[DispatchView]) -> None:
         """`append` record by record."""
-        first = self._first_begun_anew(views)
-        if first is not None:
+        anew = self._first_begun_anew(views)
+        if anew is not None:
+            first, topic = anew
             split = first.physical_offset - physical_offset
             before = [view for view in views if view.physical_offset < first.physical_offset]
             self._append_views(physical_offset, data[:split], before)
             end, start = self._log.end_offset, self._log.min_offset
-            self._queues.delete_topic(first.topic, end_offset=end, min_offset=start)
-            self._dedup.forget_topic(first.topic)
+            self._queues.delete_topic(topic, end_offset=end, min_offset=start)
+            self._dedup.forget_topic(topic)
             self._append_views(first.physical_offset, data[split:], views[len(before) :])
             return
         singles, batches = self._by_kind(views)
@@ -174,19 +176,24 @@ class RawAppender:
         for view in batches:
             self._put_batch(view)
         for view in singles:
+            for key in put_elsewhere(self._queues, view, view.physical_offset):
+                self._show_end_of(key)
             remember_producer(view, self._dedup, self._deliveries)
 
-    def _first_begun_anew(self, views: Sequence[DispatchView]) -> DispatchView | None:
+    def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, str] | None:
+        """The first record that begins a queue anew, and the queue's topic."""
         seen: set[tuple[str, int]] = set()
         for view in views:
-            if not is_queued(view.sys_flag) or (view.sys_flag & SYS_FLAG_INNER_BATCH and not is_good_batch(view)):
+            is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
+            if not is_queued(view.sys_flag) or (is_batch and not is_good_batch(view)):
                 continue
-            key = view.topic, view.queue_id
-            if view.queue_offset == 0:
-                queue = self._queues.get(*key)
-                if key in seen or (queue is not None and queue.exists and queue.next_offset > 0):
-                    return view
-            seen.add(key)
+            own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+            for key, queue_offset in (own, *(() if is_batch else units_elsewhere(view, view.physical_offset))):
+                if queue_offset == 0:
+                    queue = self._queues.get(*key)
+                    if key in seen or (queue is not None and queue.exists and queue.next_offset > 0):
+                        return view, key[0]
+                seen.add(key)
         return None
 
     def _by_kind(self, views: Sequence[DispatchView]) -> tuple[list[DispatchView], list[DispatchView]]:
@@ -208,10 +215,14 @@ class RawAppender:
 
     def _put_batch(self, view: DispatchView) -> None:
         if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
-            queue = self._queues.get(view.topic, view.queue_id)
-            assert queue is not None
-            self._visibility.add(self._log.end_offset, queue, queue.next_offset)
+            self._show_end_of((view.topic, view.queue_id))
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
+
+    def _show_end_of(self, key: tuple[str, int]) -> None:
+        """Show what was put into a queue when the rest of the chunk is shown."""
+        queue = self._queues.get(*key)
+        assert queue is not None
+        self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, physical_offset: int, views: Sequence[DispatchView]) -> list[_Units]:
         by_queue: dict[tuple[str, int], list[DispatchView]] = {}

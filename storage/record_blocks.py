@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 
 from raymq.delay import is_waiting_topic
 from raymq.hashing import tags_code
-from raymq.message import PROPERTY_PRODUCER_EPOCH, PROPERTY_PRODUCER_ID, PROPERTY_SEQUENCE, PROPERTY_TAGS
+from raymq.message import (
+    PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_SEQUENCE,
+    PROPERTY_TAGS,
+)
 from raymq.record import dispatch_view
 from raymq.record_batch import windows
 from raymq.record_layout import (
@@ -75,6 +81,7 @@ class Block:
     tags_codes: Ints
     last_store_timestamp_ms: int
     producers: Producers
+    has_units_elsewhere: bool
 
     @property
     def queue_keys(self) -> Ints:
@@ -82,9 +89,9 @@ class Block:
         return (self.topic_codes << 32) + self.queue_ids
 
     @property
-    def has_inner_batches(self) -> bool:
-        """Whether a record is an inner batch: it belongs into a queue of another kind."""
-        return bool((self.sys_flags & SYS_FLAG_INNER_BATCH).any())
+    def is_ordinary(self) -> bool:
+        """Whether each record is in one queue, of single messages: none is an inner batch, or names other queues."""
+        return not self.has_units_elsewhere and not (self.sys_flags & SYS_FLAG_INNER_BATCH).any()
 
     def is_queued(self) -> NDArray[np.bool_]:
         """Which records have a unit in a queue."""
@@ -151,6 +158,7 @@ def read_block(
         codes,
         int(places.store_timestamp.max()),
         producers,
+        properties.has(PROPERTY_INNER_MULTI_DISPATCH),
     )
 
 
@@ -205,6 +213,10 @@ class _PropertyTexts:
         self._starts[0] = 0
         self._starts[1:] = self._ends[:-1] + 1
         self._beginnings = windows(self.bytes, 4)[self._starts].view(np.uint32)
+
+    def has(self, name: str) -> bool:
+        """Whether a record may have the property `name`, perhaps as a part of something else."""
+        return f"{name}\x01".encode() in self.text
 
     def values(self, name: str) -> tuple[Ints, Ints, Ints] | None:
         """In which records `name` is, and there the place of its value in `text`: from, to. Empty values are none. None

@@ -1,8 +1,8 @@
 """Putting the records of a walk where they belong: missing units into the queues, producers into the dedup table.
 
 One record at a time, or a block of them (record_blocks.py) with the same result. A block that holds something out of
-the ordinary (a gap, a topic deleted in its middle, offsets out of order, an inner batch) is refused before anything is
-changed; its records have to come one at a time.
+the ordinary (a gap, a topic deleted in its middle, offsets out of order, an inner batch, a record in several queues) is
+refused before anything is changed; its records have to come one at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from storage.block_producers import producers_of, remember_producer
 from storage.consume_queue import ConsumeQueue
 from storage.dedup import DedupTable
 from storage.deliveries import Deliveries
+from storage.multi_dispatch import QueueUnit, units_elsewhere
 from storage.queue_table import QueueTable
 from storage.record_blocks import Block, is_queued
 
@@ -101,23 +102,33 @@ class Redispatch:
             if not self._was_deleted(view.topic, physical_offset):
                 self.queued += put_batch(self._queues, view, physical_offset, may_fill_gaps=may_fill_gaps)
             return
-        missing = self._missing.get((view.topic, view.queue_id))
+        own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+        if self._put_unit(own, view, physical_offset, may_fill_gaps=may_fill_gaps):
+            self.remember(view, physical_offset)
+        for unit in units_elsewhere(view, physical_offset):
+            if not self._queues.holds_batches(*unit.key):
+                self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
+
+    def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+        """Put one unit of a record into a queue, if it is not there. False: the queue was deleted since."""
+        (topic, queue_id), queue_offset = unit
+        missing = self._missing.get(unit.key)
         if missing is None:
-            if self._was_deleted(view.topic, physical_offset):
-                return
-            missing = self._missing_in(view.topic, view.queue_id)
-        gap = view.queue_offset - missing.next_offset
-        if view.queue_offset < missing.queue.first_offset and not may_fill_gaps:
-            raise QueueGapError(f"queue {view.topic}:{view.queue_id} has lost its offset {view.queue_offset}")
+            if self._was_deleted(topic, physical_offset):
+                return False
+            missing = self._missing_in(topic, queue_id)
+        gap = queue_offset - missing.next_offset
+        if queue_offset < missing.queue.first_offset and not may_fill_gaps:
+            raise QueueGapError(f"queue {topic}:{queue_id} has lost its offset {queue_offset}")
         if gap >= 0:
             if gap > 0:
-                self._skip_lost_units(missing, view, may_fill_gaps=may_fill_gaps)
+                self._skip_lost_units(missing, unit, may_fill_gaps=may_fill_gaps)
             missing.physical_offsets.append(physical_offset)
             missing.sizes.append(view.size)
             missing.tags_codes.append(view.tags_code)
             self.queued += 1
             missing.write_if_many()
-        self.remember(view, physical_offset)
+        return True
 
     def remember(self, view: DispatchView, physical_offset: int) -> None:
         """Remember who sent a record."""
@@ -126,7 +137,7 @@ class Redispatch:
 
     def put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
         """`put` for the records of a block, the first of which is at `physical_offset`. False: nothing was done."""
-        if block.has_inner_batches:
+        if not block.is_ordinary:
             return False
         counted = block.is_queued()
         additions: list[_Addition] = []
@@ -188,14 +199,14 @@ class Redispatch:
         # A clean stop, other queues are complete, this topic has none: RocketMQ deleted it, and left no other trace.
         return not self._queues.has_topic(topic)
 
-    def _skip_lost_units(self, missing: _Missing, view: DispatchView, *, may_fill_gaps: bool) -> None:
-        queue, end = f"{view.topic}:{view.queue_id}", missing.next_offset
+    def _skip_lost_units(self, missing: _Missing, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
+        queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:
-            raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {view.queue_offset}")
+            raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {unit.queue_offset}")
         missing.write()
         if end:
-            logger.error("the records of %s from offset %d to %d are lost", queue, end, view.queue_offset - 1)
-        missing.queue.start_at(view.queue_offset)
+            logger.error("the records of %s from offset %d to %d are lost", queue, end, unit.queue_offset - 1)
+        missing.queue.start_at(unit.queue_offset)
 
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
         """Remember who sent the records for which `counted` is true. False, and nothing is done, if one is of a deleted

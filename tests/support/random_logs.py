@@ -15,6 +15,7 @@ from raymq.record import encode_blank
 FILE_BYTES = 8192
 STORED_MS = 1_700_000_000_000
 TOPICS = [b"alpha", b"beta", b"\xc3\xbc", SCHEDULE_TOPIC.encode()]
+LMQ_TOPICS = [b"%LMQ%a", b"%LMQ%b", b"%LMQ%c"]
 ODD_TOPICS = [b"", b"..", b"a/b", b"\xff", b"t" * 140]
 PRODUCERS = [b"p", b"q", b"\xff", f"rmq_sys_delivery/{SCHEDULE_TOPIC}/2".encode()]
 ODD_PROPERTIES = [
@@ -26,6 +27,11 @@ ODD_PROPERTIES = [
     b"TAGS\x01" + b"long" * 200 + b"\x02",
     b"n\x01v\x00",
     b"\x01",
+    b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02",
+    b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b\x02INNER_MULTI_QUEUE_OFFSET\x010\x02",
+    b"INNER_MULTI_DISPATCH\x01%LMQ%a,..,alpha,\x02INNER_MULTI_QUEUE_OFFSET\x01x,0,0\x02",
+    b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%a\x02INNER_MULTI_QUEUE_OFFSET\x010,0\x02",
+    b"INNER_MULTI_DISPATCH\x01%LMQ%b\x02INNER_MULTI_QUEUE_OFFSET\x01999999999999\x02",
     b"RMQ_PID\x01p\x02",
     b"RMQ_EPOCH\x011\x02RMQ_SEQ\x011\x02",
     b"RMQ_PID\x01\x02RMQ_EPOCH\x011\x02RMQ_SEQ\x011\x02",
@@ -45,6 +51,7 @@ class Log:
         self.oddity = dice.choice((0.0, 0.0, 0.02, 0.2))
         self.disorder = dice.choice((0.0, 0.0, 0.01, 0.1))
         self.batches = dice.choice((0.0, 0.0, 0.0, 0.02, 0.3))
+        self.dispatches = dice.choice((0.0, 0.0, 0.02, 0.3))
         self.topics = dice.sample(TOPICS, dice.randrange(1, 4))
         self.topic, self.queue_id, self.producer = self.topics[0], 0, PRODUCERS[0]
         self.queue_offsets: dict[tuple[bytes, int], int] = {}
@@ -84,6 +91,8 @@ class Log:
         properties = dice.choice(ODD_PROPERTIES) if odd else self.properties()
         if messages:
             properties = b"INNER_NUM\x01%d\x02INNER_BASE\x01%d\x02" % (messages, queue_offset)
+        elif not odd and not flags & 0x84 and topic != TOPICS[-1]:
+            properties = self.elsewhere(properties)
         long_topic = len(topic) > 127 or (odd and dice.random() < 0.3)
         head = struct.pack(
             f">iiiiqqiq{20 if flags & 0x10 else 8}sq{20 if flags & 0x20 else 8}siqi",
@@ -110,6 +119,17 @@ class Log:
             epoch = dice.randrange(2) if dice.random() < 0.1 else 0
             text += b"RMQ_PID\x01%b\x02RMQ_EPOCH\x01%d\x02RMQ_SEQ\x01%d\x02" % (producer, epoch, sequence)
         return text
+
+    def elsewhere(self, properties: bytes) -> bytes:
+        """Now and then the record is in other queues too."""
+        if self.dice.random() >= self.dispatches or not properties.endswith(b"\x02"):
+            return properties
+        names = self.dice.sample(LMQ_TOPICS, self.dice.randrange(1, 3))
+        offsets = [self.queue_offsets.get((name, 0), 0) for name in names]
+        for name, offset in zip(names, offsets, strict=True):
+            self.queue_offsets[name, 0] = offset + 1
+        texts = b",".join(names), b",".join(b"%d" % offset for offset in offsets)
+        return properties + b"INNER_MULTI_DISPATCH\x01%b\x02INNER_MULTI_QUEUE_OFFSET\x01%b\x02" % texts
 
     def put(self, root: Path) -> None:
         """Write the log below `root`, each file at its full size."""
