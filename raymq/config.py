@@ -29,6 +29,7 @@ DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
 BATCH_UNIT_BYTES: Final = 46
+MAX_FILTER_MESSAGE_SIZE_BYTES: Final = CONSUME_QUEUE_UNIT_BYTES << 18
 CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
 COMMIT_LOG_DIR: Final = "commitlog"
 
@@ -213,6 +214,14 @@ class StoreOptions(BaseModel):
     max_mapped_files: Annotated[
         int, Field(ge=4, le=1 << 20, description="Files mapped, or held open, at a time; each costs a descriptor.")
     ] = 512
+    max_filter_message_size_bytes: Annotated[
+        int,
+        Field(
+            ge=CONSUME_QUEUE_UNIT_BYTES,
+            le=1 << 30,
+            description="How much of a consume queue, 20 bytes a message, one fetch looks through for its tags.",
+        ),
+    ] = MAX_FILTER_MESSAGE_SIZE_BYTES
     fetch_waiters_max: Annotated[
         int, Field(ge=1, le=1 << 20, description="Long polls held at a time; one more gets SystemBusyError.")
     ] = 1024

@@ -22,7 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.batch_queue import batch_queue_directory, messages_of, units_from
-from raymq.config import COMMIT_LOG_DIR, CONSUME_QUEUE_EXT_FILE_BYTES, CONSUME_QUEUE_UNIT_BYTES
+from raymq.config import (
+    COMMIT_LOG_DIR,
+    CONSUME_QUEUE_EXT_FILE_BYTES,
+    CONSUME_QUEUE_UNIT_BYTES,
+    MAX_FILTER_MESSAGE_SIZE_BYTES,
+)
 from raymq.errors import DataLossError
 from raymq.file_maps import FileMaps
 from raymq.message import PullStatus
@@ -56,8 +61,10 @@ class LogReader:
     """A read-only view of a store directory. Thread-safe.
 
     The file sizes must be those the store was written with; `commit_log_directories` are where the files of its log
-    are, unless in `commitlog` below the root. At most `max_mapped_bytes` and `max_mapped_files` are
-    mapped at a time. What `units` and `views` hand out stays readable after `close` and after the file is deleted.
+    are, unless in `commitlog` below the root. A fetch that asks for tags looks at the messages of
+    `max_filter_message_size` bytes of units, and at `max_messages` at least (spec/storage.md §10). At most
+    `max_mapped_bytes` and `max_mapped_files` are mapped at a time. What `units` and `views` hand out stays readable
+    after `close` and after the file is deleted.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class LogReader:
         consume_queue_file_size: int,
         consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES,
         commit_log_directories: Sequence[Path | str] = (),
+        max_filter_message_size: int = MAX_FILTER_MESSAGE_SIZE_BYTES,
         max_mapped_bytes: int = _DEFAULT_MAX_MAPPED_BYTES,
         max_mapped_files: int = _DEFAULT_MAX_MAPPED_FILES,
     ) -> None:
@@ -78,6 +86,7 @@ class LogReader:
         self._ext_file_size = consume_queue_ext_file_size
         self.commit_log_file_size = commit_log_file_size
         self._units_per_file = -(-consume_queue_file_size // CONSUME_QUEUE_UNIT_BYTES)
+        self._filtered_max = max_filter_message_size // CONSUME_QUEUE_UNIT_BYTES
         self.maps = FileMaps(max_bytes=max_mapped_bytes, max_files=max_mapped_files)
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
@@ -172,7 +181,8 @@ class LogReader:
 
         At most `max_bytes` of records, but one record at least if any matches. With `max_bytes` 0 no record is read:
         FOUND then says that there is a match, and `next_offset` where. NO_MATCHED_MESSAGE: everything up to
-        `max_offset` was looked at and excluded by the tags. DataLossError as for `views`.
+        `next_offset` was looked at and excluded by the tags; that may be all, or as much as one fetch looks at.
+        DataLossError as for `views`.
         """
         offset = request.queue_offset
         if not min_offset <= offset <= max_offset:
@@ -181,7 +191,9 @@ class LogReader:
         if offset == max_offset:
             return FetchResult(PullStatus.NO_NEW_MESSAGE, offset, min_offset, max_offset, b"", 0)
         try:
-            chosen, next_offset = self._choose(request, max_offset, max_bytes)
+            chosen, next_offset = self._choose(
+                request, self._scan_end(request, max_offset, self._filtered_max), max_bytes
+            )
         except DataLossError:
             if not self.has_batches(request.topic, request.queue_id):
                 raise
@@ -194,15 +206,21 @@ class LogReader:
         count = sum(map(len, chosen))
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
-    def _choose(self, request: FetchRequest, max_offset: int, max_bytes: int) -> tuple[list[NDArray[np.void]], int]:
-        """The units that answer a request, in pieces, and the queue offset to go on at."""
+    def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:
+        """The queue offset up to which one fetch looks for what was asked for."""
+        if request.tag_codes is None:
+            return max_offset
+        return min(max_offset, request.queue_offset + max(filtered_max, request.max_messages))
+
+    def _choose(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[NDArray[np.void]], int]:
+        """The units before `end_offset` that answer a request, in pieces, and the queue offset to go on at."""
         codes = None
         if request.tag_codes is not None:
             codes = np.fromiter(request.tag_codes, np.int64, len(request.tag_codes)).astype(np.int32)
         pieces: list[NDArray[np.void]] = []
         offset, messages, room = request.queue_offset, request.max_messages, max_bytes
-        while offset < max_offset and messages > 0:
-            scanned = min(messages if codes is None else _SCAN_UNITS, max_offset - offset)
+        while offset < end_offset and messages > 0:
+            scanned = min(messages if codes is None else _SCAN_UNITS, end_offset - offset)
             units = self.units(request.topic, request.queue_id, offset, scanned)
             if not len(units):
                 raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
@@ -234,9 +252,12 @@ class LogReader:
         """`fetch` of a queue that has batches. Its messages come as records of their own."""
         directory = batch_queue_directory(self.root, request.topic, request.queue_id)
         records: list[bytes] = []
-        room = max_bytes
+        room, next_offset = max_bytes, max_offset
+        # Their tags are in the records, which takes longer.
+        scan_end = self._scan_end(request, max_offset, min(self._filtered_max, _SCAN_UNITS))
         for units in units_from(self.maps, directory, request.queue_offset):
-            if units[0]["base_offset"] >= max_offset:
+            if units[0]["base_offset"] >= scan_end:
+                next_offset = min(int(units[0]["base_offset"]), max_offset)
                 break
             [view] = self.views(units)
             for queue_offset, record in messages_of(view, request.queue_offset, request.tag_codes):
@@ -247,8 +268,8 @@ class LogReader:
                 records.append(record)
                 room -= len(record)
         if records:
-            return _found(records, max_offset, min_offset, max_offset)
-        return FetchResult(PullStatus.NO_MATCHED_MESSAGE, max_offset, min_offset, max_offset, b"", 0)
+            return _found(records, next_offset, min_offset, max_offset)
+        return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
 
     def close(self) -> None:
         """Drop the maps that are not in use."""

@@ -88,7 +88,9 @@ class StorageClient:
                 results.append(end)
                 continue
             try:
-                result = reader.fetch(request, end.min_offset, end.max_offset, max_bytes)
+                # What the store has looked at is not looked at again.
+                rest = replace(request, queue_offset=end.next_offset)
+                result = reader.fetch(rest, end.min_offset, end.max_offset, max_bytes)
             except DataLossError:
                 # A file went away between the two steps (retention): the store knows what is left.
                 [result] = self._call("fetch", ([request], max_bytes, 0.0), timeout_s)

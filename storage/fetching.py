@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from raymq.errors import DataLossError, InvalidArgumentError
 from raymq.log_reader import LogReader
@@ -13,6 +14,9 @@ from raymq.store_api import FetchRequest, FetchResult
 from storage.long_polls import LongPolls
 from storage.queue_table import QueueTable
 from storage.stats import StoreStats
+
+FETCH_MAX_BYTES: Final = 128 << 20
+"""Most that one fetch returns, whatever it asks for (spec/storage.md §10)."""
 
 
 class Fetcher:
@@ -35,6 +39,7 @@ class Fetcher:
         """`MessageStore.fetch`."""
         if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
+        max_bytes = min(max_bytes, FETCH_MAX_BYTES)
         results = self._fetch_now(requests, max_bytes, patient)
         if wait_s <= 0 or _has_news(results):
             return results
@@ -99,4 +104,9 @@ class Fetcher:
 
 
 def _has_news(results: Sequence[FetchResult]) -> bool:
-    return any(result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL) for result in results)
+    """Whether one is to be answered now: also if it has more to look through, which is the client's to ask for."""
+    return any(
+        result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL)
+        or (result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset)
+        for result in results
+    )

@@ -255,9 +255,11 @@ class MessageStore:
         """Read from several queues; one result per request, in order.
 
         Returns as soon as one request has a message, or an illegal offset, and after `wait_s` at the latest. About
-        `max_bytes` of records in all, shared among the queues that have some; if there is a message, at least one is
-        returned. With `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: an offset that the
-        queue does not hold is waited for, as if it were the next to come.
+        `max_bytes` of records in all, 128 MiB at most, shared among the queues that have some; if there is a message,
+        at least one is returned. A fetch that asks for tags also returns when it has looked through
+        `max_filter_message_size_bytes` of a queue: with no message, and where to go on. With `max_bytes` 0 only offsets
+        are returned (see `LogReader.fetch`). `patient`: an offset that the queue does not hold is waited for, as if it
+        were the next to come.
 
         SystemBusyError when too many fetches wait already, ServiceNotAvailableError once the store closes,
         DataLossError when a file was deleted under it.

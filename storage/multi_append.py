@@ -23,9 +23,9 @@ from raymq.record import EncodedBatch
 from raymq.record_batch import is_sealed
 from raymq.record_layout import decode_properties
 from raymq.record_places import Ints, locate
-from storage.commit_log import Place
 from storage.consume_queue import ConsumeQueue
 from storage.multi_dispatch import LMQ_QUEUE_ID, SEPARATOR, QueueKey, can_be_queue, is_dispatched, split_names
+from storage.placing import Place
 from storage.put_check import PutMessageStatus, refusal
 from storage.queue_table import QueueTable
 

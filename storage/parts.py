@@ -44,6 +44,7 @@ class StoreParts:
             consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
             consume_queue_ext_file_size=settings.mapped_file_size_consume_queue_ext_bytes,
             commit_log_directories=settings.commit_log_directories,
+            max_filter_message_size=settings.max_filter_message_size_bytes,
             max_mapped_bytes=settings.max_mapped_bytes,
             max_mapped_files=settings.max_mapped_files,
         )

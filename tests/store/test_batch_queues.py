@@ -139,6 +139,16 @@ def test_each_message_is_chosen_by_its_own_tag(root):
     store.close()
 
 
+def test_one_fetch_looks_at_so_many_messages_for_its_tag(root):
+    store = open_batched(root, max_filter_message_size_bytes=20)
+    nothing = fetch(store, 0, max_messages=10, tags="green")
+    after = next(base for base in BASES if base >= 10)
+    assert (nothing.status, nothing.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, after)
+    some = fetch(store, 0, max_messages=10, tags="red")
+    assert (some.count, some.next_offset) == (sum(n % 2 == 0 for n in range(after)), after)
+    store.close()
+
+
 def test_a_reader_beside_the_store_reads_the_same(root):
     store = open_batched(root)
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)

@@ -58,10 +58,16 @@ def store(root):
 
 
 def fetch_one(
-    store: MessageStore, offset: int, *, wait_s: float = 0, tags: str | None = None, max_bytes: int = 1 << 20
+    store: MessageStore,
+    offset: int,
+    *,
+    wait_s: float = 0,
+    tags: str | None = None,
+    max_bytes: int = 1 << 20,
+    max_messages: int = 100,
 ):
     codes = None if tags is None else frozenset([tags_code(tags)])
-    return store.fetch([FetchRequest("orders", 0, offset, 100, codes)], max_bytes=max_bytes, wait_s=wait_s)[0]
+    return store.fetch([FetchRequest("orders", 0, offset, max_messages, codes)], max_bytes=max_bytes, wait_s=wait_s)[0]
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -311,6 +317,26 @@ class TestFetch:
         assert (result.status, result.count, result.next_offset) == (PullStatus.FOUND, 25, 250)
         result = fetch_one(store, 0, tags="never")
         assert (result.status, result.count, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 0, 250)
+
+    @pytest.mark.parametrize("wait_s", [0.0, WAIT_S])
+    def test_one_fetch_looks_at_so_many_messages_for_its_tags_and_says_where_to_go_on(self, root, wait_s):
+        store = open_store(root, max_filter_message_size_bytes=20 * 40)
+        store.append([make_batch([b"x"] * 100, tags="no"), make_batch([b"here"], tags="yes")])
+        seen = []
+        offset = 0
+        while not seen or seen[-1].status is not PullStatus.FOUND:
+            seen.append(fetch_one(store, offset, tags="yes", wait_s=wait_s, max_messages=10))
+            offset = seen[-1].next_offset
+        assert [(result.status, result.next_offset) for result in seen] == [
+            (PullStatus.NO_MATCHED_MESSAGE, 40),
+            (PullStatus.NO_MATCHED_MESSAGE, 80),
+            (PullStatus.FOUND, 101),
+        ]
+        assert fetch_one(store, 0, tags="yes", max_bytes=0, max_messages=10).next_offset == 40
+        # At as many as were asked for, RocketMQ's rule.
+        assert fetch_one(store, 0, tags="yes", max_messages=60).next_offset == 60
+        assert fetch_one(store, 0, max_messages=60).count == 60
+        store.close()
 
     @pytest.mark.parametrize("arguments", [{"max_bytes": -1}, {"max_bytes": 1, "max_messages": 0}])
     def test_limits_that_make_no_sense_are_refused(self, store, arguments):

@@ -15,6 +15,7 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
+from raymq.hashing import tags_code
 from raymq.lane import LaneServer
 from raymq.message import PullStatus
 from raymq.storage_client import LANES_MAX, StorageClient, persist_until
@@ -250,6 +251,26 @@ def test_the_files_of_a_log_on_several_disks_are_read_in_place_also_after_these_
     assert storage.fetch(requests, 1 << 20, 0.0, WAIT_S)[0].count == 3
     for name, log in zip(moved, logs, strict=True):
         (tmp_path / name).rename(log)
+
+
+@pytest.mark.parametrize("node_id", ["here", "elsewhere"])
+def test_what_the_store_has_looked_through_for_tags_is_not_looked_through_again(
+    client, servers, tmp_path, no_flushes, node_id
+):
+    """The client's own reader would look further: it is told where to begin, and where nothing is."""
+    store = open_store(tmp_path / "store", max_filter_message_size_bytes=20 * 40)
+    store.append([make_batch([b"x"] * 50, tags="no"), make_batch([b"here"], tags="yes")])
+    server = servers({"fetch": fetch_of(store)})
+    where = description(server.address, node_id=node_id, root=str(tmp_path / "store"))
+    storage, _ = client(describe=lambda: where, fetch=fetch_of(store))
+
+    def ask(offset):
+        request = FetchRequest("orders", 0, offset, 10, frozenset([tags_code("yes")]))
+        [result] = storage.fetch([request], 1 << 20, 0.0, WAIT_S)
+        return result.status, result.next_offset, result.count
+
+    assert ask(0) == (PullStatus.NO_MATCHED_MESSAGE, 40, 0)
+    assert ask(40) == (PullStatus.FOUND, 51, 1)
     store.close()
 
 
