@@ -138,6 +138,13 @@ class StoreOptions(BaseModel):
     flush_interval_consume_queue_ms: Annotated[
         int, Field(ge=10, le=60_000, description="How often the consume queues are flushed and the checkpoint written.")
     ] = 1000
+    flush_consume_queue_least_pages: Annotated[
+        int, Field(ge=0, le=1 << 20, description="A queue with fewer dirty pages of 4 KiB waits for the next setting.")
+    ] = 2
+    flush_consume_queue_thorough_interval_ms: Annotated[
+        int,
+        Field(ge=1, le=600_000, description="Flush all queues at least this often; each snapshot does so, too."),
+    ] = 60_000
     sync_flush_timeout_ms: Annotated[
         int,
         Field(ge=1, le=600_000, description="SYNC_FLUSH: how long an append waits before it says FLUSH_DISK_TIMEOUT."),

@@ -144,9 +144,10 @@ class BatchConsumeQueue:
         number = self._first_with("store_timestamp", limit, self._first)
         return self._base_of(number if boundary is Boundary.LOWER else max(number - 1, self._first))
 
-    def take_dirty(self) -> set[Path]:
-        """The files and directories to flush, which then count as flushed."""
-        return self._files.take_dirty()
+    def take_dirty(self, least_pages: int = 0) -> set[Path]:
+        """The files and directories to flush, which then count as flushed; none if they have fewer pages to flush."""
+        end = self._end * UNIT_BYTES
+        return set() if least_pages and not self._files.is_flush_due(end, least_pages) else self._files.take_dirty(end)
 
     def delete(self) -> None:
         """Remove the queue from the disk."""

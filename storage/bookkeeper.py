@@ -1,6 +1,7 @@
 """The store's regular bookkeeping: queues to the disk, then the files that say how far everything is there.
 
-Once a second (flush_interval_consume_queue_ms), and once more at a clean stop. The order is what recovery relies on:
+Once a second (flush_interval_consume_queue_ms) for queues that have some pages to flush, and for all of them where one
+of those files is to say so: with a snapshot, once a minute, and at a clean stop. The order is what recovery relies on:
 the checkpoint never says more than what the queues' files, the progress of deliveries and the snapshot hold.
 """
 
@@ -40,33 +41,42 @@ class Bookkeeper:
         checkpoint: Checkpoint,
     ) -> None:
         self._parts, self._gate, self._appender, self._index = parts, gate, appender, index
-        self._root = parts.settings.store_path_root_dir
+        settings = parts.settings
+        self._root = settings.store_path_root_dir
+        self._least_pages = settings.flush_consume_queue_least_pages
+        self._thorough_interval_s = settings.flush_consume_queue_thorough_interval_ms / 1000
         self._checkpoint = checkpoint
         self._run_lock = threading.Lock()
         self._snapshot_end, self._snapshot_s = -1, -SNAPSHOT_INTERVAL_S
+        self._thorough_s = time.monotonic()
 
-    def run(self) -> None:
+    def run(self, *, thorough: bool) -> None:
         """Flush the queues' files and write down how far log and queues are on disk; now and then take a snapshot.
 
-        On return every unit that was written before is on disk, whoever flushed it. OSError: the disk failed; what
-        recovery finds is what was written down before.
+        If it is to be `thorough`, on return every unit that was written before is on disk, whoever flushed it; else
+        that is so only when it is time for it. OSError: the disk failed; what recovery finds is what was written down
+        before.
         """
         with self._run_lock:
-            self._run()
+            self._run(thorough=thorough or time.monotonic() - self._thorough_s >= self._thorough_interval_s)
 
-    def _run(self) -> None:
+    def _run(self, *, thorough: bool) -> None:
         parts = self._parts
         with self._gate.lock:
-            dirty: set[Path] = set().union(*(queue.take_dirty() for queue in parts.queues))
-            dispatched_ms = self._appender.last_store_timestamp_ms
             end, last = parts.log.end_offset, self._appender.last_record_offset
-            deliveries = parts.deliveries.unsaved()
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
+            thorough = thorough or producers is not None
+            least_pages = 0 if thorough else self._least_pages
+            dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
+            dispatched_ms = self._appender.last_store_timestamp_ms if not least_pages else 0
+            deliveries = parts.deliveries.unsaved()
             queues = [
                 QueueRow(queue.topic, queue.queue_id, queue.next_offset) for queue in parts.queues if queue.exists
             ]
         for path in dirty:
             disk.flush_path(path)
+        if thorough:
+            self._thorough_s = time.monotonic()
         if deliveries is not None:
             # Before the checkpoint and the snapshot: recovery learns only from the log behind them what was delivered.
             if not self._gate.wait_flushed(end):

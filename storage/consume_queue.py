@@ -256,9 +256,12 @@ class ConsumeQueue:
             paths += self._ext.forget_before(None if first_file is None else int(first_file[0]))
         return paths
 
-    def take_dirty(self) -> set[Path]:
-        """The files and directories to flush, which then count as flushed."""
-        dirty = self._files.take_dirty()
+    def take_dirty(self, least_pages: int = 0) -> set[Path]:
+        """The files and directories to flush, which then count as flushed; none if they have fewer pages to flush."""
+        end = self.next_offset * UNIT_BYTES
+        if least_pages and not self._files.is_flush_due(end, least_pages):
+            return set()
+        dirty = self._files.take_dirty(end)
         self._writing = None
         return dirty if self._ext is None else dirty | self._ext.files.take_dirty()
 

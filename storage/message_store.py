@@ -38,7 +38,7 @@ from storage import disk
 from storage.append import Appender
 from storage.bookkeeper import Bookkeeper
 from storage.checkpoint import read_checkpoint
-from storage.cleaner import Cleaner
+from storage.cleaner import Cleaner, disk_usage
 from storage.deliveries import Delivery, Source
 from storage.fetching import Fetcher
 from storage.fit_batch import fit_batch, name_places
@@ -131,7 +131,9 @@ class MessageStore:
             wait_s=settings.query_wait_index_ms / 1000,
         )
         self._queue_flush = QueueFlushService(
-            settings.flush_interval_consume_queue_ms / 1000, flush=self._flush_queues, on_failed=self._fail
+            settings.flush_interval_consume_queue_ms / 1000,
+            flush=partial(self._flush_queues, thorough=False),
+            on_failed=self._fail,
         )
         self._resources.callback(self._queue_flush.close)
         self._cleaner = Cleaner(
@@ -467,7 +469,7 @@ class MessageStore:
         runtime |= {
             "dispatchMaxBuffer": str(self._index_behind()),
             "commitLogDiskRatio": f"{disk_ratio:.2f}",
-            "consumeQueueDiskRatio": f"{disk_ratio:.2f}",
+            "consumeQueueDiskRatio": f"{disk_usage(self._queues.directory):.2f}",
             "commitLogMinOffset": str(self._log.min_offset),
             "commitLogMaxOffset": str(self._log.end_offset),
         }
@@ -546,7 +548,7 @@ class MessageStore:
     def _fail(self, error: OSError) -> None:
         self._gate.fail(error)
 
-    def _flush_queues(self) -> None:
-        """What is done each second (Bookkeeper.run)."""
+    def _flush_queues(self, *, thorough: bool = True) -> None:
+        """What is done each second, and then not always `thorough` (Bookkeeper.run)."""
         self._stats.sample(time.monotonic())
-        self._bookkeeper.run()
+        self._bookkeeper.run(thorough=thorough)

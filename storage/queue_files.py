@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from raymq.log_reader import file_name
 from storage import disk
 from storage.mapped_file import MappedFile, allocate
 from storage.mapped_file_queue import list_starts
 from storage.write_handles import WriteHandles
+
+PAGE_BYTES: Final = 4096
 
 
 class QueueFiles:
@@ -36,6 +39,7 @@ class QueueFiles:
         remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
         self.dirty: set[Path] = set()
+        self._flushed_end = 0
 
     def path(self, start: int) -> Path:
         return self.directory / file_name(start)
@@ -83,9 +87,15 @@ class QueueFiles:
             forgotten.append(path)
         return forgotten
 
-    def take_dirty(self) -> set[Path]:
-        """What is to be flushed, which then counts as flushed."""
+    def is_flush_due(self, end: int, least_pages: int) -> bool:
+        """Whether a queue that ends at byte `end` has so many pages to flush, or has filled a file (spec §6)."""
+        pages = end // PAGE_BYTES - self._flushed_end // PAGE_BYTES
+        return pages >= least_pages or end // self._file_size > self._flushed_end // self._file_size
+
+    def take_dirty(self, end: int = 0) -> set[Path]:
+        """What is to be flushed, which then counts as flushed: the queue up to byte `end`."""
         dirty, self.dirty = self.dirty, set()
+        self._flushed_end = end
         return dirty
 
     def delete(self) -> None:
