@@ -28,7 +28,6 @@ from actors.core.fixed_sync_state import FixedSyncState
 from actors.core.read_guide import ReadGuide
 from actors.core.replica_role import RoleOfReplica
 from actors.core.sync_state import MasterSyncState
-from raymq.config import StoreSettings
 from raymq.errors import (
     InSyncReplicasError,
     InvalidArgumentError,
@@ -57,6 +56,7 @@ from raymq.replication import (
     common_end,
 )
 from raymq.store_api import AppendResult, FetchRequest, FetchResult
+from raymq.store_settings import StoreSettings
 from storage.config_files import ConfigFiles
 from storage.epoch_file import EpochFile
 from storage.message_store import MessageStore

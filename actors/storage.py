@@ -28,7 +28,7 @@ from actors.core.deleted_topics import DeletedTopics
 from actors.options import PERSISTENT
 from actors.replica import Replica, ReplicaRules
 from actors.shell import shell
-from raymq.config import ReplicationOptions, StoreSettings, data_dir_here
+from raymq.config import ReplicationOptions, data_dir_here
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.lane import LaneServer
 from raymq.names import StorageName, is_system_topic
@@ -46,6 +46,7 @@ from raymq.replication import (
 )
 from raymq.storage_client import StorageDescription
 from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, StoreStatistics
+from raymq.store_settings import StoreSettings
 from storage.cleaner import HOLDS_FILE
 from storage.config_files import ConfigFiles
 from storage.message_store import MessageStore

@@ -15,8 +15,9 @@ from placement.controller_settings import ControllerSettings
 from placement.election import FIXED_MASTER, ControlRules
 from placement.homes import Node, choose_homes, store_directory
 from placement.storage_plan import StoragePlan
-from raymq.config import BrokerSettings, ClusterSettings, StoreOptions, StoreSettings
+from raymq.config import BrokerSettings, ClusterSettings
 from raymq.names import CONTROLLER, NameServerName, StorageName
+from raymq.store_settings import StoreOptions, StoreSettings
 
 FIRST_PORT = 10911
 """RocketMQ's listen port. Nothing listens there: with the node's address it names a store in message ids."""

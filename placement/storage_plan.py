@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from placement.homes import Node
-from raymq.config import ReplicationOptions, StoreSettings
+from raymq.config import ReplicationOptions
 from raymq.names import StorageName
+from raymq.store_settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.batch_queue import batch_queue_directory, messages_of, units_from
-from raymq.config import (
-    COMMIT_LOG_DIR,
-    CONSUME_QUEUE_EXT_FILE_BYTES,
-    CONSUME_QUEUE_UNIT_BYTES,
-    MAX_FILTER_MESSAGE_SIZE_BYTES,
-)
 from raymq.errors import DataLossError
 from raymq.file_maps import FileMaps
 from raymq.message import PullStatus
@@ -42,6 +36,12 @@ from raymq.queue_ext import (
 from raymq.record_batch import store_timestamps_at
 from raymq.record_layout import UNIT_DTYPE
 from raymq.store_api import FetchRequest, FetchResult
+from raymq.store_settings import (
+    COMMIT_LOG_DIR,
+    CONSUME_QUEUE_EXT_FILE_BYTES,
+    CONSUME_QUEUE_UNIT_BYTES,
+    MAX_FILTER_MESSAGE_SIZE_BYTES,
+)
 
 CONSUME_QUEUE_DIR: Final = "consumequeue"
 PRE_BLANK_SIZE: Final = 2**31 - 1

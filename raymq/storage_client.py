@@ -19,7 +19,6 @@ from multiprocessing import AuthenticationError
 from typing import Any, Final, TypeVar
 
 from raymq.backoff import Backoff
-from raymq.config import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.lane import Lane, LaneAddress
 from raymq.log_reader import LogReader
@@ -27,6 +26,7 @@ from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.ray_calls import ActorRef
 from raymq.record import EncodedBatch
 from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
+from raymq.store_settings import CONSUME_QUEUE_EXT_FILE_BYTES
 
 LANES_MAX: Final = 16
 DESCRIBE_TIMEOUT_S: Final = 5.0

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from raymq.config import StoreSettings
+from raymq.store_settings import StoreSettings
 from storage.commit_log import CommitLog
 from storage.flush import PAGE_BYTES, STOP_TIMEOUT_S
 

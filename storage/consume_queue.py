@@ -22,12 +22,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.config import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
 from raymq.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader
 from raymq.queue_ext import EXT_ADDRESS_MAX
 from raymq.record_batch import record_ends
 from raymq.record_layout import UNIT_DTYPE
+from raymq.store_settings import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from storage.consume_queue_ext import ConsumeQueueExt
 from storage.queue_files import QueueFiles
 from storage.write_handles import WriteHandles

@@ -17,11 +17,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.config import StoreSettings
 from raymq.delay import is_waiting_topic
 from raymq.errors import StoreCorruptError
 from raymq.log_reader import LogReader
 from raymq.queue_ext import CONSUME_QUEUE_EXT_DIR, EXT_UNIT_DTYPE, addresses_of, offsets_of
+from raymq.store_settings import StoreSettings
 from storage.queue_files import QueueFiles
 from storage.write_handles import WriteHandles
 

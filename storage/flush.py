@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from raymq.config import StoreSettings
+from raymq.store_settings import StoreSettings
 from storage.commit_log import CommitLog
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raymq.config import COMMIT_LOG_DIR, StoreSettings
 from raymq.errors import StoreCorruptError
 from raymq.log_reader import file_name
+from raymq.store_settings import COMMIT_LOG_DIR, StoreSettings
 from storage import disk
 from storage.mapped_file_queue import list_files
 from storage.retention import UNKNOWN_USAGE, RetentionRules, usage_ratio

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from raymq.config import StoreSettings
 from raymq.errors import (
     RaymqError,
     ServiceNotAvailableError,
@@ -34,17 +33,19 @@ from raymq.store_api import (
     StoreStatistics,
     StoreStatus,
 )
+from raymq.store_settings import StoreSettings
 from storage import disk
 from storage.append import Appender
 from storage.bookkeeper import Bookkeeper
 from storage.checkpoint import read_checkpoint
-from storage.cleaner import Cleaner, disk_usage
+from storage.cleaner import Cleaner
 from storage.deliveries import Delivery, Source
 from storage.fetching import Fetcher
 from storage.fit_batch import fit_batch, name_places
 from storage.index_file import IndexShape
 from storage.index_service import IndexService
 from storage.lock import DirectoryLock
+from storage.log_paths import disk_usage
 from storage.long_polls import LongPolls
 from storage.parts import StoreParts
 from storage.queries import StoreQueries

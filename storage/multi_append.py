@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from raymq.config import StoreSettings
 from raymq.crc import PROPERTY_CRC_LENGTH
 from raymq.errors import MessageIllegalError
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
@@ -23,6 +22,7 @@ from raymq.record import EncodedBatch
 from raymq.record_batch import is_sealed
 from raymq.record_layout import decode_properties
 from raymq.record_places import Ints, locate
+from raymq.store_settings import StoreSettings
 from storage.consume_queue import ConsumeQueue
 from storage.multi_dispatch import LMQ_QUEUE_ID, SEPARATOR, QueueKey, can_be_queue, is_dispatched, split_names
 from storage.placing import Place

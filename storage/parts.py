@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from raymq.config import StoreSettings
 from raymq.log_reader import LogReader
+from raymq.store_settings import StoreSettings
 from storage.commit_log import CommitLog
 from storage.config_files import ConfigFiles
 from storage.dedup import DedupTable

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from raymq.batch_queue import BATCH_CONSUME_QUEUE_DIR
-from raymq.config import StoreSettings
 from raymq.errors import MessageIllegalError
 from raymq.log_reader import CONSUME_QUEUE_DIR, LogReader
 from raymq.queue_ext import CONSUME_QUEUE_EXT_DIR
+from raymq.store_settings import StoreSettings
 from storage import disk
 from storage.batch_consume_queue import BatchConsumeQueue
 from storage.config_files import ConfigFiles, parse_fastjson

@@ -11,11 +11,11 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from raymq.config import StoreSettings
 from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.log_reader import LogReader
 from raymq.record import check_record
 from raymq.record_layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
+from raymq.store_settings import StoreSettings
 from storage import disk
 from storage.commit_log import CommitLog
 from storage.lock import DirectoryLock

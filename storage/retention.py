@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from raymq.config import StoreOptions
+from raymq.store_settings import StoreOptions
 
 HOUR_MS: Final = 3_600_000
 UNKNOWN_USAGE: Final = -1.0

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from raymq.config import FlushDiskType
 from raymq.errors import StoreFailedError, SystemBusyError
+from raymq.store_settings import FlushDiskType
 from storage.commit_service import CommitService
 from storage.flush import FlushService
 from storage.long_polls import LongPolls

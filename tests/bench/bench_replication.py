@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import raymq
 from actors.replica import ReplicaRules
-from raymq.config import FlushDiskType
 from raymq.errors import SystemBusyError
 from raymq.message import Message
 from raymq.record import EncodedBatch, ProducerSequence, encode_batch
 from raymq.replication import Copied
+from raymq.store_settings import FlushDiskType
 from storage.message_store import MessageStore
 from storage.raw_log import CHUNK_MAX_BYTES
 from tests.support.cluster import sandbox

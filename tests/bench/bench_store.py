@@ -28,10 +28,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from raymq.columns import decode_columns
-from raymq.config import FlushDiskType, StoreSettings
 from raymq.log_reader import LogReader
 from raymq.message import Message
 from raymq.record import EncodedBatch, encode_batch
+from raymq.store_settings import FlushDiskType, StoreSettings
 from storage.message_store import MessageStore
 
 GIB = 1 << 30

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import storage.bookkeeper
 import storage.transient_store_pool
 import storage.warm_up
-from raymq.config import FlushDiskType
+from raymq.store_settings import FlushDiskType
 from storage import disk
 from storage.message_store import MessageStore
 from tests.support.stores import make_batch, open_store, read_queue

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import storage.index_service
-from raymq.config import FlushDiskType
 from raymq.errors import ServiceNotAvailableError, StoreError, StoreNotWritableError
 from raymq.message import SendStatus
+from raymq.store_settings import FlushDiskType
 from storage.message_store import MessageStore
 from tests.support.failing_disk import KINDS, FailingDisk
 from tests.support.stores import bodies_of, make_batch, open_store

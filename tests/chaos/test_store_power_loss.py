@@ -27,10 +27,10 @@ import pytest
 
 import storage.bookkeeper
 import storage.warm_up
-from raymq.config import FlushDiskType
 from raymq.hashing import tags_code
 from raymq.record import decode_records
 from raymq.store_api import FetchRequest
+from raymq.store_settings import FlushDiskType
 from storage import cleaner
 from storage.message_store import MessageStore
 from tests.support.power import LossyDisk

@@ -17,8 +17,8 @@ import ray
 from ray.exceptions import RayTaskError
 
 import raymq
-from raymq.config import StoreSettings
 from raymq.message import MessageExt, MessageQueue
+from raymq.store_settings import StoreSettings
 from storage.message_store import MessageStore
 from tests.support.cluster import Sandbox, descendants, poll_until
 from tests.support.waiting import eventually

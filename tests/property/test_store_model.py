@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raymq.config import FlushDiskType
 from raymq.hashing import tags_code
 from raymq.message import PullStatus
 from raymq.record import EncodedBatch, decode_records
 from raymq.store_api import AppendResult, FetchRequest
+from raymq.store_settings import FlushDiskType
 from storage import cleaner
 from storage.raw_log import truncate_log
 from tests.support.power import LossyDisk

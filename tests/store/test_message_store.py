@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from raymq.config import FlushDiskType
 from raymq.errors import (
     ClientStateError,
     InvalidArgumentError,
@@ -28,6 +27,7 @@ from raymq.hashing import tags_code
 from raymq.message import PullStatus, SendStatus
 from raymq.record import decode_records
 from raymq.store_api import Boundary, FetchRequest, QueueBounds
+from raymq.store_settings import FlushDiskType
 from storage.message_store import MessageStore
 from tests.support.stores import (
     LOG_FILE_BYTES,

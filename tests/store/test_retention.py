@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
-from raymq.config import StoreOptions
 from raymq.errors import StoreNotWritableError
 from raymq.message import PullStatus
 from raymq.record import decode_records
 from raymq.store_api import FetchRequest
+from raymq.store_settings import StoreOptions
 from storage import cleaner, disk
 from storage.index_service import IndexService
 from storage.message_store import MessageStore

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from actors.replica import ReplicaRules
-from raymq.config import FlushDiskType
 from raymq.delay import SCHEDULE_TOPIC
 from raymq.errors import SystemBusyError
 from raymq.message import Message, SendStatus
 from raymq.record import EncodedBatch, Waiting, dispatch_view, encode_batch
+from raymq.store_settings import FlushDiskType
 from storage import transient_store_pool
 from storage.mapped_file import MappedFile
 from storage.message_store import MessageStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raymq.config import FlushDiskType
+from raymq.store_settings import FlushDiskType
 from storage import disk, warm_up
 from storage.commit_log import CommitLog
 from storage.message_store import MessageStore

@@ -10,9 +10,9 @@ from typing import Any
 
 from actors.replica import Replica, ReplicaRules
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
-from raymq.config import StoreSettings
 from raymq.errors import RaymqError
 from raymq.replication import Copied
+from raymq.store_settings import StoreSettings
 from storage.message_store import MessageStore
 from tests.support.stores import small_settings
 

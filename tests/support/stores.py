@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raymq.config import StoreSettings
 from raymq.message import Message, MessageExt, PullStatus
 from raymq.record import EncodedBatch, ProducerSequence, decode_records, encode_batch
 from raymq.store_api import FetchRequest
+from raymq.store_settings import StoreSettings
 from storage.message_store import MessageStore
 
 LOG_FILE_BYTES = 65536

@@ -8,9 +8,10 @@ import pytest
 
 from placement.homes import Node, store_directory
 from placement.plan import make_plan
-from raymq.config import ClusterSettings, FlushDiskType, StoreOptions
+from raymq.config import ClusterSettings
 from raymq.errors import ConfigError
 from raymq.names import NameServerName, StorageName
+from raymq.store_settings import FlushDiskType, StoreOptions
 
 
 def places(settings: ClusterSettings, *nodes: Node) -> dict[str, str]:

@@ -7,18 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raymq.config import (
-    DATA_DIR_VARIABLE,
-    BrokerOptions,
-    BrokerRole,
-    ClusterSettings,
-    FlushDiskType,
-    StoreOptions,
-    StoreSettings,
-    data_dir_here,
-    load_settings,
-)
+from raymq.config import DATA_DIR_VARIABLE, BrokerOptions, BrokerRole, ClusterSettings, data_dir_here, load_settings
 from raymq.errors import ConfigError
+from raymq.store_settings import FlushDiskType, StoreOptions, StoreSettings
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.config import StoreSettings
 from raymq.errors import MessageIllegalError
 from raymq.log_reader import LogReader, file_name
 from raymq.record import UNIT_DTYPE, encode_blank
+from raymq.store_settings import StoreSettings
 from storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from storage.commit_log import CommitLog
 from storage.consume_queue import ConsumeQueue
