@@ -20,13 +20,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from actors.core.fixed_sync_state import FixedSyncState
 from actors.core.read_guide import ReadGuide
 from actors.core.replica_role import RoleOfReplica
+from actors.core.replica_rules import ReplicaRules
 from actors.core.sync_state import MasterSyncState
 from raymq.errors import (
     InSyncReplicasError,
@@ -74,27 +73,6 @@ HEARD_S: Final = 4.0
 """A slave whose master had nothing new for it for so long does not hear it: it would have said so twice."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaRules:
-    """When a master acknowledges (RocketMQ's settings, spec/storage.md §11.1), times in s. `fixed_roles`: nobody else
-    ever leads; then in sync is who lacks less than `max_gap_bytes`."""
-
-    lease_s: float
-    in_sync_replicas: int = 1
-    min_in_sync_replicas: int = 1
-    all_ack_in_sync_state_set: bool = True
-    slave_timeout_s: float = 3.0
-    not_catchup_s: float = 15.0
-    slave_read_enable: bool = False
-    fixed_roles: bool = False
-    max_gap_bytes: int = 256 << 20
-
-    @property
-    def required_in_sync(self) -> int:
-        """How many must be in sync for messages to be taken. With fixed roles a copy that is missing is a status."""
-        return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
 
 
 class Replica:
@@ -259,26 +237,13 @@ class Replica:
             if not self._role.lead(first.epoch, order.clock_s + self._rules.lease_s):
                 return
             end = self._store.stored_offset
-            self._sync = self._begin_sync(first, end)
+            self._sync = self._rules.begin(self._replica, first, end, self._clock_s())
             self._store.show(end)
             self._told_offset = -1
             self._wake_all()
         _log.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
         self._store.clear_flag(RunningFlag.FENCED)
         self._store.start_delivery()
-
-    def _begin_sync(self, first: SyncStateSet, end_offset: int) -> MasterSyncState:
-        rules, now_s = self._rules, self._clock_s()
-        if not rules.fixed_roles:
-            return MasterSyncState(self._replica, first, end_offset, now_s, not_catchup_s=rules.not_catchup_s)
-        return FixedSyncState(
-            self._replica,
-            first,
-            end_offset,
-            now_s,
-            not_catchup_s=rules.not_catchup_s,
-            max_gap_bytes=rules.max_gap_bytes,
-        )
 
     def _follow(self, order: Follow) -> None:
         """From here on nothing is appended but what comes from the master."""

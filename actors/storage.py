@@ -25,8 +25,9 @@ import ray
 from actors.core.append_turns import AppendTurns
 from actors.core.broker_state import STATE_TOPIC
 from actors.core.deleted_topics import DeletedTopics
+from actors.core.replica_rules import ReplicaRules
 from actors.options import PERSISTENT
-from actors.replica import Replica, ReplicaRules
+from actors.replica import Replica
 from actors.shell import shell
 from raymq.config import ReplicationOptions, data_dir_here
 from raymq.errors import InvalidArgumentError, RaymqError

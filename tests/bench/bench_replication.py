@@ -28,7 +28,7 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import raymq
-from actors.replica import ReplicaRules
+from actors.core.replica_rules import ReplicaRules
 from raymq.errors import SystemBusyError
 from raymq.message import Message
 from raymq.record import EncodedBatch, ProducerSequence, encode_batch

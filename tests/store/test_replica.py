@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from actors import replica as replica_module
-from actors.replica import Replica, ReplicaRules
+from actors.core.replica_rules import ReplicaRules
+from actors.replica import Replica
 from raymq.errors import InSyncReplicasError, NotMasterError, ServiceNotAvailableError, StoreNotWritableError
 from raymq.message import PullStatus, SendStatus
 from raymq.replication import Copied, Follow, ReplicaRole

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.replica import ReplicaRules
+from actors.core.replica_rules import ReplicaRules
 from raymq.errors import StoreCorruptError
 from raymq.log_reader import LogReader, file_name
 from raymq.store_api import FetchRequest

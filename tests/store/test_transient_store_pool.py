@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.replica import ReplicaRules
+from actors.core.replica_rules import ReplicaRules
 from raymq.delay import SCHEDULE_TOPIC
 from raymq.errors import SystemBusyError
 from raymq.message import Message, SendStatus

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.replica import Replica, ReplicaRules
+from actors.core.replica_rules import ReplicaRules
+from actors.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.errors import RaymqError
 from raymq.replication import Copied
