@@ -231,7 +231,7 @@ class Replica:
         if first.epoch > self._role.epoch:
             end = self._store.flush_all()
             self._epochs.truncate_from(end)
-            self._epochs.append(first.epoch, end)
+            self._begin_epoch(first.epoch, end)
         with self._changed:
             self._files.note(first)
             if not self._role.lead(first.epoch, order.clock_s + self._rules.lease_s):
@@ -430,7 +430,7 @@ class Replica:
                 )
             if chunk.data:
                 if chunk.entry is not None and chunk.entry.epoch > self._last_epoch():
-                    self._epochs.append(*chunk.entry)
+                    self._begin_epoch(*chunk.entry)
                 more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
                 wait = not more or self._store.end_offset - self._store.stored_offset >= UNFLUSHED_MAX_BYTES
                 if not self._store.append_log(chunk.physical_offset, chunk.data, wait=wait) and wait:
@@ -454,6 +454,11 @@ class Replica:
 
     def _confirm_offset(self) -> int:
         return self._store.visible_offset if self._sync is None else self._sync.confirm_offset
+
+    def _begin_epoch(self, epoch: int, start_offset: int) -> None:
+        """Note it, and forget the epochs of which retention has left nothing."""
+        self._epochs.append(epoch, start_offset)
+        self._epochs.forget_before(self._store.min_offset - 1)
 
     def _last_epoch(self) -> int:
         return self._epochs.entries[-1].epoch if self._epochs.entries else 0

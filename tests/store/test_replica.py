@@ -424,3 +424,26 @@ def test_with_fixed_roles_a_master_that_lost_its_directory_does_not_empty_its_sl
     with pytest.raises(NotMasterError):
         group.replicas[0].append([make_batch([b"x"])])
     assert [fetch(group.replicas[name], 0).count for name in (1, 2)] == [20, 20]
+
+
+def test_epochs_of_which_retention_left_nothing_are_forgotten_and_all_follow_on(make):
+    group = make()
+    group.settle()
+    group.start()
+    first = group.master._last_epoch()
+    group.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
+    group.open(depose(group))
+    group.settle()
+    for number in range(100, 1000, 100):
+        group.master.append([make_batch(bodies(number, 100), producer=("p", 0, number))])
+    group.settle()
+    for replica in group.replicas.values():
+        store = replica.any_store
+        assert store._cleaner._delete_log_files(store.end_offset, "the test wants it") > 0
+        assert replica._epochs.entries[0].epoch == first
+    group.open(depose(group))
+    group.master.append([make_batch(bodies(1000, 100), producer=("p", 0, 1000))])
+    group.settle()
+    for replica in group.replicas.values():
+        assert replica._epochs.entries[0].epoch > first
+        assert bodies_of(replica.any_store)[-100:] == bodies(1000, 100)
