@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/raymq demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ALL_TESTS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ALL_TESTS)
 
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest tests/unit
