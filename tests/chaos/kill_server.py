@@ -91,11 +91,10 @@ def die_at(call: int, dice: random.Random) -> None:
 
 
 def options_of(flush: str) -> dict[str, Any]:
-    """The settings that FLUSH stands for, and no refusals on a machine that is busy with something else."""
-    patience = {"wait_time_in_send_queue_ms": 60_000, "os_page_cache_busy_timeout_ms": 60_000}
+    """The settings that FLUSH stands for."""
     if flush == POOL:
-        return {**patience, "flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True}
-    return {**patience, "flush_disk_type": FlushDiskType(flush)}
+        return {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True}
+    return {"flush_disk_type": FlushDiskType(flush)}
 
 
 def check(

@@ -160,7 +160,8 @@ class TestAppend:
         store.append([batch])
         assert batch.records == before
 
-    def test_an_append_that_does_not_get_its_turn_in_time_says_busy_and_stores_nothing(self, store, monkeypatch):
+    def test_an_append_that_does_not_get_its_turn_in_time_says_busy_and_stores_nothing(self, root, monkeypatch):
+        store = open_store(root, wait_time_in_send_queue_ms=200)
         entered, leave = threading.Event(), threading.Event()
         pwrite = os.pwrite
 
@@ -180,6 +181,7 @@ class TestAppend:
             leave.set()
             slow.result(WAIT_S)
         assert bodies_of(store) == [b"slow"]
+        store.close()
 
 
 class TestDeduplication:

@@ -19,6 +19,10 @@ LOG_FILE_BYTES = 65536
 QUEUE_FILE_UNITS = 100
 
 
+PATIENCE = {"wait_time_in_send_queue_ms": 60_000, "os_page_cache_busy_timeout_ms": 60_000}
+"""A machine that is busy with other things is no reason to refuse appends."""
+
+
 def small_settings(root: Path, **changes: Any) -> StoreSettings:
     values = {
         "store_path_root_dir": root,
@@ -27,6 +31,7 @@ def small_settings(root: Path, **changes: Any) -> StoreSettings:
         "max_hash_slot_num": 100,
         "max_index_num": 400,
         "warm_mapped_file_enable": True,
+        **PATIENCE,
         **changes,
     }
     return StoreSettings(**values)
