@@ -15,6 +15,8 @@ from raymq.routes import Routes
 from raymq.storage_client import persist_until
 
 CALL_TIMEOUT_S: Final = 5.0
+FIRST_TIMEOUT_S: Final = 30.0
+"""For the first answer: the actor may have been started for it."""
 RESET_TIMEOUT_S: Final = 20.0
 INTRODUCTIONS_MAX: Final = 3
 
@@ -51,8 +53,9 @@ class RebalanceClient:
             return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
 
     def _say(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
+        timeout_s = CALL_TIMEOUT_S if heartbeat.session or heartbeat.leaving else FIRST_TIMEOUT_S
         try:
-            assignment: GroupAssignment = self._actor.call("heartbeat", heartbeat, timeout_s=CALL_TIMEOUT_S)
+            assignment: GroupAssignment = self._actor.call("heartbeat", heartbeat, timeout_s=timeout_s)
         except ActorGoneError:
             with self._lock:
                 self._opened = False

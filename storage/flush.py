@@ -45,7 +45,8 @@ class FlushService:
         self._thorough_interval_s = settings.flush_commit_log_thorough_interval_ms / 1000
         self._least_bytes = settings.flush_commit_log_least_pages * PAGE_BYTES
         self._changed = threading.Condition()
-        self._requested = commit_log.flushed_offset
+        self._requested = self._told = commit_log.flushed_offset
+        self._flushing = False
         self._stopping = False
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
@@ -56,8 +57,8 @@ class FlushService:
         with self._changed:
             self._requested = max(self._requested, end_offset)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._failed or self._commit_log.flushed_offset >= end_offset, timeout_s)
-            return self._commit_log.flushed_offset >= end_offset
+            self._changed.wait_for(lambda: self._failed or self._is_flushed(end_offset), timeout_s)
+            return self._is_flushed(end_offset)
 
     def close(self) -> None:
         """Stop the thread, and flush what is left unless a flush has failed. Idempotent."""
@@ -84,7 +85,15 @@ class FlushService:
     def _has_work(self) -> bool:
         return self._stopping or self._requested > self._commit_log.flushed_offset
 
+    def _is_flushed(self, end_offset: int) -> bool:
+        """Whether it is on disk up to there, and `on_flushed` has returned. Called with the lock."""
+        flushed_offset = self._told if self._flushing else self._commit_log.flushed_offset
+        return flushed_offset >= end_offset
+
     def _flush(self) -> None:
+        with self._changed:
+            self._told = self._commit_log.flushed_offset
+            self._flushing = True
         try:
             end_offset = self._commit_log.flush()
         except OSError as error:
@@ -94,4 +103,5 @@ class FlushService:
         else:
             self._on_flushed(end_offset)
         with self._changed:
+            self._flushing = False
             self._changed.notify_all()

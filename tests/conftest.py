@@ -31,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
+NICE_MAX = 19
 
 
 def group_of(path: Path) -> str:
@@ -54,6 +55,15 @@ class RayApart(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:
     return RayApart(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Ray's workers have a niceness of 15: what computes beside them must be nicer, or they hardly run."""
+    if hasattr(item.config, "workerinput"):
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, 0 if group_of(item.path) else NICE_MAX)
+        except PermissionError:
+            return  # only root may become less nice again
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

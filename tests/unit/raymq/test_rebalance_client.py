@@ -29,6 +29,7 @@ class Cluster:
         self.broker_names = ["broker-a", "broker-b"]
         self.brokers_up = {"broker-a", "broker-b"}
         self.calls: list[str] = []
+        self.timeouts_s: list[float] = []
         self.failures: list[Exception] = []
 
     def brokers(self):
@@ -55,6 +56,7 @@ class Ref:
 
     def call(self, method, *args, timeout_s):
         cluster = self.cluster
+        cluster.timeouts_s.append(timeout_s)
         cluster.calls.append(f"{self.name}.{method}")
         if cluster.failures:
             raise cluster.failures.pop(0)
@@ -82,6 +84,13 @@ def beat(client: RebalanceClient, *holding: MessageQueue, leaving: bool = False)
 def test_the_first_heartbeat_starts_the_actor_and_introduces_the_member(cluster):
     assert beat(RebalanceClient("g", cluster)).queues == {QUEUE}
     assert cluster.calls == ["broker-a.open_group", "rebalance-g.heartbeat", "rebalance-g.heartbeat"]
+
+
+def test_an_actor_that_may_just_have_been_started_is_given_longer(cluster):
+    client = RebalanceClient("g", cluster)
+    beat(client)
+    beat(client, QUEUE)
+    assert cluster.timeouts_s == [module.CALL_TIMEOUT_S, module.FIRST_TIMEOUT_S, *[module.CALL_TIMEOUT_S] * 2]
 
 
 def test_an_actor_that_runs_is_not_asked_for_at_a_broker(cluster):
