@@ -7,6 +7,10 @@ is what every member of the set has; it never goes back. The set is changed by a
     shrink   a member that has not reached the master's end for `not_catchup_s`, that the Controller does not hear, or
              whose disk has lost what it had
 
+While messages come all the time, a follower that keeps close behind never has just what is confirmed. So one that
+reached where the log ended when it asked before is counted at once, which holds the confirm offset until it has that,
+and asked for then; for JOIN_MAX_S at most, since nobody else knows of it.
+
 From the question to the answer the union of the old and the new set counts (spec/storage.md §11.2), so whoever the
 Controller may elect meanwhile has everything that was acknowledged. Nothing here survives the process.
 """
@@ -15,9 +19,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from actors.core.stored_times import StoredTimes
 from raymq.replication import FollowerLag, SyncStateSet
+
+JOIN_MAX_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -41,6 +48,8 @@ class MasterSyncState:
         self.sync_state_set = first
         self._proposed: dict[int, str] | None = None
         self._followers: dict[int, _Follower] = {}
+        self._joining: dict[int, tuple[str, float]] = {}
+        """Who is counted and not asked for yet: the id of its directory, and since when."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoredTimes(end_offset, now_s)
 
@@ -50,8 +59,8 @@ class MasterSyncState:
 
     @property
     def counted(self) -> frozenset[int]:
-        """Whose copies count: the set, and whom the Controller was asked to take in."""
-        return self.sync_state_set.members | frozenset(self._proposed or ())
+        """Whose copies count: the set, whom the Controller was asked to take in, and who is about to be asked for."""
+        return self.sync_state_set.members | frozenset(self._proposed or ()) | frozenset(self._joining)
 
     def in_sync(self, now_s: float) -> frozenset[int]:
         """The replicas in sync now, this one included."""
@@ -73,12 +82,17 @@ class MasterSyncState:
             reached = from_offset >= known.asked_end_offset
             caught_up_s = max(known.caught_up_s, known.asked_s if reached else -math.inf)
         self._followers[follower] = _Follower(store_id, from_offset, self._own_end, now_s, caught_up_s, learner)
+        keeps_up = known is not None and from_offset >= known.asked_end_offset and not learner
+        if keeps_up and follower not in self.sync_state_set.stores:
+            self._joining.setdefault(follower, (store_id, now_s))
         self._confirm()
 
     def silent(self, names: frozenset[int]) -> None:
         """The Controller does not hear these: they are dropped without waiting for `not_catchup_s`."""
         for name in names & self._followers.keys():
             self._followers[name].caught_up_s = -math.inf
+            self._joining.pop(name, None)
+        self._confirm()
 
     def copies(self, end_offset: int) -> int:
         """How many replicas of the set, this one included, have everything before `end_offset`."""
@@ -87,6 +101,14 @@ class MasterSyncState:
 
     def propose(self, now_s: float) -> SyncStateSet | None:
         """The set to ask the Controller for, if it should be another one or if an answer is still missing."""
+        late = [
+            name
+            for name, (_, since_s) in self._joining.items()
+            if now_s - since_s > JOIN_MAX_S or name in self.sync_state_set.stores
+        ]
+        for name in late:
+            del self._joining[name]
+        self._confirm()
         if self._proposed is None:
             wanted = self._wanted(now_s)
             if wanted == self.sync_state_set.stores:
@@ -137,5 +159,6 @@ class MasterSyncState:
     def _acked(self, name: int) -> int | None:
         """What a replica has, for sure; None for one that was not heard, or whose directory is another one now."""
         follower = self._followers.get(name)
-        stores = {**self.sync_state_set.stores, **(self._proposed or {})}
+        joining = {other: store_id for other, (store_id, _) in self._joining.items()}
+        stores = {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
         return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.sync_state import MasterSyncState
+from actors.core.sync_state import JOIN_MAX_S, MasterSyncState
 from raymq.replication import FollowerLag, SyncStateSet
 
 
@@ -42,6 +42,28 @@ def test_a_follower_behind_the_confirm_offset_is_not_asked_for(master):
     master.flushed(200, 1.0)
     asks(master, 1, 150, 1.0)
     assert master.propose(1.0) is None
+
+
+def test_a_follower_close_behind_is_taken_in_while_messages_come_all_the_time(master):
+    for step in range(4):  # each time it asks, the log has gone on
+        master.flushed(200 + 100 * step, 1.0 + step / 100)
+        asks(master, 1, 100 + 100 * step, 1.0 + step / 100)
+    asked = master.propose(1.3)
+    assert asked is not None
+    assert asked.members == {0, 1}
+    assert master.confirm_offset <= 400  # what it has
+
+
+def test_a_follower_that_stands_still_before_it_is_asked_for_holds_nobody_up_for_long(master):
+    master.flushed(200, 1.0)
+    asks(master, 1, 100, 1.0)
+    master.flushed(300, 1.0)
+    asks(master, 1, 200, 1.0)
+    master.flushed(400, 1.0)
+    assert master.propose(1.1) is None
+    assert master.confirm_offset == 300
+    assert master.propose(1.0 + JOIN_MAX_S + 0.1) is None
+    assert master.confirm_offset == 400
 
 
 def test_a_learner_is_never_asked_for(master):
