@@ -13,6 +13,8 @@ from placement.homes import Node
 from raymq.config import data_dir_here
 from raymq.names import NAMESPACE
 from raymq.ray_calls import resolve
+from raymq.store_settings import COMMIT_LOG_DIR
+from storage.lock import LOCK_FILE
 
 INVENTORY_TIMEOUT_S: Final = 60.0
 ZONE_LABEL: Final = "ray.io/availability-zone"
@@ -45,10 +47,15 @@ def _ask(node_id: str, data_dir: Path) -> Any:
 
 
 def _list_stores(data_dir: str) -> dict[str, int]:
-    """The store directories on the node where this runs, by name, with the bytes of their logs."""
+    """The store directories on the node where this runs, by name, with the bytes of the logs that are in them.
+
+    A log may be elsewhere (store_path_commit_log); the lock is always there, but not in every copy of a store.
+    """
+    root = data_dir_here(Path(data_dir))
+    marked = {path.parent for name in (COMMIT_LOG_DIR, LOCK_FILE) for path in root.glob(f"*/{name}")}
     return {
-        path.parent.name: sum(file.stat().st_blocks * 512 for file in path.iterdir())
-        for path in data_dir_here(Path(data_dir)).glob("*/commitlog")
+        store.name: sum(file.stat().st_blocks * 512 for file in (store / COMMIT_LOG_DIR).glob("*"))
+        for store in sorted(marked)
     }
 
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Final
 
 from raymq.errors import StoreLockedError
 from storage import disk
+
+LOCK_FILE: Final = "lock"
 
 
 class DirectoryLock:
     """The lock, held from construction to `release`. StoreLockedError names who holds it."""
 
     def __init__(self, root: Path) -> None:
-        path = root / "lock"
+        path = root / LOCK_FILE
         self._descriptor = disk.open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
