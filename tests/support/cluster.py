@@ -28,6 +28,14 @@ from tests.support.waiting import eventually
 LOG_FILE_BYTES = 64 << 20
 BROKER_GROUPS = 2
 
+HEALTH_CHECKS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+"""Ray's, as in cluster.yaml: a node that was killed, or cut off, is given up after about 2 s."""
+
 SETTINGS = f"""\
 broker_groups: {BROKER_GROUPS}
 store:

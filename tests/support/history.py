@@ -99,6 +99,11 @@ class Journal:
         self._file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 
+def acknowledged_in(path: Path) -> int:
+    """How many sends a journal says were acknowledged."""
+    return sum(operation.outcome is Outcome.OK for operation in read_journal(path).values())
+
+
 def read_journal(path: Path) -> dict[Sent, Operation]:
     """The last that a journal says of each message. A last line that is torn does not count."""
     operations: dict[Sent, Operation] = {}

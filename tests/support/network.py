@@ -20,17 +20,12 @@ from typing import IO, Any
 
 import psutil
 
+from tests.support.cluster import HEALTH_CHECKS
 from tests.support.machines import World, why_impossible, world
 
 WHY_IMPOSSIBLE = why_impossible("ip")
 PORT = 6379
 START_S = 120.0
-SYSTEM_CONFIG = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
-}
 RAY = ("ray", "start", "--num-cpus=2", f"--object-store-memory={100 << 20}", "--disable-usage-stats")
 FORWARD = "echo 1 > /proc/sys/net/ipv4/ip_forward"
 
@@ -100,7 +95,7 @@ class Network:
     def start_ray(self) -> None:
         """Start Ray on all machines, the first as head."""
         head, *others = self._names
-        system_config = json.dumps(SYSTEM_CONFIG)
+        system_config = json.dumps(HEALTH_CHECKS)
         self._ray(head, "--head", f"--port={PORT}", "--include-dashboard=false", f"--system-config={system_config}")
         for name in others:
             self.join(name)

@@ -22,15 +22,12 @@ from ray.cluster_utils import Cluster
 from raymq.config import DATA_DIR_VARIABLE
 from raymq.embedded import STARTING_MAX, _process_token
 from raymq.names import NAMESPACE
-from tests.support.cluster import Sandbox
+from tests.support.cluster import HEALTH_CHECKS, Sandbox
 
 OBJECT_STORE_BYTES = 100 << 20
 LOOPBACK = "127.0.0.1"
 SYSTEM_CONFIG = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
+    **HEALTH_CHECKS,
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
     "worker_maximum_startup_concurrency": STARTING_MAX,

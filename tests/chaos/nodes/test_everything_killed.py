@@ -17,7 +17,7 @@ import pytest
 import raymq
 from tests.support.checker import check
 from tests.support.cluster import Sandbox, sandbox
-from tests.support.history import Operation, Outcome, Sent, read_journal
+from tests.support.history import Operation, Sent, acknowledged_in, read_journal
 from tests.support.nodes import Nodes, nodes
 from tests.support.replicas import ReplicaGroup, log_checksum
 from tests.support.waiting import eventually
@@ -52,10 +52,6 @@ def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
         program.wait(30)
 
 
-def acknowledged(history: dict[Sent, Operation]) -> int:
-    return sum(operation.outcome is Outcome.OK for operation in history.values())
-
-
 @pytest.mark.timeout(600)
 def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_path: Path) -> None:
     history: dict[Sent, Operation] = {}
@@ -65,7 +61,7 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
             with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
                 look(mq, history)
                 with sending(machines, producer, journal):
-                    eventually(lambda journal=journal: acknowledged(read_journal(journal)) >= ENOUGH, "sends")  # type: ignore[misc]
+                    eventually(lambda journal=journal: acknowledged_in(journal) >= ENOUGH, "sends")  # type: ignore[misc]
                     machines.kill_all()
             history |= read_journal(journal)
         with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:

@@ -20,7 +20,7 @@ import pytest
 from raymq.message import MessageQueue
 from raymq.replication import LEASE_S
 from tests.support.checker import check
-from tests.support.history import Operation, Outcome, Sent, read_journal
+from tests.support.history import Operation, Sent, acknowledged_in, read_journal
 from tests.support.network import WHY_IMPOSSIBLE, Hand, Network, network
 from tests.support.replicas import log_checksum
 from tests.support.waiting import eventually
@@ -53,7 +53,7 @@ class Cluster:
 
     def acknowledged(self, name: str) -> int:
         """How many sends of the program on a machine were acknowledged."""
-        return sum(one.outcome is Outcome.OK for one in read_journal(self._journals[name]).values())
+        return acknowledged_in(self._journals[name])
 
     def more(self, name: str) -> None:
         """Wait until more sends of the program there are acknowledged."""
