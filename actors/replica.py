@@ -135,6 +135,8 @@ class Replica:
         with self._changed:
             guide, store = self._guide(), self.store
         results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not guide.is_master)
+        if not guide.others:  # nobody asks what is in memory
+            return results
         return [
             guide.guided(
                 request, result, in_memory=store.in_memory(request.topic, request.queue_id, result.next_offset)

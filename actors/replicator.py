@@ -28,10 +28,10 @@ from raymq.errors import RaymqError
 from raymq.names import StorageName
 from raymq.ray_calls import ActorRef, resolve
 from raymq.replication import Copied, Following
+from storage.raw_log import CHUNK_MAX_BYTES
 
 CALL_TIMEOUT_S: Final = 10.0
 LONG_POLL_S: Final = 2.0
-CHUNK_MAX_BYTES: Final = 4 << 20
 
 _log = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ class Controller:
         self._watched: dict[StorageName, _Watched] = {}
         for group, replicas in settings.groups.items():
             self._control(group, replicas)
-        self._caretaker = Caretaker(settings, self._views, self._draining, self.designate)
+        self._caretaker = Caretaker(settings, self._views, self.draining, self.designate)
         threading.Thread(target=self._caretaker.run, args=(self._stopping,), name="repair", daemon=True).start()
 
     def _control(self, group: str, replicas: frozenset[int]) -> None:
@@ -136,7 +136,8 @@ class Controller:
 
     def draining(self) -> frozenset[str]:
         """The ids of the nodes that are to be emptied."""
-        return self._draining()
+        with self._lock:
+            return frozenset(self._journal.values.get(DRAINING, ()))
 
     def homes(self) -> dict[StorageName, str]:
         """Replica to the id of its node, for those that run."""
@@ -153,10 +154,6 @@ class Controller:
         self._stopping.set()
         for watched in self._watched.values():
             watched.wake.set()
-
-    def _draining(self) -> frozenset[str]:
-        with self._lock:
-            return frozenset(self._journal.values.get(DRAINING, ()))
 
     def _views(self) -> dict[str, GroupView]:
         with self._lock:

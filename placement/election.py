@@ -186,12 +186,12 @@ class GroupControl:
     def _elect(self, alive: dict[int, ReplicaState]) -> list[Action]:
         record = self.record
         assert record is not None
-        stores = record.sync_state_set.stores
-        able = {replica: state for replica, state in alive.items() if replica in self.able}
-        candidates = {replica: state for replica, state in able.items() if stores.get(replica) == state.store_id}
         if self.rules.fixed_master is not None:
             self.reason = self._against_fixed_master(self.rules.fixed_master, alive, record)
             return [] if self.reason else self._begin(alive[self.rules.fixed_master], record)
+        stores = record.sync_state_set.stores
+        able = {replica: state for replica, state in alive.items() if replica in self.able}
+        candidates = {replica: state for replica, state in able.items() if stores.get(replica) == state.store_id}
         if not candidates and self.rules.unclean:
             candidates = able
         if not candidates:

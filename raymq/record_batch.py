@@ -8,7 +8,7 @@ lock, for all records at a time. Nothing here survives a crash by itself; the la
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, repeat
@@ -126,6 +126,7 @@ def encode_batch(
         raise MessageIllegalError(f"a batch of {len(messages)} messages with {len(message_ids)} ids cannot be encoded")
     topic = messages[0].topic if waiting is None else waiting.topic
     waits = messages[0].wait_store_msg_ok
+    _require_alike(messages, None if waiting is not None else topic, waits)
     magic, topic_text = topic_part(topic)
     born = layout.encode_host(*born_host)
     host_bits, header, store = _host_fields(born, store_host_ipv6)
@@ -139,13 +140,7 @@ def encode_batch(
     sizes: list[int] = []
     codes: list[int] = []
     for index, (message, message_id, sequence) in enumerate(zip(messages, message_ids, sequences, strict=False)):
-        target = ""
-        if waiting is not None:
-            target = _target_text(message, waiting.real_queue_ids[index])
-        elif message.topic != topic:
-            raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
-        if message.wait_store_msg_ok is not waits:
-            raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
+        target = "" if waiting is None else _target_text(message, waiting.real_queue_ids[index])
         body, sys_flag = message.body, host_bits
         if compresses:
             body, bits = compression.compress_body(body)
@@ -169,6 +164,15 @@ def encode_batch(
         codes.append(tags_code(message.tags) if waiting is None else message.deliver_at_ms or 0)
     columns = np.array(sizes, np.int32), np.array(codes, np.int64)
     return EncodedBatch(topic, queue_id, b"".join(parts), *columns, producer, tuple(message_ids), waits)
+
+
+def _require_alike(messages: Iterable[Message], topic: str | None, waits: bool) -> None:
+    """Raise MessageIllegalError unless all messages are of `topic`, where one is given, and wait alike."""
+    for message in messages:
+        if topic is not None and message.topic != topic:
+            raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
+        if message.wait_store_msg_ok is not waits:
+            raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
 
 
 def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.Struct, bytes]:

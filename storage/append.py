@@ -121,7 +121,8 @@ class Appender:
             rests = [_dispatched(multi, rest) for rest in rests]
         queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
         places = self._log.place([rest.ends for rest in rests])
-        self._require_buffer(sum([len(rest.records) for rest in rests]) if self._fast_fail else 0)
+        if self._fast_fail:
+            self._require_buffer(sum([len(rest.records) for rest in rests]))
         counts = [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)]
         self._reserve(counts if multi is None else counts + multi.counts(), places)
         self.look_at_the_clock()
@@ -151,7 +152,8 @@ class Appender:
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
         ends = np.cumsum([len(item.record) for item in deliveries])
         [places] = self._log.place([ends])
-        self._require_buffer(int(ends[-1]) if self._fast_fail else 0)
+        if self._fast_fail:
+            self._require_buffer(int(ends[-1]))
         counts = [(queue, 1) for queue in queues]
         self._reserve(counts if multi is None else counts + multi.counts(), [places])
         self.look_at_the_clock()

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from raymq.store_settings import StoreSettings
 from storage.commit_log import CommitLog
-from storage.flush import PAGE_BYTES, STOP_TIMEOUT_S
+from storage.disk import PAGE_BYTES
+from storage.flush import STOP_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+PAGE_BYTES: Final = 4096
+"""What the settings count that say how many pages are worth a flush or a commit."""
+
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MADV_POPULATE_WRITE: Final = 23
 

@@ -17,10 +17,10 @@ from typing import Final
 
 from raymq.store_settings import StoreSettings
 from storage.commit_log import CommitLog
+from storage.disk import PAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
-PAGE_BYTES: Final = 4096
 STOP_TIMEOUT_S: Final = 60.0
 
 

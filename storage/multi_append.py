@@ -19,7 +19,7 @@ from raymq.errors import MessageIllegalError
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
 from raymq.names import LMQ_PREFIX
 from raymq.record import EncodedBatch
-from raymq.record_batch import is_sealed
+from raymq.record_batch import is_sealed, record_ends
 from raymq.record_layout import decode_properties
 from raymq.record_places import Ints, locate
 from raymq.store_settings import StoreSettings
@@ -102,7 +102,7 @@ class MultiAppend:
 
     def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
         """`batch`, whose records are `data`, with the offsets; which of its messages each queue gets goes to `rows`."""
-        ends = np.cumsum(batch.sizes, dtype=np.int64)
+        ends = record_ends(batch.sizes)
         places = locate(np.frombuffer(data, np.uint8), ends - batch.sizes)
         records: list[bytes] = []
         columns = (places.starts.tolist(), places.properties_at.tolist(), ends.tolist())

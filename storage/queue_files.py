@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from raymq.log_reader import file_name
 from storage import disk
 from storage.mapped_file import MappedFile, allocate
 from storage.mapped_file_queue import list_starts
 from storage.write_handles import WriteHandles
-
-PAGE_BYTES: Final = 4096
 
 
 class QueueFiles:
@@ -89,7 +86,7 @@ class QueueFiles:
 
     def is_flush_due(self, end: int, least_pages: int) -> bool:
         """Whether a queue that ends at byte `end` has so many pages to flush, or has filled a file (spec §6)."""
-        pages = end // PAGE_BYTES - self._flushed_end // PAGE_BYTES
+        pages = end // disk.PAGE_BYTES - self._flushed_end // disk.PAGE_BYTES
         return pages >= least_pages or end // self._file_size > self._flushed_end // self._file_size
 
     def take_dirty(self, end: int = 0) -> set[Path]:

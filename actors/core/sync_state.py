@@ -18,6 +18,7 @@ Controller may elect meanwhile has everything that was acknowledged. Nothing her
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,7 +61,12 @@ class MasterSyncState:
     @property
     def counted(self) -> frozenset[int]:
         """Whose copies count: the set, whom the Controller was asked to take in, and who is about to be asked for."""
-        return self.sync_state_set.members | frozenset(self._proposed or ()) | frozenset(self._joining)
+        return frozenset(self._counted_stores())
+
+    def _counted_stores(self) -> dict[int, str]:
+        """Who is counted, with the id of the directory of which that is so."""
+        joining = {name: store_id for name, (store_id, _) in self._joining.items()}
+        return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
 
     def in_sync(self, now_s: float) -> frozenset[int]:
         """The replicas in sync now, this one included."""
@@ -78,13 +84,12 @@ class MasterSyncState:
         if known is not None and known.store_id != store_id:
             known = None
         caught_up_s = now_s if from_offset >= self._own_end else -math.inf
-        if known is not None and caught_up_s < now_s:
+        if known is not None:
             reached = from_offset >= known.asked_end_offset
-            caught_up_s = max(known.caught_up_s, known.asked_s if reached else -math.inf)
+            caught_up_s = max(caught_up_s, known.caught_up_s, known.asked_s if reached else -math.inf)
+            if reached and not learner and follower not in self.sync_state_set.stores:
+                self._joining.setdefault(follower, (store_id, now_s))
         self._followers[follower] = _Follower(store_id, from_offset, self._own_end, now_s, caught_up_s, learner)
-        keeps_up = known is not None and from_offset >= known.asked_end_offset and not learner
-        if keeps_up and follower not in self.sync_state_set.stores:
-            self._joining.setdefault(follower, (store_id, now_s))
         self._confirm()
 
     def silent(self, names: frozenset[int]) -> None:
@@ -96,8 +101,9 @@ class MasterSyncState:
 
     def copies(self, end_offset: int) -> int:
         """How many replicas of the set, this one included, have everything before `end_offset`."""
-        others = sum(self._has(member, end_offset) for member in self.sync_state_set.members - {self._replica})
-        return others + (self._own_end >= end_offset)
+        stores = self._counted_stores()
+        acked = [self._acked(member, stores) for member in self.sync_state_set.members - {self._replica}]
+        return sum(offset is not None and offset >= end_offset for offset in acked) + (self._own_end >= end_offset)
 
     def propose(self, now_s: float) -> SyncStateSet | None:
         """The set to ask the Controller for, if it should be another one or if an answer is still missing."""
@@ -146,19 +152,14 @@ class MasterSyncState:
                 wanted[name] = follower.store_id
         return wanted
 
-    def _has(self, name: int, end_offset: int) -> bool:
-        acked_offset = self._acked(name)
-        return acked_offset is not None and acked_offset >= end_offset
-
     def _confirm(self) -> None:
-        acked = [self._acked(name) for name in self.counted - {self._replica}]
+        stores = self._counted_stores()
+        acked = [self._acked(name, stores) for name in stores.keys() - {self._replica}]
         known = [offset for offset in acked if offset is not None]
         if len(known) == len(acked):
             self.confirm_offset = max(self.confirm_offset, min([self._own_end, *known]))
 
-    def _acked(self, name: int) -> int | None:
-        """What a replica has, for sure; None for one that was not heard, or whose directory is another one now."""
+    def _acked(self, name: int, stores: Mapping[int, str]) -> int | None:
+        """What a replica has, for sure; None for one that was not heard, or whose directory is not that in `stores`."""
         follower = self._followers.get(name)
-        joining = {other: store_id for other, (store_id, _) in self._joining.items()}
-        stores = {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
         return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset
