@@ -253,7 +253,7 @@ class StoreOptions(BaseModel):
 
     @model_validator(mode="after")
     def _log_can_grow(self) -> Self:
-        if self.store_path_commit_log and not {*self.store_path_commit_log} - {*self.read_only_commit_log_store_paths}:
+        if self.store_path_commit_log and not self.log_directories_elsewhere:
             raise ValueError(
                 "read_only_commit_log_store_paths leaves no directory of store_path_commit_log to write to"
             )
@@ -280,6 +280,11 @@ class StoreOptions(BaseModel):
     @classmethod
     def _whole_batch_units(cls, size: int) -> int:
         return -(-size // BATCH_UNIT_BYTES) * BATCH_UNIT_BYTES
+
+    @property
+    def log_directories_elsewhere(self) -> list[Path]:
+        """The directories of store_path_commit_log where files may be made."""
+        return [path for path in self.store_path_commit_log if path not in self.read_only_commit_log_store_paths]
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

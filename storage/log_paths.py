@@ -68,12 +68,11 @@ class LogPaths:
     @classmethod
     def of(cls, settings: StoreSettings) -> LogPaths:
         """The directories that the settings name."""
-        read_only = settings.read_only_commit_log_store_paths
         return cls(
             settings.store_path_root_dir,
             settings.mapped_file_size_commit_log_bytes,
-            [path for path in settings.store_path_commit_log if path not in read_only],
-            read_only=read_only,
+            settings.log_directories_elsewhere,
+            read_only=settings.read_only_commit_log_store_paths,
             full_ratio=RetentionRules.from_settings(settings).clean_forcibly_ratio,
         )
 

@@ -98,7 +98,7 @@ class MessageStore:
         self._flags = RunningFlags()
         self._stats = StoreStats()
         self._schedule: ScheduleService | None = None
-        resources.callback(DirectoryLock(root).release)
+        resources.callback(DirectoryLock(root, settings.log_directories_elsewhere).release)
         self._abort = root / "abort"
         parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
         self._parts, self._config = parts, parts.config

@@ -75,7 +75,7 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
     open; InvalidArgumentError, and nothing is changed, unless a record starts or the log ends there.
     """
     root = settings.store_path_root_dir
-    lock = DirectoryLock(root)
+    lock = DirectoryLock(root, settings.log_directories_elsewhere)
     try:
         log = CommitLog(LogPaths.of(settings), settings.mapped_file_size_commit_log_bytes)
         try:

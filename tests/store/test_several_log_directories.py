@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.core.replica_rules import ReplicaRules
-from raymq.errors import StoreCorruptError
+from raymq.errors import StoreCorruptError, StoreLockedError
 from raymq.log_reader import LogReader, file_name
 from raymq.store_api import FetchRequest
 from storage import log_paths
@@ -90,6 +90,19 @@ def test_the_same_bytes_as_in_one_directory(disks):
     alone = sorted((disks.top / "one" / "commitlog").iterdir())
     assert [path.name for path in together] == [path.name for path in alone]
     assert [path.read_bytes() for path in together] == [path.read_bytes() for path in alone]
+
+
+def test_a_log_directory_belongs_to_one_store(disks):
+    store, root = disks.filled(), disks.top / "other"
+    shared = {"store_path_commit_log": (disks.top / "c", disks.logs[1])}
+    for _ in range(2):
+        with pytest.raises(StoreLockedError, match=f"{disks.logs[1]} is in use by another store"):
+            open_store(root, **shared)
+    with pytest.raises(StoreLockedError):
+        truncate_log(small_settings(root, **shared), 0)
+    open_store(root, store_path_commit_log=(disks.top / "c",)).close()
+    assert bodies_of(store) == BODIES
+    store.close()
 
 
 def test_a_full_disk_gets_no_more_files(disks, monkeypatch):
