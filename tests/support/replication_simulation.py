@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,24 @@ class Disk:
     epochs: list[EpochEntry] = field(default_factory=list)
     sync_state_set: SyncStateSet | None = None
     incarnation: int = 0
+    _offsets: dict[int, int] = field(default_factory=dict)
+
+    def append(self, records: Iterable[tuple[int, int]]) -> None:
+        """Epochs and messages, behind what is there."""
+        for record in records:
+            self._offsets.setdefault(record[1], len(self.log))
+            self.log.append(record)
+
+    def truncate(self, end: int) -> None:
+        """Keep what is before `end`."""
+        for _, message in self.log[end:]:
+            if self._offsets.get(message, -1) >= end:
+                del self._offsets[message]
+        del self.log[end:]
+
+    def offset_of(self, message: int) -> int | None:
+        """Where the log has a message first."""
+        return self._offsets.get(message)
 
 
 @dataclass
@@ -196,7 +214,7 @@ class Node:
         """End the process; with `power` what was not flushed is gone, but for a part."""
         if power:
             kept = self.world.rng.randint(self.disk.flushed, len(self.disk.log))
-            del self.disk.log[kept:]
+            self.disk.truncate(kept)
             self.disk.flushed = kept
         if self.alive:
             self.world.say(f"{self.name} dies, power {power}")
@@ -300,11 +318,11 @@ class Node:
         self._unless_unfenced(lambda: self.role.check_append(None, self.world.now))
         if self.sync is None or len(self.members()) < self.world.min_in_sync:
             return
-        known = [offset for offset, (_, other) in enumerate(self.disk.log) if other == message]
-        if not known:
-            self.disk.log.append((self.role.epoch, message))
-        end = known[0] + 1 if known else len(self.disk.log)
-        self.pending.append((end, message, self.role.epoch))
+        offset = self.disk.offset_of(message)
+        if offset is None:
+            offset = len(self.disk.log)
+            self.disk.append([(self.role.epoch, message)])
+        self.pending.append((offset + 1, message, self.role.epoch))
         incarnation, target = self.disk.incarnation, len(self.disk.log)
         self.world.at(self.world.rng.uniform(0.0005, 0.004), lambda: self._flushed(incarnation, target))
 
@@ -384,7 +402,7 @@ class Node:
             return
         common = common_end(self.disk.epochs, len(self.disk.log), epochs, end) or 0
         if not self.world.bugs.skip_truncation:
-            del self.disk.log[common:]
+            self.disk.truncate(common)
             self.disk.epochs = [entry for entry in self.disk.epochs if entry.start_offset < common]
         self.disk.flushed = len(self.disk.log)
         self.visible = min(self.visible, len(self.disk.log))
@@ -399,7 +417,7 @@ class Node:
             return
         if entry is not None and (not self.disk.epochs or self.disk.epochs[-1].epoch < entry.epoch):
             self.disk.epochs.append(entry)
-        self.disk.log += records
+        self.disk.append(records)
         self.visible = max(self.visible, min(confirm, start))
         if records:
             incarnation, end = self.disk.incarnation, len(self.disk.log)
