@@ -296,13 +296,13 @@ def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, mon
 
     def waiting(service: IndexService, position: int, limit: int) -> int | None:
         looking.set()
-        assert cleaned.wait(10)
+        assert cleaned.wait(60)
         return after(service, position, limit)
 
     monkeypatch.setattr(IndexService, "_first_with_key", waiting)
     store = open_store(root, max_index_num=100)
     before = len(list((root / "index").iterdir()))
-    assert looking.wait(10)
+    assert looking.wait(60)
     assert clean_by_hand(store) == 2
     cleaned.set()
     assert store.query_by_key("orders", "none").complete

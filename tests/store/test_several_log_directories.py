@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from actors.core.replica_rules import ReplicaRules
 from raymq.errors import StoreCorruptError, StoreLockedError
 from raymq.log_reader import LogReader, file_name
 from raymq.store_api import FetchRequest
@@ -261,7 +260,7 @@ def test_a_log_that_is_cut_on_purpose_opens(disks):
 
 
 def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(tmp_path):
-    group = ReplicaGroup(tmp_path, rules=ReplicaRules(lease_s=60.0), log_disks=2)
+    group = ReplicaGroup(tmp_path, log_disks=2)
     try:
         group.settle()
         group.start()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from actors.core.replica_rules import ReplicaRules
 from raymq.delay import SCHEDULE_TOPIC
 from raymq.errors import SystemBusyError
 from raymq.message import Message, SendStatus
@@ -199,19 +198,26 @@ def test_what_is_committed_is_found_by_key_and_goes_by_its_age(root):
     store.close()
 
 
+class SlowDisk:
+    """Commits begin to write and wait until it `goes_on`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        real = MappedFile.write_whole
+
+        def waiting(file: MappedFile, position: int, data: memoryview) -> None:
+            self.begun.set()
+            assert self.goes_on.wait(60.0)
+            real(file, position, data)
+
+        monkeypatch.setattr(MappedFile, "write_whole", waiting)
+
+
 @pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Commits wait for the event."""
-    goes_on = threading.Event()
-    real = MappedFile.write_whole
-
-    def waiting(self: MappedFile, position: int, data: memoryview) -> None:
-        assert goes_on.wait(60.0)
-        real(self, position, data)
-
-    monkeypatch.setattr(MappedFile, "write_whole", waiting)
-    yield goes_on
-    goes_on.set()
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.goes_on.set()
 
 
 def test_without_a_free_buffer_appends_are_refused_as_busy_if_asked_for(root, slow_disk):
@@ -222,7 +228,7 @@ def test_without_a_free_buffer_appends_are_refused_as_busy_if_asked_for(root, sl
         with pytest.raises(SystemBusyError, match="nothing was stored"):
             append(store, 40, 30, length=500)
     assert store.status().writable
-    slow_disk.set()
+    slow_disk.goes_on.set()
 
     def taken() -> bool:
         try:
@@ -240,11 +246,11 @@ def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, sl
     lazy = {"commit_commit_log_least_pages": 2, "commit_commit_log_thorough_interval_ms": 60_000}
     store = open_pooled(root, **NO_COMMITS | lazy)
     append(store, 0, 10, length=1000)
-    eventually(lambda: not store._gate._commit._wake.is_set(), "the commit is under way")
+    assert slow_disk.begun.wait(60.0)  # the commit is under way, and knows how far it goes
     first_end = store.end_offset
     append(store, 10)
     assert store._gate._commit._wake.is_set()
-    slow_disk.set()
+    slow_disk.goes_on.set()
     eventually(lambda: store.stored_offset >= first_end and not store._gate._commit._wake.is_set(), "it is done")
     assert store.stored_offset == store.visible_offset == first_end
     append(store, 11, 10, length=1000)
@@ -258,14 +264,14 @@ def test_else_an_append_waits_for_the_disk(root, slow_disk):
     appending.start()
     eventually(lambda: store.end_offset > 20_000, "the first buffer is full")
     assert appending.is_alive()
-    slow_disk.set()
+    slow_disk.goes_on.set()
     appending.join(60.0)
     assert shown(store) == list(range(300))
     store.close()
 
 
 def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_path):
-    group = ReplicaGroup(tmp_path, rules=ReplicaRules(lease_s=60.0), **POOL)
+    group = ReplicaGroup(tmp_path, **POOL)
     try:
         group.settle()
         group.start()

@@ -18,6 +18,8 @@ from storage.message_store import MessageStore
 from tests.support.stores import small_settings
 
 GROUP = "broker-a"
+PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
+"""Copies come in time, however busy the machine is."""
 
 
 class ReplicaGroup:
@@ -30,7 +32,7 @@ class ReplicaGroup:
         self, root: Path, replicas: int = 3, rules: ReplicaRules | None = None, *, log_disks: int = 0, **store: Any
     ) -> None:
         self._root, self._store, self._log_disks = root, store, log_disks
-        self.rules = rules or ReplicaRules(lease_s=60.0)
+        self.rules = rules or PATIENT
         self.replicas: dict[int, Replica] = {}
         self.names = frozenset(range(replicas))
         fixed_master = FIXED_MASTER if self.rules.fixed_roles else None

@@ -19,8 +19,13 @@ LOG_FILE_BYTES = 65536
 QUEUE_FILE_UNITS = 100
 
 
-PATIENCE = {"wait_time_in_send_queue_ms": 60_000, "os_page_cache_busy_timeout_ms": 60_000}
-"""A machine that is busy with other things is no reason to refuse appends."""
+PATIENCE = {
+    "wait_time_in_send_queue_ms": 60_000,
+    "os_page_cache_busy_timeout_ms": 60_000,
+    "sync_flush_timeout_ms": 60_000,
+    "query_wait_index_ms": 60_000,
+}
+"""A machine that is busy with other things is no reason to refuse appends, nor to answer without the newest."""
 
 
 def small_settings(root: Path, **changes: Any) -> StoreSettings:
