@@ -14,7 +14,7 @@ from raymq.route import BrokerData, QueueData, TopicRoute
 from raymq.storage_client import StorageDescription
 from raymq.store_api import AppendResult
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 """Bound of every wait in a test: far beyond what anything takes."""
 
 
@@ -65,13 +65,13 @@ class FakeStore:
 
     `connects` holds, per connection, an error to raise before anything is sent, or None. `script` holds, per attempt,
     what happens: None stores and answers; an error raises it, nothing stored; ("lost", error) stores and raises the
-    error; a callable is called first. After these, everything succeeds.
+    error. A callable in either is called first, and gives one of these. After these, everything succeeds.
     """
 
     def __init__(self, name: str = "storage-a-0", script: Sequence[Any] = ()) -> None:
         self.name = name
         self.script = list(script)
-        self.connects: list[Exception | None] = []
+        self.connects: list[Any] = []
         self.max_message_size_bytes = MAX_MESSAGE_SIZE_BYTES
         self.status = SendStatus.SEND_OK
         self.attempts: list[list[EncodedBatch]] = []
@@ -88,6 +88,8 @@ class FakeStore:
     def describe(self, timeout_s: float = 5.0) -> StorageDescription:
         with self._lock:
             step = self.connects.pop(0) if self.connects else None
+        if callable(step):
+            step = step()
         if step is not None:
             raise step
         return replace(description(), max_message_size_bytes=self.max_message_size_bytes)

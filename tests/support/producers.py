@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,25 @@ class Gate:
         self.entered.set()
         assert self.opened.wait(WAIT_S)
         return self.then
+
+
+class Clock:
+    """The time by which producers count what a send may take: it stands still but where a test lets it pass."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def passes(self, then=None) -> Callable[..., Any]:
+        """A step of a FakeStore during which the time of every send passes."""
+
+        def step(*batches):
+            self.now_s += 3600.0
+            return then
+
+        return step
 
 
 MakeProducer = Callable[..., Producer]

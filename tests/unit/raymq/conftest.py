@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.producers import MakeProducer, producers_of_fakes
+from raymq import async_producer, producer, sender, table_send
+from tests.support.producers import Clock, MakeProducer, producers_of_fakes
 
 
 @pytest.fixture
@@ -14,3 +15,12 @@ def make() -> Iterator[MakeProducer]:
     """Makes producers over fake stores."""
     with producers_of_fakes() as make:
         yield make
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of producers; what their threads wait for, they wait for by the real one."""
+    clock = Clock()
+    for module in (async_producer, producer, sender, table_send):
+        monkeypatch.setattr(module, "time", clock)
+    return clock

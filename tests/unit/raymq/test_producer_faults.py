@@ -224,30 +224,30 @@ def test_a_disk_that_fails_in_the_middle_leaves_the_outcome_unknown(make):
     assert (a.everything(), b.everything()) == ([b"x"], [])
 
 
-@pytest.mark.parametrize(
-    ("script", "connects", "error"),
-    [([BUSY] * 100_000, [], SystemBusyError), ([], [GONE] * 100_000, ServiceNotAvailableError)],
-)
-def test_out_of_time_without_an_attempt_that_may_have_stored_it_nothing_was(make, script, connects, error):
-    store = FakeStore(script=script)
-    store.connects = connects
+@pytest.mark.parametrize(("failing", "failure"), [("script", BUSY), ("connects", GONE)])
+def test_out_of_time_without_an_attempt_that_may_have_stored_it_nothing_was(make, clock, failing, failure):
+    store = FakeStore()
+    getattr(store, failing).extend([failure, clock.passes(failure)])
     producer = make(store)
-    with pytest.raises(error, match="nothing of this one was stored"):
-        producer.send(message(), timeout_s=0.05)
+    with pytest.raises(type(failure), match="nothing of this one was stored"):
+        producer.send(message())
     producer.flush(WAIT_S)
     assert store.everything() == []
 
 
-def test_what_waits_behind_a_failing_batch_ends_in_its_own_time(make):
-    stuck = Gate(GONE)
-    store = FakeStore(script=[stuck, *[GONE] * 100_000])
+def test_what_waits_behind_a_failing_batch_ends_in_its_own_time(make, clock):
+    stuck, again = Gate(GONE), Gate()
+    store = FakeStore(script=[stuck, again])
     producer = make(store)
     first = producer.send_async(message(b"first"))
     assert stuck.entered.wait(WAIT_S)
-    [short] = producer._enqueue([message(b"short")], {}, 0.01)
+    [short] = producer._enqueue([message(b"short")], {}, 1.0)
+    clock.now_s += 2.0
     stuck.opened.set()
     assert isinstance(short.exception(WAIT_S), ServiceNotAvailableError)
     assert not first.done()
+    again.opened.set()
+    assert first.result(WAIT_S).queue_offset == 0
 
 
 def test_one_illegal_message_among_many_fails_alone_whoever_finds_it(make):
@@ -363,10 +363,10 @@ def test_on_request_a_stored_message_is_asked_for_again_until_it_is_on_disk_and_
     assert store.everything() == [b"x"]
 
 
-def test_what_never_gets_on_disk_in_time_is_still_a_result(make):
-    store = FakeStore()
+def test_what_never_gets_on_disk_in_time_is_still_a_result(make, clock):
+    store = FakeStore(script=[None, clock.passes()])
     store.status = SendStatus.FLUSH_DISK_TIMEOUT
-    result = make(store, retry_when_not_store_ok=True).send(message(), timeout_s=0.02)
+    result = make(store, retry_when_not_store_ok=True).send(message())
     assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
     assert store.everything() == [b"x"]
 
@@ -375,9 +375,12 @@ def test_what_never_gets_on_disk_in_time_is_still_a_result(make):
 
 
 def test_close_gives_up_what_cannot_be_sent_and_every_future_ends(make):
-    store = FakeStore(script=[("lost", GONE)] + [GONE] * 1_000_000)
+    lost = Gate(("lost", GONE))
+    store = FakeStore(script=[lost] + [GONE] * 1_000_000)
     producer = make(store, send_timeout_s=0.05)
     [pinned] = producer._enqueue([message(b"1")], {}, 1000.0)
+    assert lost.entered.wait(WAIT_S)
+    lost.opened.set()
     [waiting] = producer._enqueue([message(b"2")], {}, 1000.0)
     with pytest.raises(RequestTimeoutError, match="flushing"):
         producer.close()

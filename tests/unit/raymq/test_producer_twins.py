@@ -114,9 +114,9 @@ def test_a_send_is_retried(twin):
     assert store.everything() == [b"x"]
 
 
-def test_out_of_time_the_outcome_is_unknown(twin):
+def test_out_of_time_the_outcome_is_unknown(twin, clock):
     with pytest.raises(SendUnknownError):
-        twin(FakeStore(script=[GONE] * 100_000)).send(message(), timeout_s=0.3)
+        twin(FakeStore(script=[GONE, clock.passes(GONE)])).send(message())
 
 
 def test_a_full_buffer_is_said_so(twin):
