@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 import raymq
 from tests.support.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 # What CI says about a change must not depend on the dice; elsewhere, each run tries other examples. How long an example
-# takes says how busy the machine is.
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("here", deadline=None)
+# takes, or is made, says how busy the machine is.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", PATIENT, derandomize=True)
+settings.register_profile("here", PATIENT)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 # A shell's background job ignores ctrl-C, and so would the programs that tests start and interrupt.

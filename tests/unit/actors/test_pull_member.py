@@ -97,7 +97,7 @@ def test_a_member_that_its_group_does_not_hear_drops_its_queues(scene, monkeypat
     scene.beats()
     assert scene.shared.holding() == set(QUEUES)  # its lease is not over
     scene.member._lease_until_s = 0.0
-    scene.beats(1)
+    scene.beats()
     assert scene.shared.holding() == frozenset()
 
 

@@ -37,6 +37,7 @@ class Owner:
         self.pull_from: dict[str, str] = {}
         self.timeouts: set[tuple[str, float]] = set()
         self.end = 3
+        self.polling = False
         self.fetcher = Fetcher(
             wanted=self.wanted,
             held=lambda: frozenset(self.offsets),
@@ -120,6 +121,7 @@ def polls(owner):
     def answer(request):
         gate = waiting.get(MessageQueue(request.topic, "a", request.queue_id))
         if gate is not None:
+            owner.polling = True
             assert gate.wait(WAIT_S)
         return FetchResult(PullStatus.FOUND, request.queue_offset + 1, 0, 99, b"x", 1)
 
@@ -153,7 +155,7 @@ def test_an_offset_that_was_moved_is_asked_for_at_once(owner, polls):
     polls[Q0] = threading.Event()
     owner.offsets = {Q0: 0}
     owner.fetcher.wake()
-    eventually(lambda: owner.waits, "the poll", WAIT_S)
+    eventually(lambda: owner.polling, "the poll", WAIT_S)
     gate = polls.pop(Q0)
     owner.offsets[Q0] = 1
     owner.fetcher.wake()

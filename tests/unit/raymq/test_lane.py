@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 
@@ -167,11 +168,12 @@ def test_a_call_under_way_when_the_server_is_closed_fails(server, connect, relea
 def test_a_stopped_server_does_not_hang_its_clients(monkeypatch, connect):
     """A stopped process still accepts, because its backlog does, and never says a word."""
     monkeypatch.setattr(lane, "IO_TIMEOUT_S", 0.05)
+    name = f"\0raymq-test-stopped-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as stopped:
-        stopped.bind("\0raymq-test-stopped")
+        stopped.bind(name)
         stopped.listen(4)
         with pytest.raises(LOST):
-            connect(LaneAddress("\0raymq-test-stopped", b"x" * 32))
+            connect(LaneAddress(name, b"x" * 32))
 
 
 def test_a_client_that_never_says_who_it_is_is_dropped(monkeypatch):

@@ -162,7 +162,9 @@ RECEIVED: list[object] = []
 
 
 @pytest.fixture(autouse=True)
-def received():
+def received(monkeypatch):
+    """What the listeners noted. They report when a task has ended, unless a test says otherwise."""
+    monkeypatch.setattr(listener_module, "REPORT_S", WAIT_S)
     RECEIVED.clear()
     return RECEIVED
 
@@ -240,8 +242,9 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
         received.append(message.body)
 
     made = by_reference(handle)
-    report = made.consume(task_of(b"a", b"b", b"c", number=4))
-    assert (report.ended, report.unfinished) == (False, (1, 2))
+    assert not made.consume(task_of(b"a", b"b", b"c", number=4)).ended
+    unfinished = ConsumeReport(unfinished=(1, 2), ended=False)
+    eventually(lambda: made.progress(1, 4) == unfinished, "a report without the first", WAIT_S)
     gate.set()
     report = eventually(lambda: (again := made.progress(1, 4)) and again.ended and again, "the end", WAIT_S)
     assert (report.unfinished, received) == ((), [b"a", b"b", b"c"])
@@ -262,6 +265,7 @@ def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received, mo
 
     made = by_reference(handle)
     assert not made.consume(task_of(b"a", b"b", epoch=1)).ended
+    eventually(lambda: received == [b"a"], "the first call", WAIT_S)
     assert not made.consume(task_of(b"a", b"b", epoch=2)).ended
     assert made.progress(1, 1) is None
     gate.set()

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from storage.flush import FlushService
+from tests.support.fakes import WAIT_S
 from tests.support.stores import small_settings
-
-WAIT_S = 10.0
 
 
 class Log:
