@@ -36,6 +36,8 @@ class _Killer:
         self._thread.start()
 
     def stop(self) -> None:
+        """End. What is due at the marks that were reached is done before: its victim may just be starting again."""
+        self._thread.join(60 if self._progress() >= self._marks[-1] else 0)
         self._stop.set()
         self._thread.join(60)
         assert not self._thread.is_alive()
@@ -48,10 +50,13 @@ class _Killer:
             self._kill(self._rng.choice(self._names))
 
     def _kill(self, name: str) -> None:
-        pid = self._pid_of(name)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+        while (pid := self._pid_of(name)) is not None:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it was on its way to its end
             self.killed.append(f"{name} (pid {pid}) after {self._progress()} messages")
+            return
 
     def _pid_of(self, name: str) -> int | None:
         raise NotImplementedError

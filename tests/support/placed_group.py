@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from raymq.names import CONTROLLER
-from raymq.ray_calls import ActorRef
 from tests.support.nodes import Nodes
-from tests.support.replicas import CALL_TIMEOUT_S, HEAL_TIMEOUT_S, ReplicaGroup, log_checksum
+from tests.support.replicas import HEAL_TIMEOUT_S, ReplicaGroup, log_checksum
 from tests.support.waiting import eventually
 
 
@@ -17,8 +15,9 @@ class PlacedGroup(ReplicaGroup):
         self._machines = machines
 
     def homes(self) -> dict[int, str]:
-        """Replica to the name of its node; empty for one that is on none."""
-        return {one["replica"]: self._machines.name_of(one["node_id"]) for one in self.account()["replicas"]}
+        """Replica to the name of its node; empty for one that is on none. As soon as the Controller answers."""
+        replicas = eventually(lambda: self.account()["replicas"], "an account of the replicas", HEAL_TIMEOUT_S)
+        return {one["replica"]: self._machines.name_of(one["node_id"]) for one in replicas}
 
     def wait_for_homes(self, names: set[str]) -> None:
         """Wait until the replicas are on these nodes, and in sync."""
@@ -28,13 +27,7 @@ class PlacedGroup(ReplicaGroup):
     def lead_from(self, name: str) -> None:
         """Have the replica on a node lead."""
         [replica] = [replica for replica, home in self.homes().items() if home == name]
-        ActorRef(CONTROLLER).call("designate", self._broker_name, replica, timeout_s=CALL_TIMEOUT_S)
-
-        def leads() -> bool:
-            account = self.account()
-            return account["master"] == replica and not account["reason"]
-
-        eventually(leads, f"{name} leads", HEAL_TIMEOUT_S)
+        self.lead(replica)
         self.settled()
 
     def assert_equal_logs(self) -> None:

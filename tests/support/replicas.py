@@ -82,6 +82,21 @@ class ReplicaGroup:
         self.kill(before["master"])
         self.led_after(before["epoch"])
 
+    def lead(self, replica: int) -> None:
+        """Have a replica lead, and wait until it does. A wish that took too long is forgotten: it is told again."""
+
+        def leads() -> bool:
+            account = self.account()
+            if account["master"] == replica and not account["reason"]:
+                return True
+            try:
+                ActorRef(CONTROLLER).call("designate", self._broker_name, replica, timeout_s=CALL_TIMEOUT_S)
+            except RaymqError:
+                pass  # the Controller does not answer now
+            return False
+
+        eventually(leads, f"replica {replica} leads", HEAL_TIMEOUT_S)
+
     def led_after(self, epoch: int) -> None:
         """Wait until a later epoch is led."""
 

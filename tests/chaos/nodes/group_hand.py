@@ -20,10 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
 from raymq.errors import RaymqError
-from raymq.names import CONTROLLER
-from raymq.ray_calls import ActorRef
 from tests.support.replicas import ReplicaGroup
-from tests.support.waiting import eventually
 from tests.support.workload import read_back
 
 
@@ -34,9 +31,9 @@ def main(broker: str, replicas: int) -> None:
 
     def lead(replica: int) -> None:
         """Have a replica lead, with all in sync."""
-        if group.settled()["master"] != replica:
-            ActorRef(CONTROLLER).call("designate", broker, replica, timeout_s=5.0)
-            eventually(lambda: group.settled()["master"] == replica, f"replica {replica} leads")
+        group.settled()
+        group.lead(replica)
+        group.settled()
 
     with raymq.connect() as mq:
 

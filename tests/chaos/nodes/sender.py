@@ -3,7 +3,8 @@
     python tests/chaos/nodes/sender.py TOPIC PRODUCER FILE
 
 It connects to the raymq of the Ray cluster that RAY_ADDRESS names. FILE gets a line before each message is handed over,
-and one when it was acknowledged (tests.support.history.Journal); each is in the file before the program goes on.
+and one as soon as it was acknowledged (tests.support.history.Journal), whatever becomes of those behind it; each is in
+the file before the program goes on.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ def main(topic: str, producer_number: int, path: Path) -> None:
             sequence += len(run)
             journal.handed_over(run)
             futures = [producer.send_async(raymq.Message(topic, sent.body()), sharding_key="one") for sent in run]
-            ended = [outcome_of(sent, future) for sent, future in zip(run, futures, strict=True)]
-            journal.ended([operation for operation in ended if operation.outcome is not Outcome.UNKNOWN])
+            for sent, future in zip(run, futures, strict=True):
+                operation = outcome_of(sent, future)
+                if operation.outcome is not Outcome.UNKNOWN:
+                    journal.ended([operation])
 
 
 if __name__ == "__main__":

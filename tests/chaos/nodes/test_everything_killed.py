@@ -40,13 +40,18 @@ replication: {replicas: 3, min_in_sync_replicas: 2}
 
 @contextmanager
 def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
-    """A user's program that sends; killed at the end."""
+    """A user's program that has sent some messages and goes on; killed at the end."""
     journal.touch()
     environment = {**os.environ, "RAY_ADDRESS": machines.address}
     program = subprocess.Popen([sys.executable, str(SENDER), TOPIC, str(producer), str(journal)], env=environment)
-    try:
-        yield
+
+    def enough() -> bool:
         assert program.poll() is None, "the program that sends has ended"
+        return acknowledged_in(journal) >= ENOUGH
+
+    try:
+        eventually(enough, "sends")
+        yield  # without its cluster the program may end by itself
     finally:
         program.kill()
         program.wait(30)
@@ -61,7 +66,6 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
             with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
                 look(mq, history)
                 with sending(machines, producer, journal):
-                    eventually(lambda journal=journal: acknowledged_in(journal) >= ENOUGH, "sends")  # type: ignore[misc]
                     machines.kill_all()
             history |= read_journal(journal)
         with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:

@@ -106,7 +106,7 @@ def test_a_node_that_is_killed_with_the_master_and_returns_is_taken_back(
         replicas.lead_from("left")
         machines.kill("left")
         more(history)
-        assert replicas.account()["in_sync"] != []
+        eventually(lambda: replicas.account()["in_sync"], "somebody in sync")
         machines.add("left")
         replicas.wait_for_homes({"head", "left", "right"})
         more(history)
