@@ -118,13 +118,14 @@ def consume(
     ):
         consumer.subscribe(topic_name, tags)
         while left is None or left > 0:
+            held = bool(consumer.assignment())  # queues that come during the poll have not been quiet for so long
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
             if messages:
                 for message in messages:
                     click.echo(message_line(message, as_json), file=out.file)
                 consumer.commit()
                 left = None if left is None else left - len(messages)
-            elif timeout is not None and (consumer.assignment() or time.monotonic() > quiet_until_s):
+            elif timeout is not None and (held or time.monotonic() > quiet_until_s):
                 break
 
 
