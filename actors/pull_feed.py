@@ -31,6 +31,7 @@ IDLE_WAIT_S: Final = 0.5
 LOOK_INTERVAL_S: Final = 5.0
 READY_TIMEOUT_S: Final = 10.0
 READY_RETRY_S: Final = 0.2
+KEEP_TIMEOUT_S: Final = 5.0
 BROKEN_RETRY_S: Final = 5.0
 SEND_BACK_THREADS: Final = 4
 SEND_BACK_MAX_BYTES: Final = 4 << 20
@@ -91,9 +92,13 @@ class Feed:
         self._senders.shutdown(wait=False)
 
     def keep(self, state: Kept) -> None:
-        """Have the listener's process remember this for the next life of the Pull actor."""
+        """Have the listener's process remember this for the next life of the Pull actor. It does on return; one that is
+        away is told when it is back."""
         self._kept = state
-        self._listener.keep.remote(state)
+        try:
+            resolve(self._listener.keep.remote(state), "the listener", KEEP_TIMEOUT_S)
+        except RaymqError as error:
+            _log.info("%s: its listener does not hear now what is suspended or paused: %s", self._shared.name, error)
 
     def silent_s(self) -> float:
         """For how long the listener's process has owed an answer; it reports every half second unless it hangs."""
@@ -246,9 +251,10 @@ class Feed:
             self._away.set()
 
     def _back(self, kept: Kept | None) -> None:
-        if kept is None and self._kept is not None:
+        if self._kept is None:
+            self._kept = kept
+        elif self._kept != kept:  # what was said in this life is newer
             self._listener.keep.remote(self._kept)
-        self._kept = kept if kept is not None else self._kept
         self.broken = self.away_because = ""
         self._away.clear()
         with self._shared.lock:

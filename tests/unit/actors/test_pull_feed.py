@@ -202,7 +202,7 @@ def test_what_was_suspended_is_known_to_the_next_life(scenes):
     scene = scenes(lambda message: None)
     eventually(lambda: not scene.shared.core.listener_away, "the listener", WAIT_S)
     scene.feed.keep((True, frozenset({Q})))
-    eventually(scene.handle.listener.kept, "the note", WAIT_S)
+    assert scene.handle.listener.kept() == (True, frozenset({Q}))
     after = Shared("pull-billing-0", scene.shared.settings)
     feed = Feed(after, scene.handle, send_back=scene._send_back, before=lambda: None, on_gone=lambda: None)
     feed.start()
@@ -210,3 +210,12 @@ def test_what_was_suspended_is_known_to_the_next_life(scenes):
     feed.close()
     assert after.core.suspended
     assert after.core.paused == {Q}
+
+
+def test_what_was_said_in_this_life_counts_more_than_what_the_listener_has_kept(scenes):
+    scene = scenes(lambda message: None)
+    eventually(lambda: not scene.shared.core.listener_away, "the listener", WAIT_S)
+    scene.feed.keep((True, frozenset({Q})))
+    scene.feed._back((False, frozenset()))
+    assert scene.shared.core.suspended
+    eventually(lambda: scene.handle.listener.kept() == (True, frozenset({Q})), "the note", WAIT_S)
