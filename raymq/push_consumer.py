@@ -138,6 +138,7 @@ class PushConsumer:
                     offsets.ensure_group(broker_name)
             for index, listener in enumerate(subscription.listeners):
                 subscription.pulls.append(ActorRef(self._start_pull(_named(settings, index), listener)))
+            subscription.wait_running(START_TIMEOUT_S)
         except BaseException:
             subscription.close()
             raise

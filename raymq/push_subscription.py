@@ -80,6 +80,12 @@ class PushSubscription:
             if failure:
                 raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
 
+    def wait_running(self, timeout_s: float) -> None:
+        """Wait for the Pull actors' processes; RequestTimeoutError, ServiceNotAvailableError."""
+        deadline_s = time.monotonic() + timeout_s
+        for pull in self.pulls:
+            pull.call("status", timeout_s=max(0.1, deadline_s - time.monotonic()))
+
     def status(self) -> list[InstanceStatus]:
         """What each instance holds and has done, and its listener's last traceback."""
         return [_status_of(pull.call("status")) for pull in self.pulls]
