@@ -117,7 +117,8 @@ class Routes:
                 raise
             route, valid_s = cached.route, ASK_AGAIN_AFTER_S
         with self._lock:
-            self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
+            if self._cache.get(topic) is cached:  # else it was forgotten meanwhile, or somebody asked later
+                self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
         return route
 
     def forget(self, topic: str) -> None:

@@ -85,6 +85,23 @@ def test_a_forgotten_route_is_asked_for_at_once(monkeypatch):
     assert routes.get("orders") is NEW
 
 
+def test_a_route_that_is_forgotten_while_it_is_asked_for_is_asked_for_again(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    routes.forget("orders")
+
+    def changes_meanwhile(method, topic):
+        servers.answers = [NEW]
+        routes.forget(topic)
+        return OLD
+
+    servers.answers = [changes_meanwhile]
+    assert routes.get("orders") is OLD
+    assert routes.get("orders") is routes.get("orders") is NEW
+    assert len(servers.asked) == 3
+
+
 @pytest.mark.parametrize("failure", [ServiceNotAvailableError("gone"), RequestTimeoutError("topic_route", 5.0)])
 @pytest.mark.parametrize("outdated", ["old", "forgotten"])
 def test_while_no_nameserver_answers_the_known_route_serves_on(monkeypatch, failure, outdated):
