@@ -15,6 +15,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from raymq.clients import HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
@@ -84,18 +85,19 @@ class Heartbeats:
     def _run(self) -> None:
         while not self._closed:
             self._changed.clear()
-            self._tell("heartbeat", self._heartbeat())
+            self._tell("heartbeat", self._heartbeat)
             if self._changed.wait(HEARTBEAT_INTERVAL_S) and not self._closed:
                 time.sleep(GATHER_S)
-        self._tell("unregister_client", self.client_id)
+        self._tell("unregister_client", lambda: self.client_id)
 
     def _heartbeat(self) -> ClientHeartbeat:
         with self._lock:
             producers, consumers = frozenset(self._producers.values()), tuple(self._consumers.values())
         return ClientHeartbeat(self.client_id, self._host, os.getpid(), producers, consumers)
 
-    def _tell(self, method: str, *args: object) -> None:
-        """A call to every broker that is known, now or from before."""
+    def _tell(self, method: str, argument: Callable[[], object]) -> None:
+        """A call to every broker that is known, now or from before. Each hears how things are when it is its turn: a
+        group of a consumer that has closed meanwhile may be deleted, and would come back."""
         try:
             for name in self._routes.brokers():
                 self._brokers.setdefault(name, ActorRef(name))
@@ -103,6 +105,6 @@ class Heartbeats:
             _log.debug("no NameServer says which brokers there are: %s", error)
         for broker in list(self._brokers.values()):
             try:
-                broker.call(method, *args, timeout_s=CALL_TIMEOUT_S)
+                broker.call(method, argument(), timeout_s=CALL_TIMEOUT_S)
             except RaymqError as error:
                 _log.info("%s did not take %s: %s", broker.name, method, error)

@@ -104,6 +104,27 @@ def test_a_broker_that_was_away_hears_it_the_next_time(brokers, beats, monkeypat
     brokers.know(producers=["shop"])
 
 
+def test_a_broker_hears_no_group_of_a_consumer_that_has_closed_before_its_turn(brokers, beats):
+    consumer, busy, go_on = object(), threading.Event(), threading.Event()
+    known, call = [], brokers.call
+
+    def slow(name, method, argument):
+        if name == "a":
+            busy.set()
+            assert go_on.wait(WAIT_S)
+        else:
+            known.append(argument)
+        call(name, method, argument)
+
+    brokers.call = slow
+    beats.set_consumer(consumer, DATA)
+    assert busy.wait(WAIT_S)
+    beats.remove(consumer)
+    go_on.set()
+    brokers.know()
+    assert {beat.consumers for beat in known} == {()}
+
+
 def test_brokers_are_told_on_while_no_nameserver_answers(brokers, beats):
     beats.set_producer(object(), "shop")
     brokers.know(producers=["shop"])
