@@ -70,7 +70,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def _held(self, topic: str) -> int:
         """How many messages a topic holds; 0 for one that does not exist."""
         try:
-            route = self._routes.get(topic)
+            route = self.topic_route(topic)  # a group's topics come to be at one broker after another
         except TopicNotExistError:
             return 0
         bounds = [self._bounds(queue) for queue in route.subscribe_queues]

@@ -102,7 +102,9 @@ class DeadLetters:
                 count += 1
 
     def _queues(self) -> list[MessageQueue]:
-        return list(self._routes.get(dlq_topic(self._group)).subscribe_queues)
+        topic = dlq_topic(self._group)
+        self._routes.forget(topic)  # it comes to be at one broker after another
+        return list(self._routes.get(topic).subscribe_queues)
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
         broker = ActorRef(queue.broker_name)
