@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -215,6 +216,7 @@ def test_an_offset_out_of_range_is_refused_by_every_way_to_read(mq: raymq.Client
     with mq.pull_consumer(group, consume_from=FIRST, auto_commit=False) as consumer:
         consumer.subscribe(topic)
         poll_until(consumer, 5)
+        eventually(lambda: len(consumer.assignment()) == 4, "every queue is begun with, which commits its start")
         before = state(mq)
         for offset in (-1, 6, 2**40):
             for read in (
@@ -244,12 +246,15 @@ def test_an_offset_out_of_range_is_refused_by_every_way_to_read(mq: raymq.Client
 def test_what_a_listener_raises_is_shown_and_its_message_comes_again(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
-    tries = tmp_path / "tries"
+    tries, seen = tmp_path / "tries", tmp_path / "seen"
     tries.mkdir()
+    seen.mkdir()
 
     def listen(message: MessageExt) -> None:
         attempt = len(os.listdir(tries))
         (tries / f"{attempt}").touch()
+        while len(os.listdir(seen)) < attempt:  # what the attempt before it has raised is looked at first
+            time.sleep(0.01)
         if attempt == 0:
             raise LookupError("no such customer")
         if attempt == 1:
@@ -264,9 +269,11 @@ def test_what_a_listener_raises_is_shown_and_its_message_comes_again(
             raymq.ListenerError, match=r"(?s)failed 1 time.* delivered again.*LookupError: no such cust"
         ):
             subscription.raise_listener_error()
+        (seen / "first").touch()
         eventually(lambda: subscription.status()[0].failures == 2, "the second failure")
         with pytest.raises(raymq.ListenerError, match="SystemExit: a listener should not do this"):
             subscription.raise_listener_error()
+        (seen / "second").touch()
         eventually(lambda: subscription.status()[0].consumed == 1, "the third delivery")
         subscription.raise_listener_error()
     assert len(os.listdir(tries)) == 3

@@ -38,7 +38,7 @@ def test_a_delayed_message_comes_when_it_is_due_over_a_kill_of_its_store(mq: ray
     assert level.queue.topic == "SCHEDULE_TOPIC_XXXX"
     for name in ("storage-broker-a-0", "storage-broker-b-0"):
         os.kill(mq.storages.get(name).describe().pid, signal.SIGKILL)
-    eventually(lambda: bodies(mq, topic) == [b"level", b"plain", b"timed"], "all three are delivered", 30)
+    eventually(lambda: bodies(mq, topic) == [b"level", b"plain", b"timed"], "all three are delivered")
     [message] = mq.admin.query_by_key(topic, "t")
     assert (message.message_id, message.body) == (timed.message_id, b"timed")
     assert message.store_timestamp_ms >= due_ms
@@ -52,7 +52,7 @@ def test_a_consumer_sees_a_delayed_message_as_one_of_its_topic(mq: raymq.Client,
         with mq.producer() as producer:
             producer.send(raymq.Message(topic, b"x", tags="late", properties={"a": "b"}, delay_level=1))
         found: list[raymq.MessageExt] = []
-        eventually(lambda: found.extend(consumer.poll(timeout_s=0.5)) or found, "the message is delivered", 30)
+        eventually(lambda: found.extend(consumer.poll(timeout_s=0.5)) or found, "the message is delivered")
     assert [(m.topic, m.tags, dict(m.properties)) for m in found] == [(topic, "late", {"a": "b"})]
 
 
@@ -102,6 +102,6 @@ def test_the_command_line_sends_later_and_finds_again(mq: raymq.Client, topic: s
         return answer
 
     run("send", topic, "later", "--key", "cli", "--deliver-at", "+1s")
-    eventually(lambda: bodies(mq, topic) == [b"later"], "it is delivered", 30)
+    eventually(lambda: bodies(mq, topic) == [b"later"], "it is delivered")
     found = run("query", topic, "--key", "cli")
     assert "later" in json.dumps(found)

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 import raymq
 from raydp_jobs import read_topic, spark_session
 from raymq.message import MessageQueue
+from tests.support.cluster import assert_gone
 
 TOPIC = "spark-orders"
 QUEUES = 4
@@ -66,8 +67,7 @@ def spark(mq: raymq.Client) -> Iterator[SparkSession]:
         started = _java_processes()
         yield session
     assert len(started) == 4
-    _, alive = psutil.wait_procs(started, timeout=20)
-    assert alive == []
+    assert_gone(started)
 
 
 def test_the_dataframe_has_every_message_once_at_its_queue_and_offset(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -103,8 +102,9 @@ def look(mq: raymq.Client) -> Opened:
 
 
 @pytest.fixture(scope="module")
-def lives(box: Sandbox) -> Iterator[Lives]:
+def lives(box: Sandbox) -> Lives:
     lines, processes = produce_until_killed(box)
+    assert_gone(processes)  # the stores are theirs until then
     opened = []
     with embedded(box) as mq:
         with mq.pull_consumer("half-way", consume_from=FIRST, auto_commit=False) as consumer:
@@ -117,8 +117,7 @@ def lives(box: Sandbox) -> Iterator[Lives]:
         with mq.producer() as producer:
             producer.send(raymq.Message(TOPIC, b"1:0"))
         opened.append(look(mq))
-    yield Lives(acknowledged_of(lines), opened)
-    assert_gone(processes)
+    return Lives(acknowledged_of(lines), opened)
 
 
 def test_everything_acknowledged_to_a_program_that_was_killed_is_there_once_in_its_place(lives: Lives) -> None:

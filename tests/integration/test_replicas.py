@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -240,9 +241,17 @@ def test_the_status_tells_who_leads_who_is_in_sync_and_where_each_replica_is(
     mq: raymq.Client, replicas: ReplicaGroup
 ) -> None:
     address = ray.get_runtime_context().gcs_address
-    before = replicas.settled()
-    report = launch("status", address)
-    [controller] = report["replication"]
+
+    def told() -> tuple[dict[str, Any], dict[str, Any]] | tuple[()]:
+        """The account before it and the report, if the Controller has just heard every replica and its lag."""
+        before = replicas.settled()
+        [controller] = launch("status", address)["replication"]
+        known = [replica for group in controller["groups"] for replica in group["replicas"]]
+        heard = [one["role"] != "SILENT" and one["lag_bytes"] is not None for one in known]
+        same = replicas.settled()["epoch"] == before["epoch"]
+        return (before, controller) if same and heard == [True] * REPLICAS else ()
+
+    before, controller = eventually(told, "a status of the whole group")
     [group] = controller["groups"]
     assert controller["error"] == ""
     assert (group["master"], group["epoch"], group["reason"]) == (before["master"], before["epoch"], "")

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.cluster import Sandbox, sandbox
+from tests.support.cluster import Sandbox, assert_gone, sandbox
 
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
 
@@ -51,8 +51,7 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
     report = raymq(box, "status")
     assert [store["writable"] for store in report["stores"]] == [True, True]
     assert raymq(box, "down")["stopped"] == [*started[:3], *started[3:]]
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
+    assert_gone(family)
     assert "no Ray cluster runs on this machine" in raymq(box, "down", code=1)
 
     raymq(box, "up", "--data-dir", str(box.data))

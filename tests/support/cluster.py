@@ -95,7 +95,7 @@ def embedded(box: Sandbox) -> Iterator[raymq.Client]:
         outside = files_written_outside(started, box.root)
     assert outside == []
     assert_gone(started)
-    assert [process for process in descendants() if process not in before] == []
+    assert_gone([process for process in descendants() if process not in before])  # started after the look
     assert_untouched(box)
 
 
