@@ -67,17 +67,24 @@ class NameServer:
             try:
                 return self._table.route(topic, self._kv.get(ORDER_TOPIC_CONFIG, topic) or "")
             except TopicNotExistError:
-                if now_s < self._complete_from_s:
-                    raise ServiceNotAvailableError(
-                        f"the NameServer was restarted and does not know yet whether topic {topic!r} exists"
-                    ) from None
+                self._require_complete(f"whether topic {topic!r} exists")
                 raise
+
+    def _require_complete(self, what: str) -> None:
+        if time.monotonic() < self._complete_from_s:
+            raise ServiceNotAvailableError(f"the NameServer was restarted and does not know yet {what}") from None
 
     def brokers(self) -> dict[str, BrokerData]:
         """Every live broker group."""
         with self._lock:
             self._table.expire(time.monotonic())
             return self._table.brokers()
+
+    def all_brokers(self) -> dict[str, BrokerData]:
+        """As `brokers`; ServiceNotAvailableError while one that lives may not have registered yet."""
+        with self._lock:
+            self._require_complete("every broker")
+        return self.brokers()
 
     def clusters(self) -> dict[str, list[str]]:
         """The live broker groups of each cluster."""

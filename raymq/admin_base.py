@@ -31,6 +31,10 @@ class AdminBase:
             lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, 5.0)),
         )
 
+    def _broker_names(self) -> list[str]:
+        """Every live broker group, over a restart of the NameServers: what was left out would be left out for good."""
+        return list(persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: self._routes.all_brokers()))
+
     def _persist(self, broker_name: str, method: str, *args: Any) -> Any:
         """A broker call that is safe to repeat, over a restart of the broker."""
         broker = ActorRef(broker_name)

@@ -35,7 +35,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def list_groups(self) -> list[str]:
         """The names of all consumer groups, sorted."""
         groups: set[str] = set()
-        for broker_name in self._routes.brokers():
+        for broker_name in self._broker_names():
             groups.update(self._persist(broker_name, "groups"))
         return sorted(groups)
 
@@ -79,7 +79,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def create_group(self, config: GroupConfig) -> None:
         """Make a group known at every broker, or change its configuration. IllegalNameError, InvalidArgumentError."""
         check_group(config.group)
-        for broker_name in self._routes.brokers():
+        for broker_name in self._broker_names():
             self._persist(broker_name, "update_group", config)
 
     def group_config(self, group: str) -> GroupConfig:
@@ -185,7 +185,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def _connections(self, method: str, group: str | None) -> list[Any]:
         """What the brokers know together: each client tells all of them, but one may have been away."""
         found: dict[Any, Any] = {}
-        for broker_name in self._routes.brokers():
+        for broker_name in self._broker_names():
             for connection in self._persist(broker_name, method, group):
                 of = connection.consumer.group if isinstance(connection, ConsumerConnection) else connection.group
                 found.setdefault((connection.client_id, of), connection)
@@ -200,7 +200,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def _at_each_that_knows(self, group: str, method: str, *args: Any) -> list[Any]:
         """A call to every broker, for the answers of those that know the group; GroupNotExistError if none does."""
         answers = []
-        for broker_name in self._routes.brokers():
+        for broker_name in self._broker_names():
             try:
                 answers.append(self._persist(broker_name, method, *args))
             except GroupNotExistError:

@@ -42,12 +42,12 @@ class TopicAdmin(AdminBase):
         exists with another number of queues; creating it again as it is changes nothing.
         """
         check_user_topic(topic)
-        brokers = self._routes.brokers()
+        brokers = self._broker_names()
         if not brokers:
             raise ServiceNotAvailableError("no broker is registered; see `raymq status`")
         if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 1024 * len(brokers):
             raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
-        for broker_name, count in spread_queues(queues, list(brokers)).items():
+        for broker_name, count in spread_queues(queues, brokers).items():
             self._persist(broker_name, "create_topic", topic, count, count)
         self._routes.forget(topic)
         self._wait_for_route(topic, queues)
@@ -74,7 +74,7 @@ class TopicAdmin(AdminBase):
         counts = {data.broker_name: data.write_queue_nums for data in self.topic_route(topic).queues}
         grown: dict[str, int] = {}
         if queues is not None:
-            grown = grow_queues({**dict.fromkeys(self._routes.brokers(), 0), **counts}, queues)
+            grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
         if perm is not None:
             check_perm(perm)
         for broker_name in counts:

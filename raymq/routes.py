@@ -136,6 +136,10 @@ class Routes:
         """All live broker groups, as one NameServer answers now."""
         return self._ask(lambda server, left_s: dict(server.call("brokers", timeout_s=left_s)))
 
+    def all_brokers(self) -> dict[str, BrokerData]:
+        """As `brokers`, of a NameServer that has had the time to hear of each one since it was started."""
+        return self._ask(lambda server, left_s: dict(server.call("all_brokers", timeout_s=left_s)))
+
     def clusters(self) -> dict[str, list[str]]:
         """The live broker groups of each cluster, as one NameServer answers now."""
         return self._ask(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))

@@ -26,8 +26,10 @@ class Cluster:
         self.calls: list[tuple] = []
         self.answers: dict[tuple[str, str], object] = {}
         self.rebalance_runs = True
-        routes = FakeRoutes(topic_route(a=2, b=1), topic_route("%DLQ%billing", a=1), topic_route("%RETRY%billing", a=1))
-        routes.brokers = lambda: {"a": None, "b": None}
+        self.routes = routes = FakeRoutes(
+            topic_route(a=2, b=1), topic_route("%DLQ%billing", a=1), topic_route("%RETRY%billing", a=1)
+        )
+        routes.all_brokers = lambda: {"a": None, "b": None}
         storage = SimpleNamespace(
             queue_bounds=lambda topic, queue_id, timeout_s: QueueBounds(3, 10, 0),
             offset_by_time=lambda topic, queue_id, timestamp_ms, timeout_s, boundary: 5 + (boundary is Boundary.UPPER),
@@ -101,6 +103,21 @@ def test_a_reset_that_makes_no_sense_changes_nothing(cluster, arguments, error):
     with pytest.raises(error):
         cluster.admin.reset_offsets("billing", "orders", **arguments)
     assert cluster.called("reset_offsets") == []
+
+
+def test_a_broker_that_a_restarted_nameserver_does_not_know_yet_is_not_left_out(cluster):
+    restarted = ServiceNotAvailableError("the NameServer was restarted and does not know yet every broker")
+    answers = iter([restarted, restarted, {"a": None, "b": None}])
+
+    def all_brokers():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    cluster.routes.all_brokers = all_brokers
+    cluster.admin.create_group(GroupConfig("billing"))
+    assert cluster.called("update_group") == [("a", GroupConfig("billing")), ("b", GroupConfig("billing"))]
 
 
 def test_a_group_that_no_broker_knows_does_not_exist(cluster):

@@ -177,7 +177,8 @@ def test_the_lists_of_topics_and_brokers_are_never_kept(monkeypatch):
     assert routes.topics() == ["a"]
     servers.answers = [{"a": 1}]
     assert routes.brokers() == {"a": 1}
-    assert servers.asked == [("nameserver-0", "topics"), ("nameserver-0", "brokers")]
+    assert routes.all_brokers() == {"a": 1}
+    assert servers.asked == [("nameserver-0", method) for method in ("topics", "brokers", "all_brokers")]
 
 
 class Cluster:

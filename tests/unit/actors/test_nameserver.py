@@ -1,0 +1,46 @@
+"""What a NameServer that was restarted says before every broker has had the time to register again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from actors import nameserver as module
+from actors.nameserver import WARM_UP_S, NameServer
+from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.route import BrokerRegistration, DataVersion, TopicConfig
+
+
+class Scene:
+    """A NameServer that one broker has registered at, at a time that is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, *, restarted: bool) -> None:
+        self.now_s = 1000.0
+        context = SimpleNamespace(was_current_actor_reconstructed=restarted)
+        monkeypatch.setattr(module.ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
+        self.server = NameServer(str(path / "kv"))
+        topics, version = (TopicConfig("orders", 1, 1),), DataVersion(0, 1, 1)
+        self.server.register_broker(BrokerRegistration("raymq", "broker-a", {0: "storage-broker-a-0"}, topics, version))
+
+
+def test_a_first_nameserver_is_waited_for_by_who_starts_the_brokers(monkeypatch, tmp_path):
+    server = Scene(monkeypatch, tmp_path, restarted=False).server
+    assert list(server.all_brokers()) == ["broker-a"]
+    with pytest.raises(TopicNotExistError):
+        server.topic_route("nothing")
+
+
+def test_a_restarted_one_claims_to_know_all_only_after_a_while(monkeypatch, tmp_path):
+    scene = Scene(monkeypatch, tmp_path, restarted=True)
+    for question in (scene.server.all_brokers, lambda: scene.server.topic_route("nothing")):
+        with pytest.raises(ServiceNotAvailableError, match="was restarted and does not know yet"):
+            question()
+    assert list(scene.server.brokers()) == ["broker-a"]
+    assert scene.server.topic_route("orders").topic == "orders"
+    scene.now_s += WARM_UP_S
+    assert list(scene.server.all_brokers()) == ["broker-a"]
+    with pytest.raises(TopicNotExistError):
+        scene.server.topic_route("nothing")
