@@ -21,8 +21,6 @@ import ray
 import raymq
 from raymq.launcher import launch
 from raymq.message import MessageQueue
-from raymq.names import CONTROLLER
-from raymq.ray_calls import ActorRef
 from tests.support.checker import check
 from tests.support.cluster import Sandbox, actor_processes, poll_until
 from tests.support.history import History
@@ -197,8 +195,7 @@ def test_a_deleted_topic_stays_deleted_after_failovers(mq: raymq.Client, replica
             producer.send(raymq.Message(topic, b"new %d" % number))
         for number in range(20, 23):  # every replica leads once, the one where the topic was deleted, too
             before = replicas.settled()["master"]
-            ActorRef(CONTROLLER).call("designate", BROKER, (before + 1) % REPLICAS, timeout_s=5.0)
-            eventually(lambda before=before: replicas.account()["master"] != before, "another master")  # type: ignore[misc]
+            replicas.lead((before + 1) % REPLICAS)
             replicas.settled()
             producer.send(raymq.Message(topic, b"new %d" % number))
     replicas.fail_over()
@@ -270,10 +267,7 @@ def test_the_master_can_be_moved_to_another_replica_without_a_failed_send(
     senders = Senders(mq, topic, producers=1, count=10**6, history=history, pause_s=0.002)
     senders.start()
     try:
-        before = replicas.settled()
-        other = (before["master"] + 1) % REPLICAS
-        ActorRef(CONTROLLER).call("designate", BROKER, other, timeout_s=5.0)
-        eventually(lambda: replicas.account()["master"] == other and not replicas.account()["reason"], "the other")
+        replicas.lead((replicas.settled()["master"] + 1) % REPLICAS)
         enough = len(history) + BETWEEN_FAULTS
         eventually(lambda: len(history) >= enough, "sends that end")
     finally:
