@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -60,18 +61,24 @@ class NameServer:
             self._table.unregister(broker_name)
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Where a topic is; TopicNotExistError when nowhere, ServiceNotAvailableError where that is not known yet."""
+        """Where a topic is, as far as is known now (see `TopicRoute.complete`); TopicNotExistError when nowhere,
+        ServiceNotAvailableError where that is not known yet."""
         now_s = time.monotonic()
         with self._lock:
             self._table.expire(now_s)
             try:
-                return self._table.route(topic, self._kv.get(ORDER_TOPIC_CONFIG, topic) or "")
+                route = self._table.route(topic, self._kv.get(ORDER_TOPIC_CONFIG, topic) or "")
             except TopicNotExistError:
                 self._require_complete(f"whether topic {topic!r} exists")
                 raise
+            return route if self._is_complete() else replace(route, complete=False)
+
+    def _is_complete(self) -> bool:
+        """Whether every broker that lives has had the time to register."""
+        return time.monotonic() >= self._complete_from_s
 
     def _require_complete(self, what: str) -> None:
-        if time.monotonic() < self._complete_from_s:
+        if not self._is_complete():
             raise ServiceNotAvailableError(f"the NameServer was restarted and does not know yet {what}") from None
 
     def brokers(self) -> dict[str, BrokerData]:

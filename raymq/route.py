@@ -126,13 +126,15 @@ class TopicRoute:
     """Everything a client needs to produce to and consume from a topic.
 
     With an `order_config` (parse_order_config) the topic is written to in those queues and no others, also while one
-    of the brokers is away: a sharding key's queue must not change.
+    of the brokers is away: a sharding key's queue must not change. `complete` is off in what a NameServer says that was
+    restarted a moment ago: other brokers may hold the topic, too, and not have registered again yet.
     """
 
     topic: str
     brokers: Mapping[str, BrokerData]
     queues: tuple[QueueData, ...]
     order_config: str = ""
+    complete: bool = field(default=True, compare=False)
     _publish: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
     _subscribe: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
 

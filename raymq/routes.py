@@ -1,6 +1,8 @@
 """Routes as a client keeps them: asked for once, refreshed every 30 s and when a call shows that one is outdated.
 
 A route that cannot be refreshed stays in use, so clients go on while NameServers are gone (spec/messaging.md §3.3).
+Nor does one lose a broker to a NameServer that was restarted and waits to hear of all: a sharding key would change its
+queue, and groups would share out fewer queues, for a moment.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from raymq.errors import RaymqError, TopicNotExistError
+from raymq.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
 from raymq.names import AUTO_CREATE_TOPIC, NameServerName
 from raymq.ray_calls import ActorRef
 from raymq.route import BrokerData, TopicRoute
@@ -107,7 +109,7 @@ class Routes:
     def _refresh(self, topic: str, cached: _Cached | None) -> TopicRoute:
         valid_s = POLL_NAME_SERVER_INTERVAL_S
         try:
-            route: TopicRoute = self._ask(lambda server, left_s: server.call("topic_route", topic, timeout_s=left_s))
+            route = self._ask(lambda server, left_s: _newer_route(server, topic, cached, left_s))
         except TopicNotExistError:
             with self._lock:
                 self._cache.pop(topic, None)
@@ -177,3 +179,12 @@ class Routes:
             except RaymqError as error:
                 failures.append(error)
         raise next((error for error in failures if isinstance(error, TopicNotExistError)), failures[-1])
+
+
+def _newer_route(server: ActorRef, topic: str, cached: _Cached | None, timeout_s: float) -> TopicRoute:
+    """The route as a NameServer knows it; ServiceNotAvailableError if it may miss a broker that is in `cached`."""
+    route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
+    missing = set() if route.complete or cached is None else cached.route.brokers.keys() - route.brokers.keys()
+    if missing:
+        raise ServiceNotAvailableError(f"{server.name} was restarted and has not heard of {', '.join(missing)} yet")
+    return route

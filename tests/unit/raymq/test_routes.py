@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -100,6 +101,32 @@ def test_a_route_that_is_forgotten_while_it_is_asked_for_is_asked_for_again(monk
     assert routes.get("orders") is OLD
     assert routes.get("orders") is routes.get("orders") is NEW
     assert len(servers.asked) == 3
+
+
+def test_a_nameserver_that_was_restarted_takes_no_broker_away(monkeypatch):
+    both, some = topic_route(a=1, b=1), replace(topic_route(a=1), complete=False)
+    servers = Servers(monkeypatch, both, both)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [some, some]
+    routes.forget("orders")
+    assert routes.get("orders") is routes.get("orders") is both
+    assert len(servers.asked) == 3  # it is asked for again as soon as after a failure
+    servers.answers = [some, new := topic_route(a=2, b=1)]
+    routes.forget("orders")
+    assert routes.get("orders") is new
+    servers.answers = [less := topic_route(a=2)] * 2
+    routes.forget("orders")
+    assert routes.get("orders") is less
+
+
+def test_what_a_restarted_nameserver_knows_is_better_than_nothing_and_than_less(monkeypatch):
+    servers = Servers(monkeypatch, replace(OLD, complete=False))
+    routes = servers.routes()
+    assert routes.get("orders") == OLD
+    servers.answers = [more := replace(topic_route(a=2, b=1), complete=False)]
+    routes.forget("orders")
+    assert routes.get("orders") is more
 
 
 @pytest.mark.parametrize("failure", [ServiceNotAvailableError("gone"), RequestTimeoutError("topic_route", 5.0)])
