@@ -168,13 +168,13 @@ class Broker:
         self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums))
 
     def update_topic(
-        self, topic: str, queue_nums: int | None = None, perm: int | None = None, order: bool | None = None
+        self, topic: str, queue_nums: int | None = None, perm: int | None = None, order_config: str | None = None
     ) -> None:
-        """Change what is given: more queues (never fewer), the permission (raymq.route), whether it is an order topic.
+        """Change what is given: more queues (never fewer), the permission, the queues of an order topic (raymq.route).
 
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
-        self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order))
+        self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config))
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int) -> None:
         """Create a topic that somebody sends to; nothing if it exists (spec/messaging.md §2.5).

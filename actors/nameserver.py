@@ -3,7 +3,8 @@
 What survives its death: the KV configuration, in a file of its own that each change rewrites before it is answered. The
 rest need not: brokers send a heartbeat every 2 s and register again when they are told that they are unknown; clients
 go on with the routes they have. Every call is safe to repeat. Several NameServers do not talk to each other: who
-changes the KV configuration tells each (spec/messaging.md §1).
+changes the KV configuration tells each (spec/messaging.md §1). The first one stays on the head node, where its file is,
+and is asked before the others, which are where Ray puts them, with the changes since they came there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from actors.core.kv_config import KvConfig
 from actors.core.route_table import RouteTable
 from actors.options import PERSISTENT
 from actors.shell import shell
+from raymq.config import data_dir_here
 from raymq.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
 from raymq.route import ORDER_TOPIC_CONFIG, BrokerData, BrokerRegistration, DataVersion, TopicRoute
 from storage import disk
@@ -37,9 +39,10 @@ class NameServer:
     """The shell around one RouteTable. Silent brokers are dropped whenever anybody asks."""
 
     def __init__(self, kv_path: str, broker_expiry_s: float = BROKER_EXPIRY_S) -> None:
-        """`kv_path`: the file of the KV configuration, on the node where this actor runs."""
+        """`kv_path`: the file of the KV configuration, in a directory of its own below the data directory."""
         self._lock = threading.Lock()
-        self._kv_path = Path(kv_path)
+        path = Path(kv_path)
+        self._kv_path = data_dir_here(path.parent.parent) / path.parent.name / path.name
         self._kv = self._load_kv()
         self._table = RouteTable(broker_expiry_s)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
@@ -67,7 +70,7 @@ class NameServer:
         with self._lock:
             self._table.expire(now_s)
             try:
-                route = self._table.route(topic, self._kv.get(ORDER_TOPIC_CONFIG, topic) or "")
+                route = self._table.route(topic)
             except TopicNotExistError:
                 self._require_complete(f"whether topic {topic!r} exists")
                 raise
@@ -111,13 +114,12 @@ class NameServer:
 
     def get_kv(self, namespace: str, key: str) -> str | None:
         """A value, None where there is none."""
-        with self._lock:
-            return self._kv.get(namespace, key)
+        return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """All keys and values of a namespace."""
+        """All keys and values of a namespace; in ORDER_TOPIC_CONFIG what the brokers have registered."""
         with self._lock:
-            return self._kv.list(namespace)
+            return self._table.order_configs() if namespace == ORDER_TOPIC_CONFIG else self._kv.list(namespace)
 
     def put_kv(self, namespace: str, key: str, value: str | None) -> None:
         """Set a value, or delete it with None; on disk on return. InvalidArgumentError, StoreError."""

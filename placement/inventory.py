@@ -18,6 +18,8 @@ from storage.lock import LOCK_FILE
 
 INVENTORY_TIMEOUT_S: Final = 60.0
 ZONE_LABEL: Final = "ray.io/availability-zone"
+HEAD_RESOURCE: Final = "node:__internal_head__"
+"""The resource that only Ray's head node has."""
 
 
 def inventory(data_dir: Path, draining: Collection[str] = (), timeout_s: float = INVENTORY_TIMEOUT_S) -> list[Node]:
@@ -38,6 +40,12 @@ def inventory(data_dir: Path, draining: Collection[str] = (), timeout_s: float =
         )
         nodes.append(Node(node_id, ip, stores, labels.get(ZONE_LABEL, ""), node_id in draining, labels))
     return nodes
+
+
+def head_node_id() -> str:
+    """The node without which there is no Ray cluster; this one, should Ray not say."""
+    heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
+    return str(heads[0]) if heads else ray.get_runtime_context().get_node_id()
 
 
 def _ask(node_id: str, data_dir: Path) -> Any:

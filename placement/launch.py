@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.broker import BrokerActor
 from actors.nameserver import NameServerActor
 from placement.controller import ControllerActor
 from placement.controller_settings import ControllerSettings
-from placement.inventory import running
+from placement.inventory import head_node_id, running
 from placement.plan import Plan
 from placement.server_actors import end_actor, start_storage
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
@@ -50,8 +49,11 @@ def start(plan: Plan, progress: Progress = lambda step: None, timeout_s: float =
 
 def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
     progress("starting the NameServer")
-    for nameserver in plan.nameservers:
-        NameServerActor.options(name=str(nameserver.name), get_if_exists=True).remote(str(nameserver.kv_path))
+    on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
+    for index, nameserver in enumerate(plan.nameservers):
+        NameServerActor.options(
+            name=str(nameserver.name), get_if_exists=True, scheduling_strategy="SPREAD" if index else on_head
+        ).remote(str(nameserver.kv_path))
     progress("opening the stores")
     for storage in plan.storages:
         start_storage(storage)
@@ -60,9 +62,10 @@ def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
     if plan.controller is not None:
         progress("starting the Controller")
         _end_outdated(plan.controller)
-        # Its journal is on this node's disk.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        ControllerActor.options(name=CONTROLLER, get_if_exists=True, scheduling_strategy=here).remote(plan.controller)
+        # Its journal is on that node's disk.
+        ControllerActor.options(name=CONTROLLER, get_if_exists=True, scheduling_strategy=on_head).remote(
+            plan.controller
+        )
         _wait(CONTROLLER, "status", deadline_s)
     progress("starting the brokers")
     for broker in plan.brokers:

@@ -15,7 +15,7 @@ from raymq.errors import (
 )
 from raymq.message import MessageQueue
 from raymq.names import check_topic, check_user_topic, is_internal_topic
-from raymq.route import ORDER_TOPIC_CONFIG, TopicRoute, check_perm, grow_queues, parse_order_config, spread_queues
+from raymq.route import TopicRoute, check_perm, grow_queues, parse_order_config, spread_queues
 from raymq.stats import TopicStats, add_up
 
 
@@ -61,7 +61,6 @@ class TopicAdmin(AdminBase):
                 self._persist(broker_name, "delete_topic", topic)
             except TopicNotExistError:
                 continue  # an earlier attempt came this far
-        self._routes.tell_all("put_kv", ORDER_TOPIC_CONFIG, topic, None)
         self._routes.forget(topic)
 
     def update_topic(self, topic: str, *, queues: int | None = None, perm: int | None = None) -> None:
@@ -71,7 +70,8 @@ class TopicAdmin(AdminBase):
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
         check_user_topic(topic)
-        counts = {data.broker_name: data.write_queue_nums for data in self.topic_route(topic).queues}
+        route = self.topic_route(topic)
+        counts = {data.broker_name: data.write_queue_nums for data in route.queues}
         grown: dict[str, int] = {}
         if queues is not None:
             grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
@@ -82,14 +82,14 @@ class TopicAdmin(AdminBase):
         for broker_name in grown.keys() - counts.keys():
             if grown[broker_name]:
                 self._persist(broker_name, "create_topic", topic, grown[broker_name], grown[broker_name])
-                self._persist(broker_name, "update_topic", topic, None, perm)
+                self._persist(broker_name, "update_topic", topic, None, perm, route.order_config)
         self._routes.forget(topic)
 
     def set_order_config(self, topic: str, config: str | None) -> None:
         """Make a topic an order topic: its messages go to these queues and no others, also while one of the brokers is
         away, so that a sharding key never changes its queue. `config` is ``"broker-a:4;broker-b:2"``; None ends it.
 
-        Every NameServer keeps it on its disk. TopicNotExistError; InvalidArgumentError for queues the topic has not.
+        Every broker that has the topic keeps it. TopicNotExistError; InvalidArgumentError for queues the topic has not.
         """
         route = self.topic_route(check_user_topic(topic))
         held = {data.broker_name: data.write_queue_nums for data in route.queues}
@@ -99,13 +99,12 @@ class TopicAdmin(AdminBase):
                     f"topic {topic!r} has {held.get(broker_name, 0)} queues in {broker_name!r}, not {count}"
                 )
         for broker_name in held:
-            self._persist(broker_name, "update_topic", topic, None, None, config is not None)
-        self._routes.tell_all("put_kv", ORDER_TOPIC_CONFIG, topic, config)
+            self._persist(broker_name, "update_topic", topic, None, None, config or "")
         self._routes.forget(topic)
 
     def order_config(self, topic: str) -> str | None:
-        """The queues of an order topic; None for a topic that is none."""
-        return self._routes.list_kv(ORDER_TOPIC_CONFIG).get(topic)
+        """The queues of an order topic; None for a topic that is none. TopicNotExistError."""
+        return self.topic_route(topic).order_config or None
 
     def topic_stats(self, topic: str) -> TopicStats:
         """What was put into a topic, over all brokers. TopicNotExistError."""

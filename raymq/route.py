@@ -21,7 +21,7 @@ PERM_ALL: Final = PERM_READ | PERM_WRITE
 MASTER_ID: Final = 0
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
-"""The namespace of a NameServer's KV table that says, per topic, which queues an order topic has."""
+"""The namespace that shows, per topic, which queues an order topic has. Its brokers keep that (TopicConfig)."""
 
 
 def check_perm(perm: int) -> int:
@@ -74,13 +74,15 @@ class DataVersion:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as one broker group holds it: its queues are numbered 0 to write (read) queue nums - 1."""
+    """A topic as one broker group holds it: its queues are numbered 0 to write (read) queue nums - 1. `order_config`
+    says the queues of an order topic in all groups (parse_order_config), each group the same; empty for others."""
 
     topic: str
     read_queue_nums: int
     write_queue_nums: int
     perm: int = PERM_ALL
     order: bool = False
+    order_config: str = ""
 
 
 @dataclass(frozen=True, slots=True)

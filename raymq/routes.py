@@ -147,8 +147,11 @@ class Routes:
         return self._ask(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """A namespace of the KV configuration, as one NameServer answers now."""
-        return self._ask(lambda server, left_s: dict(server.call("list_kv", namespace, timeout_s=left_s)))
+        """A namespace of the KV configuration, as the first NameServer that answers has it: the first one has it all,
+        another one may have been moved since."""
+        return self._ask(
+            lambda server, left_s: dict(server.call("list_kv", namespace, timeout_s=left_s)), self._nameservers
+        )
 
     def tell_all(self, method: str, *args: Any) -> list[Any]:
         """A call to every NameServer, which know nothing of each other; their answers. Safe to repeat.
@@ -165,15 +168,15 @@ class Routes:
             raise failures[0]
         return answers
 
-    def _ask(self, question: Callable[[ActorRef, float], T]) -> T:
-        """Put a question to the NameServers in random order until one answers.
+    def _ask(self, question: Callable[[ActorRef, float], T], in_order: Sequence[ActorRef] = ()) -> T:
+        """Put a question to the NameServers, in random order if none is given, until one answers.
 
         A NameServer that has just been restarted does not know every broker yet; so "no such topic" counts only when
         no NameServer knows better.
         """
         failures: list[RaymqError] = []
         timeout_s = max(CALL_TIMEOUT_S / len(self._nameservers), CALL_TIMEOUT_MIN_S)
-        for server in random.sample(self._nameservers, len(self._nameservers)):
+        for server in in_order or random.sample(self._nameservers, len(self._nameservers)):
             try:
                 return question(server, timeout_s)
             except RaymqError as error:

@@ -3,7 +3,8 @@
 Every change is one JSON record in the internal topic `rmq_sys_broker_state`, queue 0, of the group's own store, so it
 is flushed, recovered and replicated as messages are (design §3). The state is what the records say, applied in order:
 
-    {"kind": "topic",        "topic": T, "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6, "order": false}
+    {"kind": "topic",        "topic": T, "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6, "order": false,
+     "order_config": ""}
     {"kind": "topic_delete", "topic": T, "next_reset_version": 1}
     {"kind": "group",        "group": G, "consume_enable": true, "retry_max_times": 16, … as GroupConfig}
     {"kind": "group_delete", "group": G}
@@ -28,7 +29,7 @@ from actors.core.group_offsets import OffsetTable, Owners, TopicCommits, judge_c
 from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicExistsError, TopicNotExistError
 from raymq.group_info import GroupConfig, OffsetCommit
 from raymq.names import SYSTEM_PREFIX, check_group, check_user_topic, is_internal_topic, is_system_group, retry_topic
-from raymq.route import DataVersion, TopicConfig, check_perm
+from raymq.route import DataVersion, TopicConfig, check_perm, parse_order_config
 
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
 QUEUE_NUMS_MAX: Final = 1024
@@ -38,7 +39,8 @@ GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
 """raymq's own: {"queueOffset": n}, the first state record that the other three files do not contain; and for what
-RocketMQ's files have no place, "resetVersions" {"topic@group": {"0": 2}} and "firstResetVersions" {"topic": 1}."""
+RocketMQ's files have no place, "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1} and
+"orderConfigs" {"topic": "broker-a:4"}."""
 
 Change = dict[str, Any]
 
@@ -66,9 +68,10 @@ class BrokerState:
         return _topic_change(TopicConfig(topic, read_queue_nums, write_queue_nums))
 
     def decide_topic_update(
-        self, topic: str, queue_nums: int | None, perm: int | None, order: bool | None
+        self, topic: str, queue_nums: int | None, perm: int | None, order_config: str | None
     ) -> list[Change]:
-        """Change what is not None of a topic. Its queues may become more, never fewer: messages may be in each.
+        """Change what is not None of a topic. Its queues may become more, never fewer: messages may be in each. An
+        empty `order_config` makes it an ordinary topic.
 
         Raises TopicNotExistError, IllegalNameError (a system topic), NoPermissionError (no permission) or
         InvalidArgumentError.
@@ -77,8 +80,10 @@ class BrokerState:
         config = known
         if perm is not None:
             config = replace(config, perm=check_perm(perm))
-        if order is not None:
-            config = replace(config, order=order)
+        if order_config is not None:
+            if order_config:
+                parse_order_config(order_config)
+            config = replace(config, order=bool(order_config), order_config=order_config)
         if queue_nums is not None:
             check_queue_nums(queue_nums)
             if queue_nums < max(known.read_queue_nums, known.write_queue_nums):
@@ -227,7 +232,7 @@ class BrokerState:
 
     def _apply_topic(self, change: Change, now_ms: int) -> None:
         topic = change["topic"]
-        values = {name: change[name] for name in _TOPIC_KEYS if name in change}
+        values = {name: change[name] for name in (*_TOPIC_KEYS, "order_config") if name in change}
         self.topics[topic] = TopicConfig(topic, **values)
         self.topics_version = self.topics_version.next(now_ms)
 
@@ -330,7 +335,12 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
     versions = {
         f"{topic}@{group}": {q: at.reset_version for q, at in table.items()} for (topic, group), table in tables
     }
-    own = {"queueOffset": position, "resetVersions": versions, "firstResetVersions": state.offsets.first_versions}
+    own = {
+        "queueOffset": position,
+        "resetVersions": versions,
+        "firstResetVersions": state.offsets.first_versions,
+        "orderConfigs": {config.topic: config.order_config for config in state.topics.values() if config.order_config},
+    }
     return {
         TOPICS_FILE: _pretty({"dataVersion": data_version, "topicConfigTable": topics}),
         GROUPS_FILE: _pretty({"dataVersion": data_version, "forbiddenTable": {}, "subscriptionGroupTable": groups}),
@@ -362,6 +372,8 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
         state.groups[str(name)] = GroupConfig(str(name), **values)
     own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
+    for topic, order_config in own.get("orderConfigs", {}).items():
+        state.topics[topic] = replace(state.topics[topic], order_config=order_config)
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
     for key, offsets in table(OFFSETS_FILE, "offsetTable").items():
         topic, _, group = str(key).partition("@")

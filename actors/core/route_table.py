@@ -92,7 +92,7 @@ class RouteTable:
         broker.topics = {topic: replace(config, perm=change(config.perm)) for topic, config in broker.topics.items()}
         return len(broker.topics)
 
-    def route(self, topic: str, order_config: str = "") -> TopicRoute:
+    def route(self, topic: str) -> TopicRoute:
         """Where `topic` is. TopicNotExistError when no live broker holds it."""
         holders = {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
         if not holders:
@@ -101,8 +101,12 @@ class RouteTable:
             topic,
             {name: _broker_data(broker) for name, broker in holders.items()},
             tuple(_queue_data(name, broker.topics[topic]) for name, broker in holders.items()),
-            order_config,
+            next(filter(None, (broker.topics[topic].order_config for broker in holders.values())), ""),
         )
+
+    def order_configs(self) -> dict[str, str]:
+        """The queues of each order topic, by topic."""
+        return {topic: config for topic in self.topics() if (config := self.route(topic).order_config)}
 
     def brokers(self) -> dict[str, BrokerData]:
         """Every live broker group, by name."""

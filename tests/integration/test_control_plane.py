@@ -5,6 +5,7 @@ Two NameServers, two broker groups; topics are created by sending to them, and f
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -73,25 +74,34 @@ def fetch(mq: raymq.Client, topic: str, offset: int = 0, wait_s: float = 0.0) ->
 # NameServers
 
 
-def test_the_kv_configuration_outlives_the_nameservers(mq: raymq.Client, topic: str) -> None:
+def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
+    mq: raymq.Client, topic: str, box: Sandbox
+) -> None:
+    """One of them comes back without its file, as it would on another node."""
     mq.admin.put_kv("mine", "k", "v")
     mq.admin.set_order_config(topic, "broker-a:2")
+    shutil.rmtree(box.data / "nameserver-1")
     kill("NameServer")
 
     def back() -> bool:
         try:
             kept = mq.routes.tell_all("list_kv", "mine")
             known = mq.routes.tell_all("brokers")  # each NameServer hears from each broker at another time
-            return kept == [{"k": "v"}] * 2 and [len(brokers) for brokers in known] == [2, 2]
+            return kept == [{"k": "v"}, {}] and [len(brokers) for brokers in known] == [2, 2]
         except RaymqError:
             return False
 
     eventually(back, "the KV configuration and the brokers", WAIT_S)
+    assert mq.admin.list_kv("mine") == {"k": "v"}
     assert mq.admin.order_config(topic) == "broker-a:2"
-    assert len(mq.admin.topic_route(topic).publish_queues) == 2
+    assert mq.routes.tell_all("list_kv", "ORDER_TOPIC_CONFIG") == [{topic: "broker-a:2"}] * 2
+    assert {len(route.publish_queues) for route in mq.routes.tell_all("topic_route", topic)} == {2}
     assert len(mq.admin.topic_route(topic).subscribe_queues) == 4
     assert ray.get(broker("broker-a").topic_config.remote(topic)).order
+    with pytest.raises(raymq.InvalidArgumentError, match="set_order_config"):
+        mq.admin.put_kv("ORDER_TOPIC_CONFIG", topic, "broker-a:1")
     mq.admin.set_order_config(topic, None)
+    assert mq.admin.order_config(topic) is None
     assert len(mq.admin.topic_route(topic).publish_queues) == 4
     mq.admin.delete_kv("mine", "k")
     assert mq.admin.list_kv("mine") == {}

@@ -9,8 +9,8 @@ import pytest
 
 from actors import nameserver as module
 from actors.nameserver import WARM_UP_S, NameServer
-from raymq.errors import ServiceNotAvailableError, TopicNotExistError
-from raymq.route import BrokerRegistration, DataVersion, TopicConfig
+from raymq.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
+from raymq.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, TopicConfig
 
 
 class Scene:
@@ -24,6 +24,22 @@ class Scene:
         self.server = NameServer(str(path / "kv"))
         topics, version = (TopicConfig("orders", 1, 1),), DataVersion(0, 1, 1)
         self.server.register_broker(BrokerRegistration("raymq", "broker-a", {0: "storage-broker-a-0"}, topics, version))
+
+
+def test_the_kv_configuration_is_in_its_file_and_order_topics_are_not(monkeypatch, tmp_path):
+    server = Scene(monkeypatch, tmp_path, restarted=False).server
+    server.put_kv("mine", "k", "v")
+    config = TopicConfig("orders", 1, 1, order=True, order_config="broker-a:1")
+    server.register_broker(
+        BrokerRegistration("raymq", "broker-a", {0: "storage-broker-a-0"}, (config,), DataVersion(0, 2, 2))
+    )
+    with pytest.raises(InvalidArgumentError):
+        server.put_kv(ORDER_TOPIC_CONFIG, "orders", "broker-a:1")
+    again = Scene(monkeypatch, tmp_path, restarted=True).server
+    for one, orders in ((server, "broker-a:1"), (again, None)):
+        assert (one.get_kv("mine", "k"), one.list_kv("mine")) == ("v", {"k": "v"})
+        assert one.get_kv(ORDER_TOPIC_CONFIG, "orders") == orders
+    assert server.topic_route("orders").order_config == "broker-a:1"
 
 
 def test_a_first_nameserver_is_waited_for_by_who_starts_the_brokers(monkeypatch, tmp_path):

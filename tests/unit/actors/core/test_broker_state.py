@@ -237,11 +237,15 @@ def test_a_groups_topic_is_not_created_by_sending_to_it(topic):
 
 def test_a_topic_is_changed_in_what_is_given_and_that_survives():
     state = filled()
-    for arguments in ((8, None, None), (None, 4, None), (None, None, True)):
+    for arguments in ((8, None, None), (None, 4, None), (None, None, "a:4;b:8")):
         [change] = state.decide_topic_update("orders", *arguments)
         state.apply(decode_change(encode_change(change)), 0)
         assert state.decide_topic_update("orders", *arguments) == []
-    assert state.topics["orders"] == TopicConfig("orders", 8, 8, 4, order=True)
+    assert state.topics["orders"] == TopicConfig("orders", 8, 8, 4, order=True, order_config="a:4;b:8")
+    assert snapshot_of(state, 1)[0] == state
+    [change] = state.decide_topic_update("orders", None, None, "")
+    state.apply(change, 0)
+    assert state.topics["orders"] == TopicConfig("orders", 8, 8, 4)
     assert snapshot_of(state, 1)[0] == state
 
 
@@ -252,6 +256,8 @@ def test_a_topic_is_not_changed_into_what_it_cannot_be():
             state.decide_topic_update("orders", queue_nums, None, None)
     with pytest.raises(NoPermissionError):
         state.decide_topic_update("orders", None, 8, None)
+    with pytest.raises(InvalidArgumentError, match="is no order configuration"):
+        state.decide_topic_update("orders", None, None, "a")
     with pytest.raises(TopicNotExistError):
         state.decide_topic_update("nothing", 8, None, None)
     with pytest.raises(IllegalNameError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actors.core.route_table import RouteTable
@@ -139,10 +141,14 @@ def test_giving_writes_back_sets_reading_and_writing(table):
 
 
 def test_a_route_follows_the_order_configuration(table):
-    table.register(registration("a"), 0.0)
-    route = table.route("orders", "a:1;b:2")
+    config = TopicConfig("orders", 2, 2, order=True, order_config="a:1;b:2")
+    table.register(replace(registration("a", topics=("other",)), topics=(config, TopicConfig("other", 1, 1))), 0.0)
+    table.register(registration("c"), 0.0)  # it came later, and was not told
+    assert table.order_configs() == {"orders": "a:1;b:2"}
+    route = table.route("orders")
     assert [(queue.broker_name, queue.queue_id) for queue in route.publish_queues] == [("a", 0), ("b", 0), ("b", 1)]
-    assert len(route.subscribe_queues) == 2
+    assert len(route.subscribe_queues) == 4
+    assert table.route("other").order_config == ""
 
 
 def test_the_tables_of_clusters_and_nodes(table):
