@@ -158,9 +158,9 @@ class Pull:
             core.pause(pause)
             core.resume(resume)
             state = (core.suspended, core.paused)
-        self._feed.keep(state)
         self._shared.work.set()
         self._fetcher.wake()
+        self._feed.keep(state)
 
     # Fetching
 
