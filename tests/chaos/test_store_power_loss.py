@@ -151,9 +151,10 @@ class Life:
             self.at_loss = dict(known.recovered)
             return
         self.at_loss = dict(known.stored)
-        if not store._gate.closed:
-            for queue in QUEUES:
-                self.at_loss[queue] = max(self.at_loss[queue], store.queue_bounds(*queue).max_offset)
+        for queue in QUEUES:
+            found = store._queues.get(*queue)  # not a question to the store, which may be closing
+            if found is not None:
+                self.at_loss[queue] = max(self.at_loss[queue], found.visible_offset)
 
     def open_and_check(self, root: Path) -> None:
         self.store = None
