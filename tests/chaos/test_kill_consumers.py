@@ -1,7 +1,7 @@
 """Processes of push consumers, Pull and Listener, are killed again and again under load.
 
 Everything acknowledged is heard. In order, each queue is heard from one message to the next; only a kill takes it back,
-by one full task at most. RAYMQ_CHAOS_CONSUMER_KILLS (default 8, 50 with RAYMQ_SOAK) makes it longer, RAYMQ_CHAOS_SEED
+by one full task at most. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) makes it longer, RAYMQ_CHAOS_SEED
 repeats a run's faults.
 """
 
@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 from tests.support.workload import Senders
 
 SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
-KILLS = int(os.environ.get("RAYMQ_CHAOS_CONSUMER_KILLS", "50" if os.environ.get("RAYMQ_SOAK") else "8"))
+KILLS = int(os.environ.get("RAYMQ_CHAOS_CONSUMER_KILLS", "50" if os.environ.get("RAYMQ_SOAK") else "5"))
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 PRODUCERS = 2
 INSTANCES = 3
