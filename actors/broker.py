@@ -555,7 +555,8 @@ class Broker:
         due_s = dict.fromkeys(tasks, 0.0)
         while not self._stopping.is_set():
             self._try(self.look_for_master)
-            self._registrar.beat()
+            if self._log.is_ready:  # else there is nothing to tell, and another master is to be looked for soon
+                self._try(self._registrar.beat)
             for task, every_s in tasks.items():
                 if time.monotonic() >= due_s[task]:
                     due_s[task] = time.monotonic() + every_s
@@ -563,11 +564,14 @@ class Broker:
             self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
 
     def _try(self, task: Callable[[], None]) -> None:
-        """A task that comes again by itself: a failure now is only noted."""
+        """A task that comes again by itself: a failure now is only noted. Without the thread that has them the group
+        would never find its next master, so even a fault of the program does not end it."""
         try:
             task()
         except RaymqError as error:
             _log.warning("%s: %s failed and is tried again later: %s", self._settings.broker_name, task.__name__, error)
+        except Exception:
+            _log.exception("%s: %s failed and is tried again later", self._settings.broker_name, task.__name__)
 
     def _change(self, decide: Callable[[BrokerState], Decision]) -> None:
         """Carry a change out. If it concerns topics, the NameServers are told before it is answered."""

@@ -63,6 +63,9 @@ class Caretaker:
             except RaymqError as error:
                 self.error = f"repair: {error}"
                 _log.warning("repair is tried again: %s", error)
+            except Exception as error:  # also Ray's own: without this thread nothing would be repaired any more
+                self.error = f"repair: {error!r}"
+                _log.exception("repair is tried again")
 
     def _round(self) -> None:
         there = set(running())
