@@ -373,7 +373,8 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         state.groups[str(name)] = GroupConfig(str(name), **values)
     own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
     for topic, order_config in own.get("orderConfigs", {}).items():
-        state.topics[topic] = replace(state.topics[topic], order_config=order_config)
+        if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
+            state.topics[topic] = replace(state.topics[topic], order_config=order_config)
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
     for key, offsets in table(OFFSETS_FILE, "offsetTable").items():
         topic, _, group = str(key).partition("@")

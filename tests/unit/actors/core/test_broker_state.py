@@ -357,6 +357,7 @@ def history(seed: int, length: int) -> list[bytes]:
             [
                 (state.decide_topic, topic, 2, 2),
                 (state.decide_topic_delete, topic),
+                (state.decide_topic_update, topic, None, None, chance.choice(("", "a:1", "b:2"))),
                 (state.decide_group, group),
                 (state.decide_group_delete, group),
                 (state.decide_reset, group, topic, offsets),
@@ -415,6 +416,16 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
         state, position = load_snapshot(disk.get, parse_fastjson)
         replay(state, records[position:])
         assert content(state) == content(final)
+
+
+def test_a_topic_that_was_deleted_since_the_older_position_was_written_is_harmless():
+    state = filled()
+    [change] = state.decide_topic_update("orders", None, None, "a:4")
+    state.apply(change, 0)
+    older = dump_snapshot(state, 2)
+    state.apply(state.decide_topic_delete("orders"), 0)
+    disk = {**dump_snapshot(state, 3), POSITION_FILE: older[POSITION_FILE]}
+    assert load_snapshot(disk.get, parse_fastjson)[0].topics == state.topics
 
 
 # Snapshots
