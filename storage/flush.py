@@ -45,8 +45,9 @@ class FlushService:
         self._thorough_interval_s = settings.flush_commit_log_thorough_interval_ms / 1000
         self._least_bytes = settings.flush_commit_log_least_pages * PAGE_BYTES
         self._changed = threading.Condition()
-        self._requested = self._told = commit_log.flushed_offset
-        self._flushing = False
+        self._requested = commit_log.flushed_offset
+        self._told: int | None = None
+        """While a flush is under way: what was flushed before it."""
         self._stopping = False
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
@@ -87,13 +88,11 @@ class FlushService:
 
     def _is_flushed(self, end_offset: int) -> bool:
         """Whether it is on disk up to there, and `on_flushed` has returned. Called with the lock."""
-        flushed_offset = self._told if self._flushing else self._commit_log.flushed_offset
-        return flushed_offset >= end_offset
+        return (self._commit_log.flushed_offset if self._told is None else self._told) >= end_offset
 
     def _flush(self) -> None:
         with self._changed:
             self._told = self._commit_log.flushed_offset
-            self._flushing = True
         try:
             end_offset = self._commit_log.flush()
         except OSError as error:
@@ -103,5 +102,5 @@ class FlushService:
         else:
             self._on_flushed(end_offset)
         with self._changed:
-            self._flushing = False
+            self._told = None
             self._changed.notify_all()
