@@ -23,7 +23,7 @@ from actors.core.kv_config import KvConfig
 from actors.core.route_table import RouteTable
 from actors.options import PERSISTENT
 from actors.shell import shell
-from raymq.config import data_dir_here
+from raymq.config import path_here
 from raymq.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
 from raymq.route import ORDER_TOPIC_CONFIG, BrokerData, BrokerRegistration, DataVersion, TopicRoute
 from storage import disk
@@ -42,7 +42,7 @@ class NameServer:
         """`kv_path`: the file of the KV configuration, in a directory of its own below the data directory."""
         self._lock = threading.Lock()
         path = Path(kv_path)
-        self._kv_path = data_dir_here(path.parent.parent) / path.parent.name / path.name
+        self._kv_path = path_here(path, path.parent.parent)
         self._kv = self._load_kv()
         self._table = RouteTable(broker_expiry_s)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
@@ -66,9 +66,8 @@ class NameServer:
     def topic_route(self, topic: str) -> TopicRoute:
         """Where a topic is, as far as is known now (see `TopicRoute.complete`); TopicNotExistError when nowhere,
         ServiceNotAvailableError where that is not known yet."""
-        now_s = time.monotonic()
         with self._lock:
-            self._table.expire(now_s)
+            self._table.expire(time.monotonic())
             try:
                 route = self._table.route(topic)
             except TopicNotExistError:
@@ -92,8 +91,7 @@ class NameServer:
 
     def all_brokers(self) -> dict[str, BrokerData]:
         """As `brokers`; ServiceNotAvailableError while one that lives may not have registered yet."""
-        with self._lock:
-            self._require_complete("every broker")
+        self._require_complete("every broker")
         return self.brokers()
 
     def clusters(self) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from actors.core.replica_rules import ReplicaRules
 from actors.options import PERSISTENT
 from actors.replica import Replica
 from actors.shell import shell
-from raymq.config import ReplicationOptions, data_dir_here
+from raymq.config import ReplicationOptions, path_here
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.lane import LaneServer
 from raymq.names import StorageName, is_system_topic
@@ -75,7 +75,7 @@ class Storage:
         self._name = name
         self._replication = replication if replication is not None and replication.replicas > 1 else None
         root = settings.store_path_root_dir
-        self._settings = settings.model_copy(update={"store_path_root_dir": data_dir_here(root.parent) / root.name})
+        self._settings = settings.model_copy(update={"store_path_root_dir": path_here(root, root.parent)})
         self._store_host = store_host
         self._node_id = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ from placement.caretaker import Caretaker
 from placement.controller_settings import ControllerSettings
 from placement.election import GroupControl, Record
 from placement.repair import GroupView
-from raymq.config import data_dir_here
+from raymq.config import path_here
 from raymq.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.names import ReplicatorName, StorageName
 from raymq.ray_calls import ActorRef
@@ -63,8 +63,7 @@ class Controller:
         self._stopping = threading.Event()
         self._failure = ""
         self._told: dict[str, int] = {}
-        journal = settings.journal
-        self._journal = Journal(data_dir_here(settings.data_dir) / journal.relative_to(settings.data_dir))
+        self._journal = Journal(path_here(settings.journal, settings.data_dir))
         self._groups: dict[str, GroupControl] = {}
         self._watched: dict[StorageName, _Watched] = {}
         for group, replicas in settings.groups.items():

@@ -186,6 +186,11 @@ def data_dir_here(data_dir: Path) -> Path:
     return Path(os.environ.get(DATA_DIR_VARIABLE) or data_dir).expanduser().absolute()
 
 
+def path_here(path: Path, data_dir: Path) -> Path:
+    """Where `path`, which is below `data_dir`, is on the node of this process (`data_dir_here`)."""
+    return data_dir_here(data_dir) / path.relative_to(data_dir)
+
+
 def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
     """Read `raymq.yaml`; keyword arguments that are not None win over the file.
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raymq.config import DATA_DIR_VARIABLE, BrokerOptions, BrokerRole, ClusterSettings, data_dir_here, load_settings
+from raymq.config import (
+    DATA_DIR_VARIABLE,
+    BrokerOptions,
+    BrokerRole,
+    ClusterSettings,
+    data_dir_here,
+    load_settings,
+    path_here,
+)
 from raymq.errors import ConfigError
 from raymq.store_settings import FlushDiskType, StoreOptions, StoreSettings
 
@@ -170,5 +178,7 @@ def test_an_unknown_key_of_the_broker_section_is_named_with_those_that_are_known
 def test_a_node_may_keep_its_stores_elsewhere(monkeypatch, tmp_path):
     monkeypatch.delenv(DATA_DIR_VARIABLE, raising=False)
     assert data_dir_here(Path("/data")) == Path("/data")
+    assert path_here(Path("/data/broker-a-0/lock"), Path("/data")) == Path("/data/broker-a-0/lock")
     monkeypatch.setenv(DATA_DIR_VARIABLE, str(tmp_path))
     assert data_dir_here(Path("/data")) == tmp_path
+    assert path_here(Path("/data/broker-a-0/lock"), Path("/data")) == tmp_path / "broker-a-0" / "lock"
