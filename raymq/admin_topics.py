@@ -55,8 +55,7 @@ class TopicAdmin(AdminBase):
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages and the offsets committed in it. TopicNotExistError."""
         check_user_topic(topic)
-        self._routes.forget(topic)
-        for broker_name in self._routes.get(topic).brokers:
+        for broker_name in self.topic_route(topic).brokers:
             try:
                 self._persist(broker_name, "delete_topic", topic)
             except TopicNotExistError:

@@ -13,7 +13,7 @@ Permissions may be changed here alone (`wipe_write_perm`), to take writes off a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from raymq.errors import TopicNotExistError
@@ -94,19 +94,23 @@ class RouteTable:
 
     def route(self, topic: str) -> TopicRoute:
         """Where `topic` is. TopicNotExistError when no live broker holds it."""
-        holders = {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
+        holders = self._holders(topic)
         if not holders:
             raise TopicNotExistError(topic)
         return TopicRoute(
             topic,
             {name: _broker_data(broker) for name, broker in holders.items()},
             tuple(_queue_data(name, broker.topics[topic]) for name, broker in holders.items()),
-            next(filter(None, (broker.topics[topic].order_config for broker in holders.values())), ""),
+            _order_config(topic, holders.values()),
         )
+
+    def _holders(self, topic: str) -> dict[str, _LiveBroker]:
+        return {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
 
     def order_configs(self) -> dict[str, str]:
         """The queues of each order topic, by topic."""
-        return {topic: config for topic in self.topics() if (config := self.route(topic).order_config)}
+        configs = {topic: _order_config(topic, self._holders(topic).values()) for topic in self.topics()}
+        return {topic: config for topic, config in configs.items() if config}
 
     def brokers(self) -> dict[str, BrokerData]:
         """Every live broker group, by name."""
@@ -122,6 +126,11 @@ class RouteTable:
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         return sorted({topic for broker in self._brokers.values() for topic in broker.topics})
+
+
+def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
+    """As the first says that does: one that came later may not have been told."""
+    return next(filter(None, (broker.topics[topic].order_config for broker in holders)), "")
 
 
 def _order(registration: BrokerRegistration) -> tuple[int, int, int]:
