@@ -87,7 +87,8 @@ def compress(data: bytes, type: CompressionType, level: int | None = None) -> by
     if type is CompressionType.ZLIB:
         return zlib.compress(data, level)
     if type is CompressionType.LZ4:
-        return cast(bytes, lz4.frame.compress(data, compression_level=level))
+        # lz4-java, which RocketMQ's consumers use, refuses frames whose blocks refer to each other.
+        return cast(bytes, lz4.frame.compress(data, compression_level=level, block_linked=False))
     if type is CompressionType.ZSTD:
         compressor = _contexts.compressors.get(level)
         if compressor is None:

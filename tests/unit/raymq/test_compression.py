@@ -93,6 +93,12 @@ def test_formats_are_those_of_the_java_libraries() -> None:
     assert lz4.frame.decompress(compress(TEXT, CompressionType.LZ4)) == TEXT
 
 
+def test_the_blocks_of_an_lz4_frame_are_independent_as_lz4_java_requires() -> None:
+    frame = compress(bytes(70_000), CompressionType.LZ4)
+    assert lz4.frame.get_frame_info(frame)["block_linked"] is False
+    assert decompress(frame, 1 | CompressionType.LZ4) == bytes(70_000)
+
+
 def test_bodies_under_the_threshold_stay_as_they_are() -> None:
     compression = Compression(CompressionType.ZSTD, threshold_bytes=100)
     assert compression.compress_body(b"a" * 99) == (b"a" * 99, 0)
