@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from raymq.errors import InvalidArgumentError
+from raymq.java_text import parse_number
 from raymq.names import SCHEDULE_TOPIC, SYSTEM_PREFIX
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -108,18 +109,13 @@ def waiting_code(
 ) -> int | None:
     """What the unit of a stored record of a waiting topic holds; None if that is its tag's code as elsewhere."""
     if topic == SCHEDULE_TOPIC:
-        level = _number(properties.get(_PROPERTY_DELAY))
+        level = parse_number(properties.get(_PROPERTY_DELAY)) or 0
         return store_timestamp_ms + level_delay_ms(level, levels_ms) if level > 0 else None
     if topic == TIMER_TOPIC:
         if queue_id == TIMER_ROLL_QUEUE:
             return store_timestamp_ms + TIMER_ROLL_MS
-        return max(_number(properties.get(_PROPERTY_TIMER_DELIVER_MS)), store_timestamp_ms + 1)
+        return max(parse_number(properties.get(_PROPERTY_TIMER_DELIVER_MS)) or 0, store_timestamp_ms + 1)
     return None
-
-
-def _number(text: str | None) -> int:
-    """A whole number of at most 18 digits, 0 for anything else."""
-    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) <= 18 else 0
 
 
 def delivery_producer_id(topic: str, queue_id: int) -> str:

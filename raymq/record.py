@@ -21,6 +21,7 @@ from raymq.compression import decompress
 from raymq.crc import PROPERTY_CRC_LENGTH, property_crc
 from raymq.delay import DELAY_LEVELS_MS, is_waiting_topic, waiting_code
 from raymq.hashing import tags_code
+from raymq.java_text import decode_utf8
 from raymq.message import (
     PROPERTY_KEYS,
     PROPERTY_PRODUCER_EPOCH,
@@ -228,7 +229,7 @@ def _decode(data: bytes, position: int, broker_name: str, check_crc: bool) -> tu
         stored = decompress(stored, sys_flag)
     user: dict[str, str] = {}
     system: dict[str, str] = {}
-    for piece in data[properties_at:end].decode("utf-8", "replace").split("\x02"):
+    for piece in decode_utf8(data[properties_at:end]).split("\x02"):
         name, _, value = piece.partition("\x01")
         if value and name:
             if name in RESERVED_PROPERTIES:
@@ -295,7 +296,7 @@ def _sections(data: Buffer, position: int, body: int, values: tuple[Any, ...]) -
 
 @lru_cache(maxsize=4096)
 def _topic_text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
+    return decode_utf8(data)
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError
+from raymq.java_text import decode_utf8
 from raymq.message import MAX_PROPERTIES_BYTES
 
 MAGIC_V1: Final = -626843481
@@ -154,9 +155,9 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 def decode_properties(data: bytes) -> dict[str, str]:
     """The properties in `data`, RocketMQ's way: a piece without a name or a value is dropped, the last 0x02 may be
     missing, only the first 0x01 of a piece separates, the last of equal names wins. Text that is not UTF-8 gets
-    replacement characters, as in Java."""
+    replacement characters, as many as in Java."""
     properties = {}
-    for piece in str(data, "utf-8", "replace").split("\x02"):
+    for piece in decode_utf8(data).split("\x02"):
         name, _, value = piece.partition("\x01")
         if value and name:
             properties[name] = value

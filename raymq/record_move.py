@@ -15,6 +15,7 @@ from typing import Final
 
 from raymq.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX
 from raymq.errors import MessageIllegalError
+from raymq.java_text import decode_utf8
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
@@ -86,7 +87,7 @@ def take_apart(record: bytes | memoryview) -> RecordParts:
     return RecordParts(
         values,
         data[header.size : topic_at],
-        data[text_at : properties_at - 2].decode("utf-8", "replace"),
+        decode_utf8(data[text_at : properties_at - 2]),
         properties[:-PROPERTY_CRC_LENGTH] if sealed else properties,
         sealed,
     )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.hashing import index_key_hash, java_hash
+from raymq.java_text import decode_utf8
 from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record import dispatch_view
 from raymq.record_batch import windows
@@ -70,7 +71,7 @@ def _hashes(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
         row = int(rows[entry])
         topic = bytes(view[places.topic_at[row] : places.topic_at[row] + places.topic_size[row]])
         key = text[at[entry] : end[entry]].tobytes()
-        result[entry] = index_key_hash(topic.decode("utf-8", "replace"), key.decode("utf-8", "replace"))
+        result[entry] = index_key_hash(decode_utf8(topic), decode_utf8(key))
     return rows, result.astype(np.int32)
 
 

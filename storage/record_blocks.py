@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from raymq.delay import is_waiting_topic
 from raymq.hashing import tags_code
+from raymq.java_text import decode_utf8
 from raymq.message import (
     PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_PRODUCER_EPOCH,
@@ -269,7 +270,7 @@ def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
     codes = np.zeros(count, np.int64)
     if len(rows):
         tags, numbers = _distinct(properties.bytes, at, end)
-        codes[rows] = np.array([tags_code(tag.decode("utf-8", "replace")) for tag in tags], np.int64)[numbers]
+        codes[rows] = np.array([tags_code(decode_utf8(tag)) for tag in tags], np.int64)[numbers]
     return codes
 
 
@@ -291,7 +292,7 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
         return None
     pairs, codes = np.unique(id_codes * len(epochs) + epoch_codes, return_inverse=True)
     places = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
-    instances = [(ids[code].decode("utf-8", "replace"), int(epochs[epoch_code])) for code, epoch_code in places]
+    instances = [(decode_utf8(ids[code]), int(epochs[epoch_code])) for code, epoch_code in places]
     return Producers(rows, codes, sequences, instances)
 
 

@@ -26,6 +26,8 @@ ODD_PROPERTIES = [
     b"XTAGS\x01a\x02TAG\x01b\x02",
     b"TAGS\x01" + b"long" * 200 + b"\x02",
     b"n\x01v\x00",
+    b"TAGS\x01red\x00",
+    b"TAGS\x01x\xed\xa0\x80y",
     b"\x01",
     b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02",
     b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b\x02INNER_MULTI_QUEUE_OFFSET\x010\x02",

@@ -38,6 +38,11 @@ def test_a_level_beyond_the_last_waits_as_long_as_the_last():
     assert level_delay_ms(0, DELAY_LEVELS_MS) == 1000
 
 
+def test_a_level_with_a_sign_is_read_as_in_java():
+    assert waiting_code(SCHEDULE_TOPIC, 16, {"DELAY": "+17"}, 1000) == 1000 + 3_600_000
+    assert waiting_code(SCHEDULE_TOPIC, 16, {"DELAY": "-1"}, 1000) is None
+
+
 def test_levels_are_read_in_rocketmqs_form():
     assert parse_delay_levels(" 1s 2m  3h 1d ") == (1000, 120_000, 3 * HOUR_MS, DAY_MS)
 
