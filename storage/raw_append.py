@@ -26,7 +26,7 @@ from storage.consume_queue import ConsumeQueue
 from storage.multi_dispatch import QueueUnit, put_elsewhere, units_elsewhere
 from storage.parts import StoreParts
 from storage.record_blocks import is_queued, read_block
-from storage.record_check import is_implausible, properties_are_cut
+from storage.record_check import is_implausible
 
 BLOCK_RECORDS_MIN: Final = 128
 
@@ -64,7 +64,7 @@ def parse_chunk(
             view = dispatch_view(data, position, delay_levels_ms=delay_levels_ms) if good and size > 0 else None
         except RecordError:
             view = None
-        if view is None or not _fits(view, data, position, physical_offset + position):
+        if view is None or not _fits(view, physical_offset + position):
             raise InvalidArgumentError(f"the chunk for {physical_offset} has no good record at its byte {position}")
         views.append(view)
         position += size
@@ -76,10 +76,9 @@ def _has_many(data: memoryview) -> bool:
     return len(data) >= BLOCK_RECORDS_MIN * int.from_bytes(data[:4])
 
 
-def _fits(view: DispatchView, data: memoryview, position: int, physical_offset: int) -> bool:
+def _fits(view: DispatchView, physical_offset: int) -> bool:
     """Whether the record is one of this place, and one that recovery would take."""
-    good = not is_implausible(view, physical_offset) and not properties_are_cut(data, position, view)
-    return good and view.physical_offset == physical_offset
+    return view.physical_offset == physical_offset and not is_implausible(view, physical_offset)
 
 
 class RawAppender:

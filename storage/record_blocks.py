@@ -39,7 +39,7 @@ from raymq.record_layout import (
     RecordError,
 )
 from raymq.record_places import Bytes, Ints, Places, locate
-from storage.record_check import can_be_topic
+from storage.record_check import can_be_topic, is_torn
 
 BLOCK_BYTES: Final = 4 << 20
 
@@ -119,11 +119,18 @@ def is_queued(sys_flag: int) -> bool:
 
 
 def read_block(
-    data: memoryview, position: int, physical_offset: int, *, check_crc: bool, delay_levels_ms: tuple[int, ...]
+    data: memoryview,
+    position: int,
+    physical_offset: int,
+    *,
+    check_crc: bool,
+    delay_levels_ms: tuple[int, ...],
+    may_be_torn: bool = False,
 ) -> Block | None:
     """The records from `position` of a log file on, about 4 MiB of them; None where they have to be looked at singly.
 
-    `physical_offset` is that of the first. The block ends before the first bytes that are no record.
+    `physical_offset` is that of the first. The block ends before the first bytes that are no record. With `may_be_torn`
+    (after a crash) a block has no last record that is torn; those before it are not, as a good record follows.
     """
     starts = _hop(data, position)
     if not starts:
@@ -137,7 +144,11 @@ def read_block(
     if check_crc and not _crcs_hold(rest, places):
         return None
     named_topics = _topics(bytes_of, places)
-    if named_topics is None or not _is_plausible(bytes_of, places, physical_offset):
+    if named_topics is None or not _is_plausible(places, physical_offset):
+        return None
+    last, last_size = starts[-1], int(places.head["total_size"][-1])
+    file_start = physical_offset - position
+    if may_be_torn and is_torn(data, last, last_size, file_start=file_start, check_crc=check_crc):
         return None
     topics, topic_codes = named_topics
     properties = _PropertyTexts(bytes_of, places)
@@ -193,13 +204,11 @@ def _topics(data: Bytes, places: Places) -> tuple[list[str], Ints] | None:
     return (topics, codes) if all(map(can_be_topic, topics)) else None
 
 
-def _is_plausible(data: Bytes, places: Places, physical_offset: int) -> bool:
+def _is_plausible(places: Places, physical_offset: int) -> bool:
     """What recovery asks of a good record beside its checks (storage.recovery)."""
     queue_offsets = places.head["queue_offset"]
     offsets_max = (places.starts + physical_offset) // MIN_RECORD_SIZE
-    ends = places.properties_at + places.properties_size
-    cut = (data[ends - 1] == 0) & (places.properties_size > 0)
-    holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (places.head["queue_id"] >= 0) & ~cut
+    holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (places.head["queue_id"] >= 0)
     return bool(holds.all())
 
 

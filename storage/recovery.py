@@ -12,9 +12,9 @@ Where RocketMQ guesses, this does not:
   directory was deleted). RocketMQ appends the unit at the wrong queue offset; here the walk starts again at the first
   file.
 - Queue files that are not where they belong are found (queue_check.py), and the walk starts at the first file too.
-- A record's CRC covers its body only. A record is not good either whose properties end in a zero byte (a power failure
-  between two sectors cut it), whose topic cannot be a directory, or whose queue offset is more than the records that
-  fit in the log before it (record_check.py).
+- A record's CRC covers its body only. A record is not good either whose topic cannot be a directory, or whose queue
+  offset is more than the records that fit in the log before it; nor is, after a crash, the log's last one if a power
+  failure between two sectors cut its properties (record_check.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from storage.checkpoint import Checkpoint
 from storage.parts import StoreParts
 from storage.queue_check import misplaced_file
 from storage.record_blocks import BLOCK_BYTES, Block, read_block
-from storage.record_check import is_implausible, properties_are_cut
+from storage.record_check import is_implausible, is_torn
 from storage.redispatch import Redispatch
 from storage.snapshot import Snapshot
 
@@ -258,14 +258,23 @@ class Recovery:
             return None
         if size:
             view = dispatch_view(data, position, delay_levels_ms=self._delay_levels_ms)
-            if is_implausible(view, start + position) or properties_are_cut(data, position, view):
+            if is_implausible(view, start + position):
+                return None
+            if self._after_crash and is_torn(data, position, size, file_start=start, **self._checks):
                 return None
             self._redispatch.put(view, start + position, may_fill_gaps=may_fill_gaps)
             self._note_walked(1, start + position, view.store_timestamp_ms)
         return size
 
     def _block(self, data: memoryview, start: int, position: int, *, check_crc: bool) -> Block | None:
-        return read_block(data, position, start + position, check_crc=check_crc, delay_levels_ms=self._delay_levels_ms)
+        return read_block(
+            data,
+            position,
+            start + position,
+            check_crc=check_crc,
+            delay_levels_ms=self._delay_levels_ms,
+            may_be_torn=self._after_crash,
+        )
 
     def _note_walked(self, count: int, last_record_offset: int, store_timestamp_ms: int) -> None:
         self._walked += count
