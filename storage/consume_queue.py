@@ -149,14 +149,19 @@ class ConsumeQueue:
     def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
         """The first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one; empty if none
         does."""
+        return self._next_pointing(from_offset, end_offset)[1]
+
+    def _next_pointing(self, from_offset: int, end_offset: int) -> tuple[int, NDArray[np.void]]:
+        """`next_unit`, and its queue offset; without one that is `end_offset`, or the first that is not there."""
         count = 1
         while from_offset < end_offset and len(units := self.units(from_offset, min(count, end_offset - from_offset))):
             pointing = np.flatnonzero(units["size"] != PRE_BLANK_SIZE)
             if len(pointing):
-                return units[pointing[0] :][:1]
+                first = int(pointing[0])
+                return from_offset + first, units[first:][:1]
             from_offset += len(units)
             count = _SCAN_UNITS
-        return np.empty(0, UNIT_DTYPE)
+        return from_offset, np.empty(0, UNIT_DTYPE)
 
     def reserve(self, count: int) -> None:
         """Make the files for the next `count` units, so that writing needs no more space. OSError if that fails."""
@@ -284,16 +289,20 @@ class ConsumeQueue:
 
     def _first_at_or_after(self, physical_offset: int, from_offset: int = 0) -> int:
         low, high = max(self._files.starts[0] // UNIT_BYTES if self._files.starts else 0, from_offset), self.next_offset
+        found = high
         while low < high:
             middle = (low + high) // 2
-            unit = self.units(middle, 1)
+            # Of an offset whose record is lost, the next one's place counts.
+            queue_offset, unit = self._next_pointing(middle, high)
             if not len(unit):
-                raise StoreCorruptError(f"{self.directory} lacks the unit of queue offset {middle}")
-            if unit[0]["size"] == PRE_BLANK_SIZE or unit[0]["physical_offset"] < physical_offset:
-                low = middle + 1
-            else:
+                if queue_offset < high:
+                    raise StoreCorruptError(f"{self.directory} lacks the unit of queue offset {queue_offset}")
                 high = middle
-        return low
+            elif unit[0]["physical_offset"] < physical_offset:
+                low = queue_offset + 1
+            else:
+                found, high = queue_offset, middle
+        return found
 
     def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
         """The addresses in the extension that the units of these files hold, file by file, where there are any."""

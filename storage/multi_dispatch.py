@@ -5,7 +5,9 @@ A record says so itself, in two properties of lists separated by commas: INNER_M
 store the second. Each of the queues is an ordinary consume queue, whose units point to the same record.
 
 This reads that, for recovery and for another replica's chunks, whatever the settings of this store; multi_append.py
-writes it.
+writes it. RocketMQ 4.9 also puts messages there that are delayed, retried or its own. RocketMQ 5 and this store do not,
+but a retried message of RocketMQ 5 may carry the stale offsets of the message that was given back: such a record is put
+where a queue goes on, and never begins one anew.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class QueueUnit(NamedTuple):
 
 
 def is_dispatched(topic: str) -> bool:
-    """Whether messages of `topic` may be in other queues too."""
+    """Whether this store, as RocketMQ 5, puts messages of `topic` into other queues too."""
     return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC
 
 
@@ -53,7 +55,7 @@ def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]
         split_names(view.properties.get(name, ""))
         for name in (PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET)
     )
-    if not names or not is_dispatched(view.topic):
+    if not names:
         return []
     if len(names) != len(offsets):
         if offsets:

@@ -23,7 +23,7 @@ from storage.append import Appender
 from storage.batch_dispatch import is_good_batch, put_batch
 from storage.block_producers import producers_of, remember_producer
 from storage.consume_queue import ConsumeQueue
-from storage.multi_dispatch import QueueUnit, put_elsewhere, units_elsewhere
+from storage.multi_dispatch import QueueUnit, is_dispatched, put_elsewhere, units_elsewhere
 from storage.parts import StoreParts
 from storage.record_blocks import is_queued, read_block
 from storage.record_check import is_implausible
@@ -186,8 +186,10 @@ class RawAppender:
             is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
             if not is_queued(view.sys_flag) or (is_batch and not is_good_batch(view)):
                 continue
-            own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
-            for key, queue_offset in (own, *(() if is_batch else units_elsewhere(view, view.physical_offset))):
+            units = [QueueUnit((view.topic, view.queue_id), view.queue_offset)]
+            if not is_batch and is_dispatched(view.topic):
+                units += units_elsewhere(view, view.physical_offset)
+            for key, queue_offset in units:
                 if queue_offset == 0:
                     queue = self._queues.get(*key)
                     if key in seen or (queue is not None and queue.exists and queue.next_offset > 0):

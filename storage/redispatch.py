@@ -22,7 +22,7 @@ from storage.block_producers import producers_of, remember_producer
 from storage.consume_queue import ConsumeQueue
 from storage.dedup import DedupTable
 from storage.deliveries import Deliveries
-from storage.multi_dispatch import QueueUnit, units_elsewhere
+from storage.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
 from storage.queue_table import QueueTable
 from storage.record_blocks import Block, is_queued
 
@@ -106,8 +106,14 @@ class Redispatch:
         if self._put_unit(own, view, physical_offset, may_fill_gaps=may_fill_gaps):
             self.remember(view, physical_offset)
         for unit in units_elsewhere(view, physical_offset):
-            if not self._queues.holds_batches(*unit.key):
-                self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
+            if self._queues.holds_batches(*unit.key) or self._may_be_stale(unit, view):
+                continue
+            self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
+
+    def _may_be_stale(self, unit: QueueUnit, view: DispatchView) -> bool:
+        """Whether an offset before its queue's beginning may be that of another message (storage.multi_dispatch)."""
+        queue = self._queues.get_plain(*unit.key)
+        return not is_dispatched(view.topic) and queue is not None and unit.queue_offset < queue.first_offset
 
     def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
         """Put one unit of a record into a queue, if it is not there. False: the queue was deleted since."""

@@ -11,8 +11,9 @@ import storage.raw_append
 import storage.recovery
 from raymq.columns import decode_columns
 from raymq.hashing import tags_code
-from raymq.record import record_starts
-from raymq.store_api import FetchRequest
+from raymq.names import SCHEDULE_TOPIC
+from raymq.record import decode_records, record_starts
+from raymq.store_api import FetchRequest, QueueBounds
 from storage.message_store import MessageStore
 from tests.support.rocketmq_records import Row, write_log
 from tests.support.stores import open_store, read_queue
@@ -108,4 +109,99 @@ def test_readers_see_the_nul(tmp_path):
     assert found.count == 200
     columns = decode_columns(found.records, record_starts(found.records), broker_name="a")
     assert set(columns["tags"].to_pylist()) == {"red\0"}
+    store.close()
+
+
+def lmq(queue_offset: int, *more: bytes) -> bytes:
+    names = b"INNER_MULTI_DISPATCH\x01%%LMQ%%a\x02INNER_MULTI_QUEUE_OFFSET\x01%d" % queue_offset
+    return b"\x02".join((b"UNIQ_KEY\x01M%d" % queue_offset, names, *more))
+
+
+DELAYED = b"DELAY\x0118\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
+
+
+def lmq_rows(elsewhere: dict[int, str]) -> list[Row]:
+    """21 messages in %LMQ%a, those at `elsewhere` from records of these topics, the others from T:0."""
+    rows: list[Row] = []
+    counts: dict[tuple[str, int], int] = {}
+    for offset in range(21):
+        topic = elsewhere.get(offset, "T")
+        queue = (topic, 17 if topic == SCHEDULE_TOPIC else 0)
+        rows.append(Row(*queue, counts.get(queue, 0), lmq(offset, *([DELAYED] if queue[1] else []))))
+        counts[queue] = counts.get(queue, 0) + 1
+    return rows
+
+
+ELSEWHERE = {10: SCHEDULE_TOPIC, 11: "%RETRY%g", 20: "rmq_sys_x"}
+
+
+def offsets_in_lmq(store: MessageStore) -> list[str]:
+    request = FetchRequest("%LMQ%a", 0, 0, 1000)
+    [found] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
+    return [message.system_properties["INNER_MULTI_QUEUE_OFFSET"] for message in decode_records(found.records)]
+
+
+@pytest.mark.parametrize("crashed", [False, True], ids=["after a clean stop", "after a crash"])
+def test_delayed_and_retried_messages_are_in_other_queues_too(tmp_path, crashed):
+    """RocketMQ 4.9 dispatches messages of every topic."""
+    write_log(tmp_path / "store", lmq_rows(ELSEWHERE), crashed=crashed)
+    for _ in range(2):
+        store = open_store(tmp_path / "store")
+        assert store.queue_bounds("%LMQ%a", 0) == QueueBounds(0, 21, 0)
+        assert offsets_in_lmq(store) == [str(offset) for offset in range(21)]
+        store.close()
+
+
+def test_a_replica_puts_them_there_too(tmp_path):
+    write_log(tmp_path / "a", lmq_rows(ELSEWHERE))
+    source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
+    while data := source.read_log(target.end_offset, 500):
+        target.append_log(target.end_offset, data)
+    assert offsets_in_lmq(target) == [str(offset) for offset in range(21)]
+    source.close()
+    target.close()
+
+
+def test_a_clean_open_leaves_a_queue_that_ends_with_a_delayed_message_as_it_is(tmp_path):
+    write_log(tmp_path / "store", lmq_rows({20: SCHEDULE_TOPIC}), crashed=True)
+    open_store(tmp_path / "store").close()
+    file = tmp_path / "store/consumequeue/%LMQ%a/0" / ("0" * 20)
+    before = file.read_bytes()
+    (tmp_path / "store/dedup").unlink()
+    store = open_store(tmp_path / "store")
+    assert "again" not in store.status().recovered
+    assert offsets_in_lmq(store) == [str(offset) for offset in range(21)]
+    store.close()
+    assert file.read_bytes() == before
+
+
+def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
+    """RocketMQ 5 dispatches no retried message, and leaves in it the offset of the message that was given back."""
+    rows = [*lmq_rows({}), Row("%RETRY%g", 0, 0, lmq(0)), Row("%RETRY%g", 0, 1, lmq(3))]
+    write_log(tmp_path / "a", rows, crashed=True)
+    source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
+    while data := source.read_log(target.end_offset, 500):
+        target.append_log(target.end_offset, data)
+    for store in (source, target):
+        assert offsets_in_lmq(store) == [str(offset) for offset in range(21)]
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "lost", [[10], [0, 1, 2], [18, 19, 20], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [*range(20)]]
+)
+def test_holes_do_not_hide_the_messages_before_them(tmp_path, lost):
+    """An offset whose record is lost is not where a queue begins, nor does the queue begin behind it."""
+    others = [Row("T", 1, offset, b"UNIQ_KEY\x01O%d" % offset) for offset in range(30)]
+    rows = [Row("T", 0, offset, b"UNIQ_KEY\x01M%d" % offset) for offset in range(22) if offset not in lost]
+    write_log(tmp_path / "store", [*others, *rows], crashed=True)
+    store = open_store(tmp_path / "store")
+    left = [offset for offset in range(22) if offset not in lost]
+    queue = store._queues.get_plain("T", 0)
+    assert store.queue_bounds("T", 0).min_offset == left[0]
+    for row in range(len(left) - 1):
+        [unit] = queue.units(left[row], 1)
+        assert queue.first_at_or_after(int(unit["physical_offset"])) == left[row]
+        assert queue.first_at_or_after(int(unit["physical_offset"]) + 1) == left[row + 1]
+    assert queue.first_at_or_after(1 << 40) == 22
     store.close()
