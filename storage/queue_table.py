@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 from typing import Final, TypedDict
 
@@ -130,8 +131,10 @@ class QueueTable:
         return len({topic for topic, _ in self._queues if topic.startswith(prefix)})
 
     def has_topic(self, topic: str) -> bool:
-        """Whether the topic has a directory: a topic that RocketMQ deleted has none."""
-        return any((directory / topic).is_dir() for directory in (self.directory, self._batch_directory))
+        """Whether a queue of the topic has a directory. Of a topic that RocketMQ deleted none has; RocketMQ 4.9 leaves
+        the topic's own directory behind."""
+        queues = (path for kind in (self.directory, self._batch_directory) for path in kind.glob(f"{escape(topic)}/*"))
+        return any(path.name.isdecimal() and path.is_dir() for path in queues)
 
     def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
         """Whether a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 
 from raymq.record import RecordError, check_record, dispatch_view
 from storage import disk
@@ -158,8 +159,9 @@ class Recovery:
     def _use_snapshot(self, snapshot: Snapshot) -> None:
         """Take over what the snapshot knows of the log before its end."""
 
+        @cache
         def is_deleted(topic: str) -> bool:
-            return self._queues.was_deleted_after(topic, snapshot.end - 1)
+            return self._redispatch.was_deleted(topic, snapshot.last)
 
         for topic, queue_id, next_offset in snapshot.queues:
             queue = self._queues.get(topic, queue_id)

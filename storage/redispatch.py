@@ -99,7 +99,7 @@ class Redispatch:
         if not is_queued(view.sys_flag):
             return
         if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
-            if not self._was_deleted(view.topic, physical_offset):
+            if not self.was_deleted(view.topic, physical_offset):
                 self.queued += put_batch(self._queues, view, physical_offset, may_fill_gaps=may_fill_gaps)
             return
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
@@ -120,7 +120,7 @@ class Redispatch:
         (topic, queue_id), queue_offset = unit
         missing = self._missing.get(unit.key)
         if missing is None:
-            if self._was_deleted(topic, physical_offset):
+            if self.was_deleted(topic, physical_offset):
                 return False
             missing = self._missing_in(topic, queue_id)
         gap = queue_offset - missing.next_offset
@@ -173,14 +173,14 @@ class Redispatch:
         """Whether all of `rows`, which are of one queue, belong to a topic that was deleted since."""
         topic, queue_id = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
-        return (topic, queue_id) not in self._missing and self._was_deleted(topic, last)
+        return (topic, queue_id) not in self._missing and self.was_deleted(topic, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
         """What of `rows`, all of one queue, is missing there; None where it takes more than to put it at the end."""
         topic, queue_id = block.queue_of(rows)
         if self._queues.holds_batches(topic, queue_id):
             return None
-        if self._was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
+        if self.was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
             return None
         missing = self._missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
@@ -197,7 +197,8 @@ class Redispatch:
             missing = self._missing[topic, queue_id] = _Missing(self._queues.get_or_create(topic, queue_id))
         return missing
 
-    def _was_deleted(self, topic: str, physical_offset: int) -> bool:
+    def was_deleted(self, topic: str, physical_offset: int) -> bool:
+        """Whether the topic of a record at `physical_offset` was deleted since, by this store or by RocketMQ."""
         if self._queues.was_deleted_after(topic, physical_offset):
             return True
         if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
