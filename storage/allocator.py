@@ -81,7 +81,10 @@ class Allocator:
 
     def _create(self, start: int) -> MappedFile:
         path, scratch = self._paths.choose(start)
-        file = MappedFile.create(path, start, self._size, scratch=scratch)
+        try:
+            file = MappedFile.create(path, start, self._size, scratch=scratch)
+        finally:
+            self._paths.clear(scratch)
         try:
             disk.sync_directory(path.parent)
         except BaseException:

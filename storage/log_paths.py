@@ -4,10 +4,13 @@ On disk
     commitlog/00000000000000000000              below the store's root, unless store_path_commit_log says otherwise
     /disk1/00000000000000000000                 with store_path_commit_log: [/disk1, /disk2]
     /disk2/00000000001073741824
-    /disk2/.new/commitlog                       a file that grows to its size
+    /disk2/.new/commitlog                       while a file grows to its size
 
 The i-th file is made in the i-th of the directories that may be written and whose disks have room, in alphabetical
 order, counted round. Where a file is, only the directories know: it is found wherever it is.
+
+RocketMQ 4.9 loads no log from a directory where anything else is. So `.new` is there only while a file grows; a kill
+may leave it until the next open.
 """
 
 from __future__ import annotations
@@ -61,9 +64,8 @@ class LogPaths:
         self.is_elsewhere = self.directories != [root / COMMIT_LOG_DIR]
         self._paths: dict[int, Path] = {}
         for directory in self._writable:
-            disk.make_directory(self._scratch_in(directory).parent)
             disk.make_directory(directory)
-            disk.unlink(self._scratch_in(directory))
+            self.clear(self._scratch_in(directory))
 
     @classmethod
     def of(cls, settings: StoreSettings) -> LogPaths:
@@ -101,15 +103,25 @@ class LogPaths:
         return known or self._directory_of(start, self._writable) / file_name(start)
 
     def choose(self, start: int) -> tuple[Path, Path]:
-        """The path for a new file, which is remembered, and a path on the same disk to make it under."""
+        """The path for a new file, which is remembered, and a path on the same disk to make it under, to be given to
+        `clear` then. OSError: the disk failed."""
         directory, before = self._writable[0], self._paths.get(start)
         if before is not None and before.exists():
             directory = before.parent  # Something failed after it was made: there must not be two.
         elif len(self._writable) > 1:
             with_room = [one for one in self._writable if disk_usage(one) <= self._full_ratio]
             directory = self._directory_of(start, with_room or self._writable)
+        scratch = self._scratch_in(directory)
+        disk.make_directory(scratch.parent)
         self._paths[start] = directory / file_name(start)
-        return self._paths[start], self._scratch_in(directory)
+        return self._paths[start], scratch
+
+    def clear(self, scratch: Path) -> None:
+        """Remove what is left under a path that `choose` gave to make a file under."""
+        if scratch.parent.name == _NEW_DIR:
+            disk.remove_tree(scratch.parent)
+        else:
+            disk.unlink(scratch)
 
     def forget(self, start: int) -> Path:
         """The file is about to be deleted; returns where it is."""

@@ -283,3 +283,22 @@ def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(
         assert "other" not in group.replicas[name].store.topics()
     finally:
         group.end()
+
+
+def test_nothing_but_the_log_s_files_is_left_beside_them(tmp_path):
+    """RocketMQ 4.9 refuses a log directory that holds anything else, be it an empty directory."""
+    disks = (tmp_path / "disk-1", tmp_path / "disk-2")
+    for directory in disks:
+        # A kill left them: this store's, while a file grew.
+        (directory / ".new").mkdir(parents=True)
+        (directory / ".new/commitlog").write_bytes(b"x")
+    store = open_store(tmp_path / "store", store_path_commit_log=disks)
+    for _ in range(3):
+        store.append([make_batch([bytes(40_000)])])
+    store.close()
+    names = [path.name for directory in disks for path in directory.iterdir()]
+    assert len(names) == 3
+    assert all(name.isdecimal() for name in names)
+    again = open_store(tmp_path / "store", store_path_commit_log=disks)
+    assert len(bodies_of(again)) == 3
+    again.close()
