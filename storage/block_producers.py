@@ -1,4 +1,8 @@
-"""Who sent the records of a block, told to the dedup table and to the deliveries as if record by record."""
+"""Who sent the records of a block, told to the dedup table and to the deliveries as if record by record.
+
+A delayed message that RocketMQ's scheduler delivered still has the sequence that its producer gave it in the queue
+where it waited. In the queue where it is now that says nothing: it does not count there.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from raymq.delay import delivery_source
 from raymq.record import DispatchView, ProducerSequence
 from storage.dedup import DedupTable
 from storage.deliveries import Deliveries, Source
-from storage.record_blocks import Block
+from storage.record_blocks import Block, was_moved
 
 
 class _Run(NamedTuple):
@@ -64,7 +68,7 @@ def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
         source = sources[code]
         assert source is not None
         delivered.append((source, instances[code][1], int(sequences[place]) + 1))
-    return BlockProducers(sorted(_runs(block, counted, ~of_scheduler)), delivered)
+    return BlockProducers(sorted(_runs(block, counted & ~block.was_moved, ~of_scheduler)), delivered)
 
 
 def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: Deliveries) -> None:
@@ -73,7 +77,7 @@ def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: 
     source = None if producer is None else delivery_source(producer.producer_id)
     if producer is not None and source is not None:
         deliveries.advance(source, producer.epoch, producer.first_sequence + 1)
-    elif producer is not None and dedup is not None:
+    elif producer is not None and dedup is not None and not was_moved(view):
         dedup.record(producer, view.topic, view.queue_id, 1, view.queue_offset)
 
 

@@ -23,10 +23,11 @@ from raymq.message import (
     PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_SEQUENCE,
     PROPERTY_TAGS,
 )
-from raymq.record import dispatch_view
+from raymq.record import DispatchView, dispatch_view
 from raymq.record_batch import windows
 from raymq.record_layout import (
     MAGIC_V1,
@@ -83,6 +84,7 @@ class Block:
     last_store_timestamp_ms: int
     producers: Producers
     has_units_elsewhere: bool
+    was_moved: NDArray[np.bool_]
 
     @property
     def queue_keys(self) -> Ints:
@@ -111,6 +113,11 @@ class Block:
     def queue_of(self, rows: Ints) -> tuple[str, int]:
         """The queue of `rows`, which are of one."""
         return self.topics[int(self.topic_codes[rows[0]])], int(self.queue_ids[rows[0]])
+
+
+def was_moved(view: DispatchView) -> bool:
+    """Whether a scheduler stored the record, which waited in another queue before."""
+    return PROPERTY_REAL_TOPIC in view.properties and not is_waiting_topic(view.topic)
 
 
 def is_queued(sys_flag: int) -> bool:
@@ -153,9 +160,13 @@ def read_block(
     topics, topic_codes = named_topics
     properties = _PropertyTexts(bytes_of, places)
     codes, producers = _tags_codes(properties, len(starts)), _producers(properties)
-    if codes is None or producers is None:
+    real_topics = properties.values(PROPERTY_REAL_TOPIC)
+    if codes is None or producers is None or real_topics is None:
         return None
-    for row in np.flatnonzero(np.array([is_waiting_topic(topic) for topic in topics])[topic_codes]).tolist():
+    waits = np.array([is_waiting_topic(topic) for topic in topics])[topic_codes]
+    moved = np.zeros(len(starts), bool)
+    moved[real_topics[0]] = True
+    for row in np.flatnonzero(waits).tolist():
         codes[row] = dispatch_view(rest, int(places.starts[row]), delay_levels_ms=delay_levels_ms).tags_code
     return Block(
         int(places.starts[-1]) + int(places.head["total_size"][-1]),
@@ -171,6 +182,7 @@ def read_block(
         int(places.store_timestamp.max()),
         producers,
         properties.has(PROPERTY_INNER_MULTI_DISPATCH),
+        moved & ~waits,
     )
 
 

@@ -11,13 +11,14 @@ import pytest
 import storage.raw_append
 import storage.recovery
 from raymq.columns import decode_columns
+from raymq.delay import delivery_producer_id
 from raymq.hashing import tags_code
 from raymq.names import SCHEDULE_TOPIC
 from raymq.record import decode_records, record_starts
 from raymq.store_api import FetchRequest, QueueBounds
 from storage.message_store import MessageStore
 from tests.support.rocketmq_records import Row, write_log
-from tests.support.stores import open_store, read_queue
+from tests.support.stores import make_batch, open_store, read_queue
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -226,4 +227,33 @@ def test_a_topic_that_rocketmq_deleted_stays_deleted(tmp_path, left, snapshot):
         assert store.topics() == {"Kept": [0]}
         assert offsets(store, "Kept") == [0, 1, 2, 3, 4]
         assert [row.topic for row in store._parts.dedup.rows()] == ["Kept"]
+        store.close()
+
+
+def sent(producer: str, sequence: int, *more: bytes) -> bytes:
+    return b"\x02".join((b"RMQ_PID\x01%b\x02RMQ_EPOCH\x011\x02RMQ_SEQ\x01%d" % (producer.encode(), sequence), *more))
+
+
+FOR_T = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
+
+
+@pytest.mark.usefixtures("walk")
+def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_queue(tmp_path):
+    """It keeps the sequences that the messages had in the queue where they waited."""
+    ours = delivery_producer_id(SCHEDULE_TOPIC, 0)
+    rows = [Row(SCHEDULE_TOPIC, 0, i, sent("P", i, FOR_T)) for i in range(200)]
+    rows.append(Row("T", 0, 0, sent("P", 0)))
+    rows += [Row("T", 0, 1 + i, sent("P", i, FOR_T)) for i in range(100)]
+    rows += [Row("T", 0, 101 + i, sent(ours, i, FOR_T).replace(b"EPOCH\x011", b"EPOCH\x010")) for i in range(150)]
+    write_log(tmp_path / "a", rows)
+    source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
+    while data := source.read_log(target.end_offset, 1 << 20):
+        target.append_log(target.end_offset, data)
+    for store in (source, target):
+        [(producer, topic, _, _, runs), *others] = sorted(store._parts.dedup.rows(), reverse=True)
+        assert (producer, topic, runs) == ("P", "T", [(0, 1, 0)])
+        assert [(row.producer_id, row.topic, row.runs) for row in others] == [("P", SCHEDULE_TOPIC, [(0, 200, 0)])]
+        assert store._parts.deliveries.get((SCHEDULE_TOPIC, 0)).next_offset == 150
+        [result] = store.append([make_batch([b"new"], topic="T", producer=("P", 1, 1))])
+        assert (result.duplicate, result.queue_offset) == (False, 251)
         store.close()

@@ -27,6 +27,8 @@ ODD_PROPERTIES = [
     b"TAGS\x01" + b"long" * 200 + b"\x02",
     b"n\x01v\x00",
     b"TAGS\x01red\x00",
+    b"RMQ_PID\x01p\x02RMQ_EPOCH\x010\x02RMQ_SEQ\x01900\x02REAL_TOPIC\x01alpha\x02",
+    b"REAL_TOPIC\x01a\x02REAL_TOPIC\x01b\x02",
     b"TAGS\x01x\xed\xa0\x80y",
     b"\x01",
     b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02",
