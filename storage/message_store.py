@@ -355,8 +355,9 @@ class MessageStore:
                 self._schedule = ScheduleService(self._make_scheduler())
 
     def _make_scheduler(self) -> Scheduler:
-        waiting = WaitingQueues(self._append_lock, self._appender, self._queues, self._parts.deliveries, self._reader)
-        return Scheduler(waiting, self._deliver, self._settings.delay_levels_ms)
+        levels_ms, deliveries = self._settings.delay_levels_ms, self._parts.deliveries
+        waiting = WaitingQueues(self._append_lock, self._appender, self._queues, deliveries, self._reader, levels_ms)
+        return Scheduler(waiting, self._deliver, levels_ms)
 
     def pinned_physical_offset(self) -> int:
         """Where the first delayed message starts that still waits, which retention must keep; the log's end if none."""

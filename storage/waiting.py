@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from raymq.delay import is_waiting_topic
 from raymq.errors import DataLossError
 from raymq.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.record import RecordError, dispatch_view
 from storage.append import Appender
 from storage.deliveries import Deliveries, Progress, Source
 from storage.queue_table import QueueTable
@@ -38,12 +39,14 @@ class WaitingQueues:
         queues: QueueTable,
         deliveries: Deliveries,
         reader: LogReader,
+        levels_ms: tuple[int, ...],
     ) -> None:
         self._append_lock = append_lock
         self._appender = appender
         self._queues = queues
         self._deliveries = deliveries
         self._reader = reader
+        self._levels_ms = levels_ms
 
     @property
     def store_host_ipv6(self) -> bool:
@@ -66,11 +69,26 @@ class WaitingQueues:
         return now_ms, bounds
 
     def codes(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
-        """The times of at most `count` units; fewer where a file ends."""
+        """The times of at most `count` units; fewer where a file ends.
+
+        A unit that RocketMQ made again holds its tag's code, 32 bits, and no time: then the record says when.
+        """
         queue = self._queues.get_plain(*source)
         if queue is None:
             return _NO_CODES
-        return self._reader.tags_codes(*source, queue.units(from_offset, count))[0]
+        units = queue.units(from_offset, count)
+        codes = self._reader.tags_codes(*source, units)[0]
+        for row in np.flatnonzero((codes == codes.astype(np.int32)) & (units["size"] != PRE_BLANK_SIZE)).tolist():
+            codes[row] = self._time_of(units[row : row + 1], int(codes[row]))
+        return codes
+
+    def _time_of(self, units: NDArray[np.void], otherwise: int) -> int:
+        """What the record of one unit says of its time; `otherwise` if it cannot be read."""
+        view = self._record(units)
+        try:
+            return otherwise if view is None else dispatch_view(view, delay_levels_ms=self._levels_ms).tags_code
+        except RecordError:
+            return otherwise
 
     def records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
         """The records of these units; None for one that is gone."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raymq.delay import DELAY_LEVELS_MS
 from raymq.errors import StoreCorruptError
 from raymq.hashing import tags_code
 from raymq.log_reader import LogReader
@@ -183,7 +184,7 @@ def test_the_scheduler_finds_the_times_that_rocketmq_put_into_an_extension(root)
     extension.parent.mkdir(parents=True)
     extension.write_bytes(np.array((20, 1_800_000_000_000, 1, 0), EXT_UNIT_DTYPE).tobytes() + bytes(980))
     waiting = WaitingQueues(
-        threading.Lock(), store._appender, store._queues, store._parts.deliveries, store._parts.reader
+        threading.Lock(), store._appender, store._queues, store._parts.deliveries, store._parts.reader, DELAY_LEVELS_MS
     )
     assert waiting.codes(source, 0, 1).tolist() == [1_800_000_000_000]
     store.close()

@@ -11,13 +11,14 @@ import pytest
 import storage.raw_append
 import storage.recovery
 from raymq.columns import decode_columns
-from raymq.delay import delivery_producer_id
+from raymq.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, delivery_producer_id, timer_queue
 from raymq.hashing import tags_code
+from raymq.message import Message
 from raymq.names import SCHEDULE_TOPIC
-from raymq.record import decode_records, record_starts
+from raymq.record import Waiting, decode_records, encode_batch, record_starts
 from raymq.store_api import FetchRequest, QueueBounds
 from storage.message_store import MessageStore
-from tests.support.rocketmq_records import Row, write_log
+from tests.support.rocketmq_records import STORED_MS, Row, write_log
 from tests.support.stores import make_batch, open_store, read_queue
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
@@ -257,3 +258,37 @@ def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_q
         [result] = store.append([make_batch([b"new"], topic="T", producer=("P", 1, 1))])
         assert (result.duplicate, result.queue_offset) == (False, 251)
         store.close()
+
+
+@pytest.mark.parametrize("ahead_ms", [3_600_000, 3 * 86_400_000], ids=["in a timer queue", "in the roll queue"])
+def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ahead_ms):
+    """RocketMQ knows nothing of these queues: it puts the tag's code where the time belongs."""
+    now_ms = STORED_MS
+    at_ms = now_ms + ahead_ms
+    queue_id = timer_queue(at_ms, now_ms)
+    store = open_store(tmp_path, clock_ms=lambda: now_ms)
+    [message] = [Message("T", b"later", tags="red", deliver_at_ms=at_ms)]
+    batch = encode_batch(
+        [message], queue_id, born_host=("127.0.0.1", 1), born_timestamp_ms=now_ms, message_ids=["X"],
+        waiting=Waiting(TIMER_TOPIC, [0]),
+    )  # fmt: skip
+    store.append([batch])
+    before = int(store._queues.get_plain(TIMER_TOPIC, queue_id).units(0, 1)[0]["tags_code"])
+    store.close()
+    file = tmp_path / "consumequeue" / TIMER_TOPIC / str(queue_id) / ("0" * 20)
+    units = bytearray(file.read_bytes())
+    units[12:20] = tags_code("red").to_bytes(8, signed=True)
+    file.write_bytes(units)
+    store = open_store(tmp_path, clock_ms=lambda: now_ms)
+    source = (TIMER_TOPIC, queue_id)
+    scheduler = store._make_scheduler()
+    assert scheduler._waiting.codes(source, 0, 10).tolist() == [before]
+    scheduler.round()
+    assert store.queue_bounds("T", 0).max_offset == 0
+    assert store.end_offset == len(batch.records)
+    now_ms = before
+    scheduler.round()
+    assert store.end_offset > len(batch.records)
+    if queue_id != TIMER_ROLL_QUEUE:
+        assert [message.tags for message in read_queue(store, "T")] == ["red"]
+    store.close()
