@@ -63,6 +63,8 @@ class Bookkeeper:
     def _run(self, *, thorough: bool) -> None:
         parts = self._parts
         with self._gate.lock:
+            # Units that wait for their records' commit would count as flushed.
+            parts.log.commit()
             end, last = parts.log.end_offset, self._appender.last_record_offset
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
             thorough = thorough or producers is not None

@@ -44,7 +44,8 @@ class CommitLog:
     `end_offset` is the end of what is written, `committed_offset` of what can be read from the files (the same without
     a pool), `flushed_offset` of what is on disk, and `flushed_store_timestamp_ms` the store time of its last record (0:
     none since the store was opened). `min_offset` is where the first file starts.
-    `open_for_append` must be called, with the end that recovery found, before anything is written.
+    `open_for_append` must be called, with the end that recovery found, before anything is written. With a pool
+    `on_commit` is called with the end of what is committed, before `commit` returns.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class CommitLog:
         self._may_warm_up = warm_up and WarmUp.fits(file_size)
         self._warm_up: WarmUp | None = None
         self._pool = pool
+        self.on_commit: Callable[[int], None] | None = None
         self._begin(self.starts[-1] + file_size if self.starts else 0)
         self._stamping = memoryview(bytearray(SCRATCH_BYTES))
         self._store_timestamp_ms = self.flushed_store_timestamp_ms = 0
@@ -239,6 +241,8 @@ class CommitLog:
         end_offset = self.end_offset
         if self._pool is not None:
             self._pool.commit(end_offset, self._open_files)
+            if self.on_commit is not None:
+                self.on_commit(end_offset)
         return end_offset
 
     def flush(self) -> int:

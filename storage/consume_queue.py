@@ -144,7 +144,10 @@ class ConsumeQueue:
 
     def units(self, from_offset: int, count: int) -> NDArray[np.void]:
         """At most `count` units from `from_offset` on, below `next_offset`; fewer where a file ends."""
-        return self._reader.units(self.topic, self.queue_id, from_offset, min(count, self.next_offset - from_offset))
+        count = min(count, self.next_offset - from_offset)
+        if from_offset + count > self.visible_offset:
+            self._handles.settle()
+        return self._reader.units(self.topic, self.queue_id, from_offset, count)
 
     def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
         """The first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one; empty if none
@@ -277,19 +280,20 @@ class ConsumeQueue:
             self._ext.files.delete()
 
     def first_at_or_after(self, physical_offset: int) -> int:
-        """The first queue offset, from `min_offset` on, whose record starts at or after; `next_offset` if none does."""
+        """The first queue offset, from `min_offset` on, whose record starts at or after; `visible_offset` if none of
+        those that consumers may read does."""
         while True:
             min_offset = self.min_offset
             try:
-                return self._first_at_or_after(physical_offset, min_offset)
+                return self._first_at_or_after(physical_offset, min_offset, self.visible_offset)
             except StoreCorruptError:
                 if self.min_offset == min_offset:
                     raise
                 # Retention deleted a file meanwhile.
 
-    def _first_at_or_after(self, physical_offset: int, from_offset: int = 0) -> int:
-        low, high = max(self._files.starts[0] // UNIT_BYTES if self._files.starts else 0, from_offset), self.next_offset
-        found = high
+    def _first_at_or_after(self, physical_offset: int, from_offset: int = 0, end_offset: int | None = None) -> int:
+        low = max(self._files.starts[0] // UNIT_BYTES if self._files.starts else 0, from_offset)
+        high = found = self.next_offset if end_offset is None else end_offset
         while low < high:
             middle = (low + high) // 2
             # Of an offset whose record is lost, the next one's place counts.

@@ -11,10 +11,12 @@ from storage.commit_log import CommitLog
 from storage.config_files import ConfigFiles
 from storage.dedup import DedupTable
 from storage.deliveries import Deliveries
+from storage.held_units import HeldUnits
 from storage.log_paths import LogPaths
 from storage.queue_table import QueueTable
 from storage.transient_store_pool import TransientStorePool
 from storage.visibility import Visibility
+from storage.write_handles import WriteHandles
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,9 @@ class StoreParts:
             pool = TransientStorePool(file_size, settings.transient_store_pool_size)
         log = CommitLog(LogPaths.of(settings), file_size, warm_up=settings.writes_through_maps, pool=pool)
         resources.callback(log.close)
-        queues = QueueTable(root, settings, reader, config, after_crash=after_crash)
+        max_open, mapped = settings.max_mapped_files, settings.writes_through_maps
+        handles = WriteHandles(max_open, mapped=mapped) if pool is None else HeldUnits(max_open, mapped=mapped, log=log)
+        queues = QueueTable(root, settings, reader, config, handles, after_crash=after_crash)
         resources.callback(queues.close)
         deliveries = Deliveries()
         deliveries.load(config)

@@ -47,14 +47,21 @@ class QueueTable:
     """All queues of one store. Changed under the store's append lock; `get` and `topics` may be called at any time."""
 
     def __init__(
-        self, root: Path, settings: StoreSettings, reader: LogReader, config: ConfigFiles, *, after_crash: bool
+        self,
+        root: Path,
+        settings: StoreSettings,
+        reader: LogReader,
+        config: ConfigFiles,
+        handles: WriteHandles,
+        *,
+        after_crash: bool,
     ) -> None:
         """Find the queues on disk, without reading their units. Directories that are not queue ids are skipped."""
         self._root, self._settings = root, settings
         self._file_size = settings.mapped_file_size_consume_queue_bytes
         self._reader = reader
         self._config = config
-        self._handles = WriteHandles(settings.max_mapped_files, mapped=settings.writes_through_maps)
+        self._handles = handles
         self._parts: _Parts = {"reader": reader, "handles": self._handles, "repair": after_crash}
         self._batch_file_size = settings.mapper_file_size_batch_consume_queue_bytes
         self._queues: dict[tuple[str, int], AnyQueue] = {}

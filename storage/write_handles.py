@@ -36,6 +36,9 @@ class WriteHandles:
         else:
             file[position : position + len(data)] = data
 
+    def settle(self) -> None:
+        """Have in the files all that was written, to be read there."""
+
     def forget(self, path: Path) -> None:
         """Close `path`, which is about to be deleted."""
         file = self._files.pop(path, None)

@@ -292,3 +292,53 @@ def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_pat
             assert bodies_of(replica.store) == [b"%06d" % number for number in range(1001)]
     finally:
         group.end()
+
+
+def units_on_disk(root: Path) -> int:
+    return len((root / "consumequeue/orders/0" / ("0" * 20)).read_bytes().rstrip(b"\0"))
+
+
+def test_a_kill_leaves_no_unit_of_a_record_that_was_not_committed(root, tmp_path):
+    store = open_pooled(root, **NO_COMMITS)
+    append(store, 0, 10)
+    store._log.commit()
+    committed = units_on_disk(root)
+    assert 9 * 20 < committed <= 10 * 20
+    append(store, 10, 40)
+    assert units_on_disk(killed_copy(root, tmp_path / "killed")) == committed
+    again = open_pooled(tmp_path / "killed")
+    assert numbers(again) == [*range(10)]
+    again.close()
+    store.close()
+    assert units_on_disk(root) > 49 * 20
+
+
+def test_who_asks_for_a_unit_gets_it_whether_or_not_it_was_committed(root):
+    store = open_pooled(root, **NO_COMMITS)
+    append(store, 0, 10)
+    queue = store._queues.get_plain("orders", 0)
+    assert queue._first_at_or_after(1) == 1
+    append(store, 10, 10)
+    [repeat] = store.append([make_batch([b"11."], producer=("p", 0, 11))])
+    assert (repeat.duplicate, repeat.queue_offset) == (True, 11)
+    assert queue.units(0, 100)["size"].all()
+    store.close()
+
+
+def test_the_bookkeeping_flushes_units_with_their_records(root, tmp_path):
+    store = open_pooled(root, **NO_COMMITS)
+    append(store, 0, 10)
+    store._flush_queues()
+    assert store._log.committed_offset == store.end_offset
+    assert units_on_disk(root) > 9 * 20
+    store.close()
+
+
+def test_units_of_a_topic_that_is_deleted_before_the_commit_are_not_written(root):
+    store = open_pooled(root, **NO_COMMITS)
+    append(store, 0, 10)
+    store.delete_topic("orders")
+    store._log.commit()
+    assert not (root / "consumequeue/orders").exists()
+    assert store.status().writable
+    store.close()
