@@ -161,7 +161,9 @@ class Recovery:
 
         @cache
         def is_deleted(topic: str) -> bool:
-            return self._redispatch.was_deleted(topic, snapshot.last)
+            # A clean stop of this store leaves nothing behind the snapshot: where a queue goes on, RocketMQ was here.
+            here = self._queues.was_deleted_after(topic, snapshot.end - 1)
+            return here or self._redispatch.was_deleted(topic, snapshot.end)
 
         for topic, queue_id, next_offset in snapshot.queues:
             queue = self._queues.get(topic, queue_id)
