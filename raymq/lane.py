@@ -10,15 +10,22 @@ A lane is a connection of `multiprocessing.connection`: frames with a length, pi
 The address is an abstract Unix socket: it needs no file, so nothing is left behind by a killed process, and no path is
 too long. Address and secret come from an actor call (`Storage.describe`), so whoever may call the actor may open a
 lane. Nothing here survives a process; a client that loses its lane asks the actor for the new address.
+
+Every process of the machine may connect to such a socket. Only those of the server's own user are let in, and root's,
+who could read the server's memory anyway. The handshake has a deadline and places of its own: nobody keeps a client
+that knows the secret from its lane by connecting and saying little.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
@@ -30,6 +37,12 @@ from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableErr
 _log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 256
+"""Authenticated connections."""
+HANDSHAKES_MAX: Final = 64
+HANDSHAKE_TIMEOUT_S: Final = 2.0
+HANDSHAKE_GRACE_S: Final = 0.2
+"""A handshake takes about a millisecond. One that takes longer than this gives way where all their places are taken."""
+ACCEPT_PAUSE_S: Final = 0.1
 IO_TIMEOUT_S: Final = 5.0
 _LOST: Final = (EOFError, OSError, AuthenticationError, struct.error)
 
@@ -45,50 +58,109 @@ class LaneAddress:
 class LaneServer:
     """Serves `methods` to every connection, each in a thread of its own, at most CONNECTIONS_MAX of them.
 
-    A connection beyond the limit is closed at once; its client falls back to actor methods. `close` ends all threads.
+    A connection beyond the limit is closed once it is authenticated; its client falls back to actor methods. At most
+    HANDSHAKES_MAX are on the way to that. Without a free descriptor or thread, connections wait until there is one.
+    `close` ends all threads.
     """
 
     def __init__(self, methods: Mapping[str, Callable[..., Any]], label: str) -> None:
         self._methods = dict(methods)
         self.address = LaneAddress(f"\0raymq-{label}-{secrets.token_hex(8)}", secrets.token_bytes(32))
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._connections: set[Connection] = set()
+        self._handshakes: dict[Connection, float] = {}
+        """When each began, oldest first."""
         self._closed = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.address.name)
         self._socket.listen(64)
-        threading.Thread(target=self._accept, name=f"lane-{label}", daemon=True).start()
+        threading.Thread(target=self._accept_all, name=f"lane-{label}", daemon=True).start()
 
     def close(self) -> None:
         """Stop accepting and end every connection. Idempotent."""
-        with self._lock:
+        with self._changed:
             self._closed = True
-            connections = list(self._connections)
-        # shutdown, not only close: it wakes a thread that blocks in accept or read.
-        _shut_down(self._socket)
-        for connection in connections:
-            _shut_down_fd(connection)
+            # shutdown, not close: it wakes a thread that blocks in poll or read.
+            _shut_down(self._socket)
+            for connection in (*self._connections, *self._handshakes):
+                _shut_down_fd(connection)
+            self._changed.notify_all()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            connection = Connection(client.detach())
-            with self._lock:
-                refused = self._closed or len(self._connections) >= CONNECTIONS_MAX
-                if not refused:
-                    self._connections.add(connection)
-            if refused:
-                connection.close()
-                continue
+    def _accept_all(self) -> None:
+        listener = select.poll()
+        listener.register(self._socket, select.POLLIN)
+        failing = False
+        with self._socket:
+            while True:
+                with self._changed:
+                    if self._closed:
+                        return
+                    left_s = self._drop_overdue()
+                    if len(self._handshakes) >= HANDSHAKES_MAX:
+                        self._changed.wait(left_s)
+                        continue
+                if not listener.poll(None if left_s is None else left_s * 1000):
+                    continue
+                try:
+                    self._accept_one()
+                    failing = False
+                except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread can be started
+                    with self._changed:
+                        if not self._closed and not failing:
+                            _log.warning("the lane cannot accept connections now and goes on trying: %s", error)
+                        failing = True
+                        self._changed.wait_for(lambda: self._closed, ACCEPT_PAUSE_S)
+
+    def _drop_overdue(self) -> float | None:
+        """End the handshakes that take too long; returns in how many seconds the next one does, None if there is none.
+        Called with the lock."""
+        patience_s = HANDSHAKE_TIMEOUT_S if len(self._handshakes) < HANDSHAKES_MAX else HANDSHAKE_GRACE_S
+        now_s = time.monotonic()
+        for connection, start_s in list(self._handshakes.items()):
+            if start_s + patience_s > now_s:
+                return start_s + patience_s - now_s
+            del self._handshakes[connection]
+            _shut_down_fd(connection)
+        return None
+
+    def _accept_one(self) -> None:
+        client, _ = self._socket.accept()
+        if _peer_uid(client) not in (os.geteuid(), 0):
+            client.close()
+            return
+        connection = Connection(client.detach())
+        with self._changed:
+            self._handshakes[connection] = time.monotonic()
+        try:
             threading.Thread(target=self._serve, args=(connection,), name="lane-connection", daemon=True).start()
+        except RuntimeError:
+            self._forget(connection)
+            raise
+
+    def _forget(self, connection: Connection) -> None:
+        """Close a connection. With the lock: nobody may shut down a descriptor that is another's by now."""
+        with self._changed:
+            self._handshakes.pop(connection, None)
+            self._connections.discard(connection)
+            connection.close()
+            self._changed.notify_all()
+
+    def _admit(self, connection: Connection) -> bool:
+        """Give an authenticated connection its place; False if there is none, or if it took too long."""
+        with self._changed:
+            in_time = self._handshakes.pop(connection, None) is not None
+            admitted = in_time and not self._closed and len(self._connections) < CONNECTIONS_MAX
+            if admitted:
+                self._connections.add(connection)
+            self._changed.notify_all()
+            return admitted
 
     def _serve(self, connection: Connection) -> None:
         try:
             _set_timeouts(connection, read_s=IO_TIMEOUT_S, write_s=IO_TIMEOUT_S)
             deliver_challenge(connection, self.address.secret)
+            if not self._admit(connection):
+                return
             answer_challenge(connection, self.address.secret)
             _set_timeouts(connection, read_s=0, write_s=IO_TIMEOUT_S)  # a client may be idle for as long as it likes
             while True:
@@ -104,9 +176,7 @@ class LaneServer:
         except _LOST:
             pass  # the client went away or was refused: its own business
         finally:
-            with self._lock:
-                self._connections.discard(connection)
-            connection.close()
+            self._forget(connection)
 
     def _answer(self, method: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
         target = self._methods.get(method)
@@ -178,22 +248,22 @@ def _set_timeouts(connection: Connection, *, read_s: float, write_s: float) -> N
         stream.detach()
 
 
+def _peer_uid(stream: socket.socket) -> int:
+    """The user that the process at the other end had when it connected."""
+    _, uid, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)
+
+
 def _shut_down(stream: socket.socket) -> None:
     try:
         stream.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # not connected any more
-    stream.close()
+        pass  # the peer was faster, or it is closed
 
 
 def _shut_down_fd(connection: Connection) -> None:
+    stream = socket.socket(fileno=connection.fileno())
     try:
-        stream = socket.socket(fileno=connection.fileno())
-    except OSError:
-        return  # closed by its own thread meanwhile
-    try:
-        stream.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the peer was faster
+        _shut_down(stream)
     finally:
         stream.detach()

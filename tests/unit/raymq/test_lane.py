@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -176,8 +180,7 @@ def test_a_stopped_server_does_not_hang_its_clients(monkeypatch, connect):
             connect(LaneAddress(name, b"x" * 32))
 
 
-def test_a_client_that_never_says_who_it_is_is_dropped(monkeypatch):
-    monkeypatch.setattr(lane, "IO_TIMEOUT_S", 0.05)
+def test_a_client_that_never_says_who_it_is_is_dropped():
     server = LaneServer({}, "test")
     try:
         with socket.socket(socket.AF_UNIX) as silent:
@@ -205,3 +208,91 @@ def test_an_answer_that_cannot_be_sent_is_said_so_and_the_lane_goes_on(connect):
     with pytest.raises(ServiceNotAvailableError, match="unpicklable gave no answer to send: TypeError"):
         opened.call("unpicklable", (), WAIT_S)
     assert opened.call("double", (1,), WAIT_S) == 2
+
+
+def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, server, connect):
+    caplog.set_level(logging.WARNING)
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.settimeout(WAIT_S)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(waiting.fileno())
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            waiting.connect(server.address.name)
+            eventually(lambda: "Too many open files" in caplog.text, "the server has met the limit", WAIT_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert waiting.recv(1000)
+        assert connect().call("double", (21,), WAIT_S) == 42
+
+
+def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
+    """Say a little now and then, as if more were to come, wherever somebody still listens."""
+    for stream in streams:
+        stream.setblocking(False)
+    parts = iter(b"\0\0\0\x30" + b"x" * 1000)
+    while not stop.wait(0.2):
+        part = bytes([next(parts)])
+        for stream in streams:
+            try:
+                stream.send(part)
+            except OSError:
+                continue  # dropped
+
+
+def test_who_says_little_keeps_nobody_from_a_lane_and_is_dropped(server, connect):
+    """As many connections as there are lanes, each of which sends a byte now and then."""
+    streams = [socket.socket(socket.AF_UNIX) for _ in range(lane.CONNECTIONS_MAX)]
+    stop = threading.Event()
+    talker = threading.Thread(target=trickle, args=(streams, stop))
+    try:
+        for stream in streams:
+            stream.settimeout(WAIT_S)
+            connect_raw(stream, server.address.name)
+        talker.start()
+        assert connect().call("double", (21,), WAIT_S) == 42
+        eventually(lambda: all(map(is_dropped, streams)), "all of them are dropped", WAIT_S)
+        assert connect().call("double", (21,), WAIT_S) == 42
+    finally:
+        stop.set()
+        talker.join(WAIT_S)
+        for stream in streams:
+            stream.close()
+
+
+def connect_raw(stream: socket.socket, name: str) -> None:
+    """Connect, also while the server's backlog is full."""
+
+    def connected() -> bool:
+        try:
+            stream.connect(name)
+        except BlockingIOError:
+            return False
+        return True
+
+    eventually(connected, "the server takes the connection", WAIT_S)
+
+
+def is_dropped(stream: socket.socket) -> bool:
+    try:
+        while stream.recv(1000):
+            pass  # the challenge
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
+def test_a_process_of_another_user_is_turned_away(server, connect):
+    """Without a word: not even the challenge."""
+    script = (
+        "import os, socket, sys; os.setuid(65534); stream = socket.socket(socket.AF_UNIX); stream.settimeout(60);"
+        "stream.connect('\\0' + sys.argv[1]); print(stream.recv(1000))"
+    )
+    command = [sys.executable, "-c", script, server.address.name[1:]]
+    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert told.stdout.strip() == "b''", told
+    assert connect().call("double", (21,), WAIT_S) == 42
