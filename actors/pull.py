@@ -30,6 +30,7 @@ from actors.pull_offsets import BrokerOffsets, FileOffsets, OffsetKeepers
 from actors.pull_shared import Shared
 from actors.shell import shell
 from raymq.clients import ConsumerData
+from raymq.errors import DataLossError
 from raymq.fetcher import Fetcher
 from raymq.heartbeats import Heartbeats
 from raymq.message import MessageQueue, PullStatus
@@ -79,6 +80,7 @@ class Pull:
             storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=self._storages.get,
             outdated=lambda queue: routes.forget(queue.topic),
+            lost=self._lose,
         )
         shared.on_room, shared.on_finished = self._fetcher.wake, self._keepers.wake
         shared.on_released = self._member.wake
@@ -185,6 +187,12 @@ class Pull:
             self._shared.work.set()
         elif result.next_offset != offset:
             self._keepers.wake()
+
+    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+        with self._shared.lock:
+            for held in self._shared.core.held():
+                if held.queue == queue:
+                    held.trouble = f"the message at offset {offset} cannot be read: {error}"
 
     def _send_back(self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int) -> None:
         broker = self._brokers.setdefault(broker_name, ActorRef(broker_name))

@@ -99,6 +99,7 @@ class AsyncPullConsumer:
                 elif (left_s := deadline_s - self._loop.time()) <= 0:
                     break
                 else:
+                    engine.raise_loss()
                     await self._wait(left_s)
         finally:
             engine.poll_ends()

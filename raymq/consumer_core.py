@@ -238,6 +238,11 @@ class ConsumerCore:
         room = max(1, min(self._settings.threshold_count - held.buffered_count, share))
         return FetchRequest(queue.topic, queue.queue_id, offset, room, subscription.tag_codes)
 
+    def reads(self, queue: MessageQueue, offset: int) -> bool:
+        """Whether `offset` is what is read next of a queue that is held and neither paused nor revoked."""
+        held = self._queues.get(queue)
+        return held is not None and not held.silent and held.fetch_offset == offset
+
     def fetched(self, queue: MessageQueue, offset: int, run: Run) -> bool:
         """What a read from `offset` found. False when it is not wanted any more: something has come between."""
         held = self._queues.get(queue)

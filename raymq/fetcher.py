@@ -7,7 +7,8 @@ after failures.
 One thread per storage actor asks for all its wanted queues. A queue that comes to be wanted while that one waits in its
 long poll (it was granted, its buffer has room again, its offset was moved) is asked for at once, by a further thread.
 
-A queue is read from its broker group's master, or from another replica that serves reads (raymq.pull_from).
+A queue is read from its broker group's master, or from another replica that serves reads (raymq.pull_from). The
+owner hears of a queue whose next message the master cannot read any more; the others are read meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from raymq.backoff import Backoff
-from raymq.errors import RaymqError
+from raymq.errors import DataLossError, RaymqError
 from raymq.message import MessageQueue, PullStatus
 from raymq.pull_from import PullFromWhichNode
 from raymq.storage_client import StorageClient
@@ -29,6 +30,8 @@ LONG_POLL_S: Final = 1.0
 """Short compared with RocketMQ's 15 s: it also bounds how long a newly granted queue waits for its first read."""
 GONE_PAUSE_S: Final = 0.1
 """A question for an offset that is gone is answered at once, also while the owner cannot jump yet."""
+LOSS_PAUSE_S: Final = 1.0
+"""How long a queue whose next message is lost is left out; each question for it costs the others a call."""
 READERS_MAX: Final = 3
 """Threads per storage actor. If all of them wait, what comes to be wanted does too, at most for one poll."""
 FURTHER_AFTER_S: Final = 0.005
@@ -65,7 +68,8 @@ class Fetcher:
 
     `wanted()` gives queue to next offset for the queues with room; `held()` all queues; `storages(queue)` where one may
     be read, its master first; `deliver(queue, from_offset, result)` takes one result; `outdated(queue)` hears that it
-    could not be read where it was said to be. They are called from several threads.
+    could not be read where it was said to be; `lost(queue, from_offset, error)` that its next message is lost. They are
+    called from several threads.
     """
 
     def __init__(
@@ -78,8 +82,11 @@ class Fetcher:
         storages: Callable[[MessageQueue], Sequence[str]],
         storage: Callable[[str], StorageClient],
         outdated: Callable[[MessageQueue], None],
+        lost: Callable[[MessageQueue, int, DataLossError], None],
     ) -> None:
-        self._outdated = outdated
+        self._outdated, self._lost = outdated, lost
+        self._left_out: dict[MessageQueue, tuple[int, float]] = {}
+        """The offset that is lost, and until when it is not asked for."""
         self._wanted = wanted
         self._held = held
         self._deliver = deliver
@@ -97,7 +104,7 @@ class Fetcher:
         """Something may be wanted that was not before."""
         if self._stopped.is_set():
             return
-        wanted = self._wanted()
+        wanted = self._due()
         by_name: dict[str, set[Question]] = {}
         for queue in self._held():
             name = self._name_of(queue)
@@ -192,9 +199,17 @@ class Fetcher:
             source.further.wait(LONG_POLL_S)
             source.further_idle -= 1
 
+    def _due(self) -> dict[MessageQueue, int]:
+        """What is wanted, without what was lost a moment ago."""
+        wanted, now_s = dict(self._wanted()), time.monotonic()
+        for queue, (offset, until_s) in self._left_out.copy().items():
+            if wanted.get(queue) == offset and now_s < until_s:
+                del wanted[queue]
+        return wanted
+
     def _take_questions(self, name: str, source: _Source) -> list[Question]:
         """What is wanted from this storage actor and not being asked for; it is on return."""
-        wanted = [(queue, offset) for queue, offset in self._wanted().items() if self._name_of(queue) == name]
+        wanted = [(queue, offset) for queue, offset in self._due().items() if self._name_of(queue) == name]
         with source.lock:
             questions = [question for question in wanted if question not in source.asked]
             source.asked.update(questions)
@@ -204,12 +219,39 @@ class Fetcher:
         """Ask, and deliver the answers. How long to pause then, in s, and whether queues are read elsewhere now."""
         requests = [self._request(queue, offset) for queue, offset in questions]
         timeout_s = CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
-        results = storage.fetch(requests, FETCH_MAX_BYTES, LONG_POLL_S, timeout_s)
+        try:
+            results = storage.fetch(requests, FETCH_MAX_BYTES, LONG_POLL_S, timeout_s)
+        except DataLossError:
+            questions, results = self._read_singly(name, storage, questions, timeout_s)
         for (queue, offset), result in zip(questions, results, strict=True):
+            self._left_out.pop(queue, None)
             self._deliver(queue, offset, result)
         moved = self._choose_again([queue for queue, _ in questions], name, results)
         gone = any(result.status is PullStatus.OFFSET_ILLEGAL for result in results)
         return GONE_PAUSE_S if gone else 0.0, moved
+
+    def _read_singly(
+        self, name: str, storage: StorageClient, questions: Sequence[Question], timeout_s: float
+    ) -> tuple[list[Question], list[FetchResult]]:
+        """Ask for each queue alone, after one of them has failed all; returns the answers there are."""
+        answered, results = [], []
+        for queue, offset in questions:
+            try:
+                results += storage.fetch([self._request(queue, offset)], FETCH_MAX_BYTES, 0.0, timeout_s)
+            except DataLossError as error:
+                self._lose(name, queue, offset, error)
+            else:
+                answered.append((queue, offset))
+        return answered, results
+
+    def _lose(self, name: str, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+        """A queue cannot be read from `name`. Where that is not its master, which may have the message, ask there."""
+        _log.error("%s: offset %d cannot be read from %s: %s", queue, offset, name, error)
+        if self._storages(queue)[0] == name:
+            self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
+            self._lost(queue, offset, error)
+        else:
+            self._look_again(name, [(queue, offset)])
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> bool:
         """Hear whom the answers of `name` send the queues to; whether any is read elsewhere now."""

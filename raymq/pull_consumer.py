@@ -73,8 +73,9 @@ class PullConsumer:
 
         Messages of one queue come in order. With auto_commit, what earlier polls returned counts as done from now on.
         Raises ClientStateError when closed, or with nothing to consume; StoreCorruptError when the next message is
-        damaged; the error of the group when it cannot be joined within the timeout; and, once, an error with which the
-        brokers have refused an automatic commit.
+        damaged; DataLossError, while the other queues' messages go on coming, each time that a queue's next message
+        could not be read; the error of the group when it cannot be joined within the timeout; and, once, an error with
+        which the brokers have refused an automatic commit.
         """
         return as_messages(self._poll(decode_messages, max_messages, timeout_s))
 
@@ -111,6 +112,7 @@ class PullConsumer:
                 elif (left_s := deadline_s - time.monotonic()) <= 0:
                     break
                 else:
+                    engine.raise_loss()
                     self._news.wait(left_s)
         finally:
             engine.poll_ends()

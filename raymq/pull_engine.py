@@ -18,7 +18,13 @@ from typing import TypeVar
 
 from raymq.clients import ConsumerData
 from raymq.consumer_core import ConsumerCore
-from raymq.errors import ClientStateError, InvalidArgumentError, OffsetOutOfRangeError, StoreCorruptError
+from raymq.errors import (
+    ClientStateError,
+    DataLossError,
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    StoreCorruptError,
+)
 from raymq.fetcher import Fetcher
 from raymq.message import MessageQueue, PullStatus
 from raymq.offsets import GroupOffsets
@@ -66,6 +72,9 @@ class PullEngine:
         self._core = ConsumerCore(settings, time.monotonic())
         self._change_lock = threading.Lock()
         self._mode = ""
+        self._losses: dict[MessageQueue, tuple[int, DataLossError]] = {}
+        """By queue the offset that could not be read last, and why."""
+        self._untold: set[MessageQueue] = set()
         self._closing = threading.Event()
         self._fetcher = Fetcher(
             wanted=self._wanted,
@@ -75,6 +84,7 @@ class PullEngine:
             storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=storages.get,
             outdated=lambda queue: routes.forget(queue.topic),
+            lost=self._lose,
         )
         self._group = PullGroup(
             self._core,
@@ -169,6 +179,7 @@ class PullEngine:
                 f"poll needs max_messages ≥ 1 and timeout_s ≥ 0, not {max_messages}, {timeout_s}"
             )
         self._group.raise_refusal()
+        self.raise_loss()
         now_s = time.monotonic()
         with self._lock:
             self._core.poll_begins(now_s)
@@ -189,8 +200,26 @@ class PullEngine:
             self._core.poll_ends(time.monotonic())
 
     def raise_failure(self) -> None:
-        """Raise why the group cannot be joined, if it never was: for a poll that found nothing."""
+        """Raise why nothing comes, for a poll that found nothing: the group could never be joined, or a queue's next
+        message is lost."""
         self._group.raise_failure()
+        with self._lock:
+            self._untold.update(self._losses)
+        self.raise_loss()
+
+    def raise_loss(self) -> None:
+        """Raise that a queue's next message is lost, once for each time that it could not be read. The other queues go
+        on."""
+        with self._lock:
+            for queue in sorted(self._untold):
+                offset, error = self._losses[queue]
+                if not self._core.reads(queue, offset):
+                    del self._losses[queue]
+                elif self._core.get(queue).position < offset:
+                    continue  # what comes before it still waits here
+                self._untold.discard(queue)
+                if queue in self._losses:
+                    raise error
 
     def peek(self, max_messages: int) -> list[Slice]:
         """The next records; they stay until they are taken."""
@@ -305,9 +334,23 @@ class PullEngine:
             return
         run = Run.of(result.records, result.next_offset)
         with self._lock:
+            self._losses.pop(queue, None)
+            self._untold.discard(queue)
             news = self._core.fetched(queue, offset, run) and run.count > 0
         if news:
             self.on_news()
+
+    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+        told = DataLossError(
+            f"{queue}: the message at offset {offset} cannot be read: {error}; bring the file back, or seek behind "
+            "what is lost (raymq topic describe tells what the queue holds)"
+        )
+        with self._lock:
+            if not self._core.reads(queue, offset):
+                return  # it has been moved meanwhile
+            self._losses[queue] = (offset, told)
+            self._untold.add(queue)
+        self.on_news()
 
     # Life
 

@@ -95,7 +95,8 @@ class Fetcher:
             # Retention was faster than this read: then the queue's first offset has moved already.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
-                raise
+                # What is lost may be one of the later messages: those before it come first.
+                request = replace(request, max_messages=1)
             return self._reader.fetch(request, min_offset, max_offset, max_bytes)
 
     def _readable(self, request: FetchRequest) -> tuple[int, int]:

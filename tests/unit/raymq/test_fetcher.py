@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from raymq import fetcher as fetcher_module
-from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.errors import DataLossError, ServiceNotAvailableError, TopicNotExistError
 from raymq.fetcher import CALL_TIMEOUT_S, LONG_POLL_S, OTHERS_TIMEOUT_S, READERS_MAX, Fetcher
 from raymq.message import MessageQueue, PullStatus
 from raymq.store_api import FetchRequest, FetchResult
@@ -36,6 +36,7 @@ class Owner:
         self.slaves: list[str] = []
         self.pull_from: dict[str, str] = {}
         self.timeouts: set[tuple[str, float]] = set()
+        self.lost: list[tuple[MessageQueue, int, str]] = []
         self.end = 3
         self.polling = False
         self.fetcher = Fetcher(
@@ -46,6 +47,7 @@ class Owner:
             storages=self.storages,
             storage=lambda name: _Storage(self, name),
             outdated=self.outdated,
+            lost=lambda queue, offset, error: self.lost.append((queue, offset, str(error))),
         )
 
     def storages(self, queue: MessageQueue) -> list[str]:
@@ -268,3 +270,59 @@ def test_whom_an_answer_names_is_asked_next_and_that_without_a_pause(owner):
     owner.wait_for(lambda: len(owner.delivered) == 5)
     assert [name for name, _, _ in owner.waits][3:] == ["storage-a-1", "storage-a-0"]
     assert owner.asked_anew == []
+
+
+def lossy(owner: Owner, queue: MessageQueue, offset: int) -> None:
+    usual = owner.answer
+
+    def answer(request):
+        if (request.queue_id, request.queue_offset) == (queue.queue_id, offset):
+            raise DataLossError("cut short")
+        return usual(request)
+
+    owner.answer = answer
+
+
+def test_what_is_lost_is_told_each_time_and_does_not_keep_the_other_queues_from_being_read(owner, monkeypatch):
+    monkeypatch.setattr(fetcher_module, "LOSS_PAUSE_S", 0.02)
+    monkeypatch.setattr(fetcher_module, "LONG_POLL_S", 0.02)
+    usual = owner.answer
+    lossy(owner, Q0, 1)
+    owner.offsets = {Q0: 0, Q1: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q1] == [0, 1, 2])
+    eventually(lambda: len(owner.lost) > 2, "it is tried again", WAIT_S)
+    assert set(owner.lost) == {(Q0, 1, "cut short")}
+    owner.answer = usual
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2])
+
+
+def test_what_is_lost_is_not_asked_for_without_a_pause_and_another_offset_is(owner, monkeypatch):
+    monkeypatch.setattr(fetcher_module, "LOSS_PAUSE_S", 3600.0)
+    lossy(owner, Q0, 0)
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    eventually(lambda: owner.lost, "the loss", WAIT_S)
+    count = len(owner.waits)
+    owner.offsets = {Q0: 1}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for _, at in owner.delivered] == [1, 2])
+    assert (count, owner.lost) == (2, [(Q0, 0, "cut short")])
+
+
+def test_what_a_slave_has_lost_is_read_from_the_master(owner):
+    owner.slaves = ["storage-a-1"]
+    owner.pull_from = {"storage-a-0": "storage-a-1"}
+    at_slave = owner.waits
+
+    def answer(request):
+        if request.queue_offset == 1 and at_slave[-1][0] == "storage-a-1":
+            raise DataLossError("cut short there")
+        return FetchResult(PullStatus.FOUND, request.queue_offset + 1, 0, 99, b"x", 1)
+
+    owner.answer = answer
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for _, at in owner.delivered] == [0, 1, 2])
+    assert owner.lost == []
+    assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}

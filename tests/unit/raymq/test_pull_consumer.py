@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 import threading
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from raymq.clients import ConsumerData
 from raymq.columns import SCHEMA
 from raymq.errors import (
     ClientStateError,
+    DataLossError,
     GroupNotExistError,
     IllegalNameError,
     InvalidArgumentError,
@@ -315,6 +317,45 @@ def test_a_damaged_message_is_said_so_after_those_before_it_and_can_be_passed(co
             return []  # and what was under way just then
 
     assert eventually(passed, "an undamaged answer", WAIT_S)[-1] == b"22222222"
+
+
+def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go_on(
+    consume, store, tmp_path, monkeypatch
+):
+    """An old file of the log is cut short under the running store, as by somebody who moves files about."""
+    monkeypatch.setattr(fetcher, "LOSS_PAUSE_S", 0.01, raising=False)
+    store.append([make_batch([b"%d" % number + b"." * 1000 for number in range(5, 105)])])
+    log = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    whole = log.read_bytes()
+    os.truncate(log, 30_000)
+    consumer = consume()
+    bodies: list[bytes] = []
+
+    def read_all() -> None:
+        while True:
+            bodies.extend(poll(consumer, 1))
+
+    with pytest.raises(DataLossError, match=r"orders@a:0: the message at offset \d+ cannot be read.*seek"):
+        read_all()
+    first_lost = len(bodies)
+    assert [int(body.rstrip(b".")) for body in bodies] == list(range(first_lost))
+    assert 10 < first_lost < 50
+    with pytest.raises(DataLossError, match=f"offset {first_lost} "):
+        read_all()
+    store.append([make_batch([b"other"], queue_id=1)])
+
+    def others() -> list[bytes]:
+        try:
+            return [message.body for message in consumer.poll(timeout_s=0.0)]
+        except DataLossError:
+            return []
+
+    assert eventually(others, "the other queue's message", WAIT_S) == [b"other"]
+    consumer.seek(Q0, 100)
+    assert poll(consumer, 5) == [b"%d" % number + b"." * 1000 for number in range(100, 105)]
+    log.write_bytes(whole)
+    consumer.seek(Q0, first_lost)
+    assert len(poll(consumer, 105 - first_lost)) == 105 - first_lost
 
 
 # Committing
