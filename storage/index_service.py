@@ -11,10 +11,13 @@ After a crash, files whose end_timestamp is not in the checkpoint are deleted (s
 stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So what
 was deleted, by whomever, is made again. A file missing in the middle shows by the first record with a key behind the
 file before it: the files behind it are then made again too.
+
+Where there is no room for it, or no descriptor, the thread tries again until there is, and indexes what came meanwhile.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -44,6 +47,8 @@ RETRY_S: Final = 1.0
 DRAIN_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 60.0
 _NAME_DIGITS: Final = 17
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""Errors that say what is missing, and not that the disk is broken."""
 
 
 class IndexService:
@@ -51,8 +56,8 @@ class IndexService:
     last: so the list of files changes under the lock only, and its last one only in the thread.
 
     `position` is the physical offset up to which records are indexed; `flushed_timestamp_ms` the end of the newest file
-    that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_failed(error)` is called once
-    if the disk fails; nothing is indexed from then on.
+    that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_writable(error)` is called with
+    an error when the index cannot be written, and with None when that is over; if the disk fails, it never is.
     """
 
     def __init__(
@@ -65,12 +70,12 @@ class IndexService:
         visible: Callable[[], int],
         after_crash: bool,
         checkpoint_ms: int,
-        on_failed: Callable[[OSError], None],
+        on_writable: Callable[[OSError | None], None],
     ) -> None:
         self.directory = root / INDEX_DIR
         self._scratch = root / "index.new"
         self._shape, self._log, self._reader = shape, commit_log, reader
-        self._visible, self._on_failed = visible, on_failed
+        self._visible, self._on_writable = visible, on_writable
         disk.make_directory(self.directory)
         disk.unlink(self._scratch)
         self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
@@ -82,6 +87,8 @@ class IndexService:
         self._changed = threading.Condition()
         self._wanted = 0
         self._stopping = self._ended = self._failed = False
+        self._stuck: OSError | DataLossError | None = None
+        """Why the thread stands still now, and tries again."""
         self._thread = threading.Thread(target=self._run, name="raymq-index", daemon=True)
         self._thread.start()
 
@@ -89,11 +96,12 @@ class IndexService:
         return len(self._files)
 
     def wait_for(self, physical_offset: int, timeout_s: float) -> bool:
-        """Have everything before `physical_offset` indexed. False if it is not after `timeout_s` or after a failure."""
+        """Have everything before `physical_offset` indexed. False if it is not after `timeout_s`, after a
+        failure, or while the index cannot go on."""
         with self._changed:
             self._wanted = max(self._wanted, physical_offset)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ended or self.position >= physical_offset, timeout_s)
+            self._changed.wait_for(lambda: self._ended or self._stuck or self.position >= physical_offset, timeout_s)
             return self.position >= physical_offset
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
@@ -171,22 +179,53 @@ class IndexService:
 
     def _run(self) -> None:
         try:
-            self._prepare()
+            self._persist(self._prepare)
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping or self._wanted > self.position, INTERVAL_S)
                     if self._stopping:
                         break
-                self._catch_up()
+                self._persist(self._catch_up)
             self._leave_current()
         except OSError as error:
             logger.error("the index in %s failed: %s", self.directory, error)
             self._failed = True
-            self._on_failed(error)
+            self._on_writable(error)
         finally:
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
+
+    def _persist(self, work: Callable[[], None]) -> None:
+        """Do `work`, again and again while there is no room for it or a log file is damaged, until the index closes."""
+        while not self._stopping:
+            try:
+                work()
+            except (OSError, DataLossError) as error:
+                if isinstance(error, OSError) and error.errno not in _PASSING:
+                    raise
+                self._stand_still(error)
+            else:
+                self._go_on()
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, RETRY_S)
+
+    def _stand_still(self, error: OSError | DataLossError) -> None:
+        """Say, once, that the index does not go on now."""
+        if self._stuck is None:
+            logger.error("the index in %s stands still at %d: %s", self.directory, self.position, error)
+        if isinstance(error, OSError):
+            self._on_writable(error)
+        with self._changed:
+            self._stuck = error
+            self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        if self._stuck is not None:
+            logger.warning("the index in %s goes on", self.directory)
+            self._stuck = None
+            self._on_writable(None)
 
     def _prepare(self) -> None:
         """Find where to go on; drop the files behind a gap."""
@@ -306,10 +345,25 @@ class IndexService:
     def _leave_current(self) -> None:
         """The last file is full or the store closes: bring it to the disk, for the checkpoint."""
         if self._current is not None:
-            self._current.flush()
+            try:
+                self._current.flush()
+            except OSError:
+                self._discard_current()
+                raise
             self.flushed_timestamp_ms = self._current.header.end_timestamp
             self._current.close()
             self._current = None
+
+    def _discard_current(self) -> None:
+        """Take back the file that could not be flushed: the disk has an unknown part of it. Its entries are made again."""
+        assert self._current is not None
+        path, begin = self._current.path, self._current.header.begin_physical_offset
+        self._current.close()
+        self._current = None
+        self._forget_from(path)
+        self._reader.maps.forget(str(path))
+        self._advance(max(begin, self._log.min_offset))
+        disk.unlink(path)
 
 
 def _offsets(entries: Iterator[FoundEntry]) -> Iterator[int]:

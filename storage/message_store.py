@@ -162,10 +162,16 @@ class MessageStore:
             visible=self._visible_offset,
             after_crash=self._parts.after_crash,
             checkpoint_ms=checkpoint_ms,
-            on_failed=lambda error: self.set_flag(RunningFlag.INDEX_ERROR, f"the index cannot be written: {error}"),
+            on_writable=self._mark_index,
         )
         self._resources.callback(index.close)
         return index
+
+    def _mark_index(self, error: OSError | None) -> None:
+        if error is None:
+            self.clear_flag(RunningFlag.INDEX_ERROR)
+        else:
+            self.set_flag(RunningFlag.INDEX_ERROR, f"the index cannot be written: {error}")
 
     def _visible_offset(self) -> int:
         return self._parts.visibility.visible_offset

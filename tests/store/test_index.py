@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -15,10 +16,11 @@ from raymq.hashing import index_key_hash
 from raymq.message import Message
 from raymq.record import EncodedBatch, decode_records, dispatch_view, encode_batch, record_starts
 from raymq.record_layout import SYS_FLAG_OFFSET, SYS_FLAG_TRANSACTION_ROLLBACK
-from storage import disk
+from storage import disk, index_service
 from storage.index_file import IndexEntries, IndexFile, IndexShape, find_entries, read_header
 from storage.index_keys import index_entries
 from tests.support.stores import LOG_FILE_BYTES, killed_copy, open_store
+from tests.support.waiting import eventually
 
 FOREVER = (0, 2**63 - 1)
 SHAPE = IndexShape(3, 4)
@@ -366,3 +368,72 @@ class TestIndexOfAStore:
         append_keyed(store, 20, 20)
         check_all(store, 40)
         store.close()
+
+
+class FullDisk:
+    """Calls of one kind fail for files of the index, while it is full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, error: int) -> None:
+        self.full, self.met = True, 0
+        real = getattr(disk, kind)
+
+        def call(descriptor: int, *rest: object) -> None:
+            if self.full and "/index" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                self.met += 1
+                raise OSError(error, os.strerror(error))
+            real(descriptor, *rest)
+
+        monkeypatch.setattr(disk, kind, call)
+        monkeypatch.setattr(index_service, "RETRY_S", 0.01)
+
+
+def keyed(first: int, count: int) -> EncodedBatch:
+    messages = [Message("T", b"%d" % number, keys=[f"k{number}"]) for number in range(first, first + count)]
+    ids = [f"{number:032X}" for number in range(first, first + count)]
+    return encode_batch(messages, 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=ids)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE], ids=["no room", "no descriptor"])
+@pytest.mark.parametrize("kind", ["preallocate", "pwrite_all", "flush"])
+def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
+    tmp_path, no_flushes, monkeypatch, kind, error
+):
+    monkeypatch.setattr(index_service, "DRAIN_S", 60.0)
+    store = open_store(tmp_path / "store", max_index_num=20)
+    full = FullDisk(monkeypatch, kind, error)
+    store.append([keyed(0, 50)])
+    eventually(lambda: os.strerror(error) in store.status().not_writable_reason, "the store says so")
+    assert not store.query_by_key("T", "k49").complete
+    with pytest.raises(StoreNotWritableError, match="the index cannot be written"):
+        store.append([keyed(50, 1)])
+    met = full.met
+    eventually(lambda: full.met > met, "it is tried again")
+    full.full = False
+    eventually(lambda: store.status().writable, "the store takes appends again")
+    store.append([keyed(50, 50)])
+    for number in range(100):
+        found = store.query_by_key("T", f"k{number}")
+        assert (found.complete, found.count) == (True, 1), number
+    store.close()
+    assert not (tmp_path / "store" / "abort").exists()
+    store = open_store(tmp_path / "store", max_index_num=20)
+    assert [store.query_by_key("T", f"k{number}").count for number in range(100)] == [1] * 100
+    store.close()
+
+
+def test_an_index_that_meets_a_log_file_cut_short_goes_on_once_the_file_is_back(tmp_path, no_flushes, monkeypatch):
+    """Nobody waits for it meanwhile, and the store takes appends: the log, not the index, has lost something."""
+    monkeypatch.setattr(index_service, "RETRY_S", 0.01)
+    monkeypatch.setattr(index_service, "INTERVAL_S", 3600.0)  # it looks only when it is asked
+    root = tmp_path / "store"
+    store = open_store(root)
+    store.append([keyed(0, 20)])
+    log = root / "commitlog" / f"{0:020d}"
+    whole = log.read_bytes()
+    os.truncate(log, 1000)
+    assert not store.query_by_key("T", "k0").complete
+    assert store.status().writable
+    log.write_bytes(whole)
+    eventually(lambda: store.query_by_key("T", "k19").complete, "the index goes on")
+    assert store.query_by_key("T", "k19").count == 1
+    store.close()
