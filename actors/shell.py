@@ -18,8 +18,10 @@ def shell(real: type) -> type:
     module_name, class_name = real.__module__, real.__name__
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        import os
         from importlib import import_module
 
+        os.umask(0o077)  # what a server writes is for its user only
         self._real = getattr(import_module(module_name), class_name)(*args, **kwargs)
 
     namespace: dict[str, Any] = {"__doc__": real.__doc__, "__module__": module_name}

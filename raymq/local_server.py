@@ -25,6 +25,8 @@ from raymq.node_wait import await_nodes
 from raymq.ray_head import STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
 
 START_TIMEOUT_S: Final = 90.0
+UMASK: Final = 0o077
+"""What servers write, messages and the token among it, is for their user only."""
 WAIT_NODES_TIMEOUT_S: Final = 1800.0
 """For the nodes to join: on the first `ray up`, each installs everything before."""
 
@@ -116,13 +118,19 @@ def _ray_command(*arguments: str) -> list[str]:
 def _start_ray() -> RayHead:
     """Start a Ray head that outlives this process."""
     directory = run_directory()
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = {**os.environ, **java_environment(), "RAY_worker_maximum_startup_concurrency": str(STARTING_MAX)}
     if "RAY_AUTH_MODE" not in os.environ:
         # Ray's default for a local cluster; `ray start` would leave authentication off where no token exists yet.
         subprocess.run(
-            _ray_command("get-auth-token", "--generate"), env=environment, check=True, capture_output=True, timeout=60
+            _ray_command("get-auth-token", "--generate"),
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=60,
+            umask=UMASK,
         )
+        _make_private(Path(environment.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser())
         environment["RAY_AUTH_MODE"] = "token"
     log = directory / "ray-head.log"
     latest_started_file().unlink(missing_ok=True)
@@ -137,6 +145,7 @@ def _start_ray() -> RayHead:
             cwd="/",  # the workers' import path begins with it
             env=environment,
             start_new_session=True,
+            umask=UMASK,
         )
     try:
         return write_head(process.pid, _await_address(process, log))
@@ -147,6 +156,12 @@ def _start_ray() -> RayHead:
         except subprocess.TimeoutExpired:
             process.kill()
         raise
+
+
+def _make_private(token: Path) -> None:
+    """Whoever reads the token can run code in the cluster. It may be an older one, readable for everybody."""
+    if token.exists() and token.stat().st_mode & 0o077:
+        token.chmod(0o600)
 
 
 def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -10,6 +10,7 @@ for reads, and for appends that carry a producer sequence.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -158,7 +159,7 @@ class StorageClient:
 
     def _local_reader(self) -> LogReader | None:
         description = self.describe()
-        if description.node_id != self._node_id:
+        if description.node_id != self._node_id or not _may_read(description.root):
             return None
         with self._lock:
             files_at = description.root, description.commit_log_directories
@@ -217,6 +218,11 @@ class StorageClient:
             idle, self._idle = self._idle, []
         for lane in idle:
             lane.close()
+
+
+def _may_read(root: str) -> bool:
+    """Whether this process may read the files of a store, which are its user's only."""
+    return os.access(root, os.R_OK | os.X_OK) or not os.path.exists(root)
 
 
 def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:

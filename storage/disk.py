@@ -25,6 +25,10 @@ from typing import Final
 PAGE_BYTES: Final = 4096
 """What the settings count that say how many pages are worth a flush or a commit."""
 
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""Nobody but the owner reads messages."""
+
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MADV_POPULATE_WRITE: Final = 23
 
@@ -32,8 +36,9 @@ Bytes = bytes | bytearray | memoryview
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of `path`, which a child process does not inherit; `flags` as for `os.open`."""
-    return os.open(path, flags | os.O_CLOEXEC, 0o644)
+    """A descriptor of `path`, which a child process does not inherit; `flags` as for `os.open`. A new file is for its
+    owner only."""
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
 def preallocate(descriptor: int, size: int) -> None:
@@ -75,8 +80,24 @@ def make_directory(path: Path) -> None:
     """Make a directory and those above it, unless they are there. Each new name is on disk on return."""
     missing = [one for one in (path, *path.parents) if not one.is_dir()]
     for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         sync_directory(directory.parent)
+
+
+def make_private(path: Path) -> None:
+    """Take a directory, and all that is in it, from everybody but its owner; PermissionError for another's."""
+    for directory, _, names in os.walk(path):
+        _take_from_others(directory, DIRECTORY_MODE)
+        for name in names:
+            _take_from_others(f"{directory}/{name}", FILE_MODE)
+
+
+def _take_from_others(path: str, mode: int) -> None:
+    try:
+        if os.lstat(path).st_mode & 0o077:
+            os.chmod(path, mode)
+    except FileNotFoundError:
+        pass  # it has gone meanwhile
 
 
 def remove_tree(path: Path) -> None:

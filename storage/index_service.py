@@ -56,8 +56,8 @@ class IndexService:
     last: so the list of files changes under the lock only, and its last one only in the thread.
 
     `position` is the physical offset up to which records are indexed; `flushed_timestamp_ms` the end of the newest file
-    that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_writable(error)` is called with
-    an error when the index cannot be written, and with None when that is over; if the disk fails, it never is.
+    that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_writable(error)` is called
+    with an error when the index cannot be written, and with None when that is over; if the disk fails, it never is.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class IndexService:
             self._current = None
 
     def _discard_current(self) -> None:
-        """Take back the file that could not be flushed: the disk has an unknown part of it. Its entries are made again."""
+        """Take back the file that could not be flushed: the disk has an unknown part of it, so it is made again."""
         assert self._current is not None
         path, begin = self._current.path, self._current.header.begin_physical_offset
         self._current.close()

@@ -61,8 +61,14 @@ class MappedFile:
         self.write(position, data[:HEAD_BYTES])
 
     def flush(self) -> None:
-        """Wait until everything written is on disk. After an OSError it is not known what is."""
+        """Wait until everything written is on disk. After an OSError it is not known what is.
+
+        OSError, too, if the file has no name any more, because somebody has deleted it: what is in it ends with this
+        process.
+        """
         disk.flush(self._descriptor)
+        if not os.fstat(self._descriptor).st_nlink:
+            raise OSError(errno.ENOENT, "the file was deleted under the store", str(self.path))
 
     def used_end(self, position: int) -> int:
         """Where, from `position` on, the last byte that is not zero ends; `position` if all are zero.

@@ -99,6 +99,7 @@ class MessageStore:
         self._stats = StoreStats()
         self._schedule: ScheduleService | None = None
         resources.callback(DirectoryLock(root, settings.log_directories_elsewhere).release)
+        self._make_private()
         self._abort = root / "abort"
         parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
         self._parts, self._config = parts, parts.config
@@ -166,6 +167,14 @@ class MessageStore:
         )
         self._resources.callback(index.close)
         return index
+
+    def _make_private(self) -> None:
+        """Let nobody else read the files, though an older version left them readable."""
+        for directory in (self._root, *self._settings.log_directories_elsewhere):
+            try:
+                disk.make_private(directory)
+            except PermissionError as error:
+                logger.warning("other users of this machine may be able to read the messages: %s", error)
 
     def _mark_index(self, error: OSError | None) -> None:
         if error is None:

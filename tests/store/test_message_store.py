@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from raymq.errors import (
     MessageIllegalError,
     ServiceNotAvailableError,
     StoreError,
+    StoreFailedError,
     StoreLockedError,
     StoreNotWritableError,
     SystemBusyError,
@@ -769,3 +771,52 @@ def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
         [result] = store.fetch([request], max_bytes=1000, wait_s=0)
         assert decode_records(result.records)[0].queue_offset == 20
     store.close()
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush):
+    """What is flushed to files without names ends with this process."""
+    root = tmp_path / "store"
+    store = open_store(
+        root,
+        flush_disk_type=flush,
+        flush_interval_commit_log_ms=5,
+        flush_commit_log_least_pages=0,
+        flush_interval_consume_queue_ms=60_000,
+    )
+    store.append([make_batch([b"before"])])
+    eventually((root / "commitlog" / f"{LOG_FILE_BYTES:020d}").exists, "the next file is made")
+    shutil.rmtree(root)
+    if flush is FlushDiskType.SYNC_FLUSH:
+        with pytest.raises(StoreFailedError, match="was deleted under the store"):
+            store.append([make_batch([b"after"])])
+    else:
+        store.append([make_batch([b"in doubt"])])
+        eventually(lambda: not store.status().writable, "the next flush notices")
+    with pytest.raises(StoreNotWritableError, match="was deleted under the store"):
+        store.append([make_batch([b"later"])])
+    store.close()
+
+
+def modes(root: Path) -> set[tuple[bool, int]]:
+    return {(path.is_dir(), path.stat().st_mode & 0o777) for path in (root, *root.rglob("*"))}
+
+
+def test_nobody_but_the_owner_may_read_a_store_whatever_the_umask_and_though_it_was_looser_before(tmp_path):
+    private = {(True, 0o700), (False, 0o600)}
+    root = tmp_path / "store"
+    umask = os.umask(0)
+    try:
+        store = open_store(root)
+        store.append([make_batch([b"secret"])])
+        store.write_config("topics.json", "{}")
+        store.close()
+        assert modes(root) == private
+        for path in (root, *root.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        store = open_store(root)
+        assert bodies_of(store) == [b"secret"]
+        store.close()
+        assert modes(root) == private
+    finally:
+        os.umask(umask)

@@ -54,3 +54,12 @@ def test_a_shell_is_unpickled_where_a_users_packages_have_the_names_of_raymqs(re
         check=False,
     )
     assert done.stdout.decode().strip() == real.__name__, done.stderr.decode()
+
+
+def test_a_server_writes_files_that_only_its_user_may_read(tmp_path):
+    script = (
+        "import os, sys; from actors.shell import shell; from actors.core.route_table import RouteTable;"
+        "os.umask(0); shell(RouteTable)(expiry_s=5.0); open(sys.argv[1], 'w').close()"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "file")], check=True, timeout=60)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
