@@ -507,6 +507,7 @@ class Broker:
             "topics": sorted(topic for topic in list(state.topics) if not is_internal_topic(topic)),
             "groups": sorted(state.groups),
             "storage": self._storage_name,
+            "deleted_unread": self._watch.unread(),
         }
 
     def look_for_master(self) -> None:
@@ -549,6 +550,7 @@ class Broker:
             self._log.load_until(self._stopping)
         tasks = {
             self._watch.sample: STATS_INTERVAL_S,
+            self._watch.note_deletions: STATS_INTERVAL_S,
             self._log.snapshot: SNAPSHOT_INTERVAL_S,
             self._watch.protect: PROTECT_INTERVAL_S,
         }

@@ -1,4 +1,4 @@
-"""What a broker watches: how much goes in and out, and whether a group falls too far behind.
+"""What a broker watches: how much goes in and out, whether a group falls too far behind, and what was deleted unread.
 
 All of it is soft and begins anew with the broker.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from actors.core.broker_state import BrokerState
 from actors.core.broker_stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS, TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, BrokerStats
@@ -22,7 +22,7 @@ from raymq.message import MessageExt
 from raymq.record import decode_records
 from raymq.stats import GroupStats, TopicStats
 from raymq.storage_client import StorageClient, persist_until
-from raymq.store_api import FetchRequest, StoreStatistics
+from raymq.store_api import DeletedRange, FetchRequest, StoreStatistics
 
 READ_TIMEOUT_S: Final = 20.0
 
@@ -45,6 +45,9 @@ class BrokerWatch:
         self._update_group = update_group
         self._lock = threading.Lock()
         self._stats = BrokerStats()
+        self._committed: dict[str, dict[str, dict[int, int]]] = {}
+        """By group and topic, what was committed when it was looked last."""
+        self._unread: dict[tuple[str, str, int], DeletedRange] = {}
 
     def count(self, kind: str, key: str, value: int) -> None:
         """Count `value` more (actors.core.broker_stats)."""
@@ -54,6 +57,8 @@ class BrokerWatch:
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
         """Forget a topic's counters, or a group's."""
         with self._lock:
+            for key in [key for key in self._unread if group == key[0] or topic == key[1]]:
+                del self._unread[key]
             self._stats.forget(topic, group)
 
     def topic_stats(self, topic: str) -> TopicStats:
@@ -83,6 +88,49 @@ class BrokerWatch:
                     self._stats.take_total(TOPIC_PUT_NUMS, topic, puts.messages)
                     self._stats.take_total(TOPIC_PUT_SIZE, topic, puts.bytes)
             self._stats.sample(time.monotonic())
+
+    def note_deletions(self) -> None:
+        """Look which groups had not read what a full disk took before its time (clean_file_forcibly_enable).
+
+        A group that meets the gap goes on behind it, and commits that. So the offsets count that it had committed when
+        it was looked last.
+        """
+        deleted: list[DeletedRange] | None = self._storage().control("deleted_young", timeout_s=READ_TIMEOUT_S)
+        if deleted is None:
+            return
+        state = self._log.ready()
+        for group, topics in self._committed.items():
+            for one in deleted:
+                committed = topics.get(one.topic, {}).get(one.queue_id)
+                if committed is not None and committed < one.end_offset:
+                    self._note_unread(group, replace(one, begin_offset=max(one.begin_offset, committed)))
+        self._committed = {
+            group: {topic: state.offsets.committed(group, topic) for topic in state.offsets.topics(group)}
+            for group in list(state.groups)
+        }
+
+    def _note_unread(self, group: str, lost: DeletedRange) -> None:
+        key = (group, lost.topic, lost.queue_id)
+        with self._lock:
+            known = self._unread.get(key)
+            if known is not None:
+                lost = replace(lost, begin_offset=min(known.begin_offset, lost.begin_offset))
+            self._unread[key] = lost
+        if lost != known:
+            _log.warning(
+                "group %s had not read messages %d to %d of %s:%d, which a full disk took before their time",
+                *(group, lost.begin_offset, lost.end_offset - 1, lost.topic, lost.queue_id),
+            )
+
+    def unread(self) -> list[dict[str, Any]]:
+        """The messages that a full disk took before their time, by group and topic: how many it had not read, since
+        this broker was started."""
+        with self._lock:
+            noted = sorted(self._unread.items())
+        counts: dict[tuple[str, str], int] = {}
+        for (group, topic, _), lost in noted:
+            counts[group, topic] = counts.get((group, topic), 0) + lost.end_offset - lost.begin_offset
+        return [{"group": group, "topic": topic, "messages": count} for (group, topic), count in counts.items()]
 
     def protect(self) -> None:
         """Let groups that are too far behind consume no more, where the settings say so (spec/messaging.md §2.4).

@@ -46,7 +46,16 @@ from raymq.replication import (
     SyncStateSet,
 )
 from raymq.storage_client import StorageDescription
-from raymq.store_api import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, StoreStatistics
+from raymq.store_api import (
+    AppendResult,
+    Boundary,
+    DeletedRange,
+    FetchRequest,
+    FetchResult,
+    QueryResult,
+    QueueBounds,
+    StoreStatistics,
+)
 from raymq.store_settings import StoreSettings
 from storage.cleaner import HOLDS_FILE
 from storage.config_files import ConfigFiles
@@ -304,6 +313,11 @@ class Storage:
     def statistics(self) -> StoreStatistics:
         """RocketMQ's runtime keys and the puts by topic (MessageStore.statistics)."""
         return self._open().statistics()
+
+    @ray.method(concurrency_group="control")
+    def deleted_young(self) -> list[DeletedRange] | None:
+        """The messages that a full disk took before their time (MessageStore.deleted_young)."""
+        return self._open().deleted_young()
 
     @ray.method(concurrency_group="control")
     def clean(self) -> None:

@@ -94,7 +94,8 @@ class RetentionStatus:
     """How the deletion of old messages goes, since the store was opened.
 
     `disk_ratio` is how full the disk is, from 0 to 1, -1 before the first look. `last_reason`: why files were deleted
-    the last time. `runs_by_hand` is how many runs that were asked for are still to come.
+    the last time. `runs_by_hand` is how many runs that were asked for are still to come. `young_files_deleted` of the
+    files were younger than their reserved time: a full disk took them (clean_file_forcibly_enable).
     """
 
     disk_ratio: float
@@ -102,6 +103,17 @@ class RetentionStatus:
     bytes_deleted: int
     last_reason: str
     runs_by_hand: int
+    young_files_deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRange:
+    """Messages of a queue that were deleted before their time: the offsets from `begin_offset` up to `end_offset`."""
+
+    topic: str
+    queue_id: int
+    begin_offset: int
+    end_offset: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ class StoreOptions(BaseModel):
         int, Field(ge=0, le=60_000, description="How long a query waits for the index to reach the end of the log.")
     ] = 3000
     file_reserved_time_hours: Annotated[
-        int, Field(ge=0, le=24 * 365 * 100, description="How long messages are kept at least, unless the disk fills.")
+        int, Field(ge=0, le=24 * 365 * 100, description="How long messages are kept at least.")
     ] = 72
     delete_when: Annotated[
         str,
@@ -188,14 +188,18 @@ class StoreOptions(BaseModel):
         int, Field(ge=0, le=100, description="Percent of the disk from which on old messages go at any hour. 10 to 95.")
     ] = 75
     disk_space_clean_forcibly_ratio: Annotated[
-        int, Field(ge=0, le=100, description="Percent from which on messages go whatever their age. 30 to 85.")
+        int, Field(ge=0, le=100, description="Percent from which on the next but one setting applies. 30 to 85.")
     ] = 85
     disk_space_warning_level_ratio: Annotated[
         int, Field(ge=0, le=100, description="Percent from which on the store refuses appends. 35 to 90.")
     ] = 90
     clean_file_forcibly_enable: Annotated[
-        bool, Field(description="Whether a full disk deletes messages that are younger than file_reserved_time_hours.")
-    ] = True
+        bool,
+        Field(
+            description="Whether a full disk deletes messages younger than file_reserved_time_hours, consumed or not. "
+            "Off: they stay, and a full disk refuses appends. RocketMQ's default is on."
+        ),
+    ] = False
     os_page_cache_busy_timeout_ms: Annotated[
         int, Field(ge=1, le=600_000, description="An append that takes longer has the others refused, as busy.")
     ] = 1000

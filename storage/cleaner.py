@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from raymq.log_reader import LogReader
-from raymq.store_api import RetentionStatus
+from raymq.store_api import DeletedRange, RetentionStatus
 from storage import disk
 from storage.commit_log import CommitLog
 from storage.config_files import ConfigFiles, parse_fastjson
@@ -36,6 +37,8 @@ FIRST_RUN_S: Final = 60.0
 RUNS_BY_HAND: Final = 20
 DELETE_PAUSE_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 30.0
+LOGGED_MAX: Final = 10
+"""Queues that a line of the log names."""
 
 
 class Cleaner:
@@ -70,7 +73,8 @@ class Cleaner:
         self._stop, self._wake = threading.Event(), threading.Event()
         self._by_hand = 0
         self._usage = UNKNOWN_USAGE
-        self._files_deleted = self._bytes_deleted = 0
+        self._files_deleted = self._bytes_deleted = self._young_files_deleted = 0
+        self._deleted_young: dict[tuple[str, int], DeletedRange] = {}
         self.log_start_on_disk = commit_log.min_offset
         self._last_reason = ""
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
@@ -102,12 +106,24 @@ class Cleaner:
             self._mark_disk(full=decision.disk_full)
             if decision.delete:
                 self._last_reason = decision.reason
-                return self._delete_log_files(decision.delete[-1].end, decision.reason)
+                return self._delete_log_files(decision.delete[-1].end, decision.reason, decision.young_from)
             return 0
 
     def status(self) -> RetentionStatus:
         """How the cleaning goes."""
-        return RetentionStatus(self._usage, self._files_deleted, self._bytes_deleted, self._last_reason, self._by_hand)
+        return RetentionStatus(
+            self._usage,
+            self._files_deleted,
+            self._bytes_deleted,
+            self._last_reason,
+            self._by_hand,
+            self._young_files_deleted,
+        )
+
+    def deleted_young(self) -> list[DeletedRange] | None:
+        """Per queue the messages that were deleted before their time, since the store was opened; None where they never
+        are."""
+        return list(self._deleted_young.copy().values()) if self._rules.forcibly else None
 
     def close(self) -> None:
         """Stop the thread; a file that is being deleted goes. Idempotent."""
@@ -160,7 +176,7 @@ class Cleaner:
         elif self._flags.clear(RunningFlag.DISK_FULL):
             logger.info("the disk of %s has room again; appends are taken", self._log.paths)
 
-    def _delete_log_files(self, limit: int, reason: str) -> int:
+    def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
         # How far a queue went is in its units alone once its records are gone.
         self._flush_queues()
         with self._append_lock:
@@ -169,12 +185,18 @@ class Cleaner:
             return 0
         min_offset = self._log.min_offset
         queue_files: list[Path] = []
+        lost: list[DeletedRange] = []
         for queue in self._queues:
             with self._append_lock:
                 if self._queues.get(queue.topic, queue.queue_id) is queue:
+                    young = None if young_from is None else queue.first_at_or_after(young_from)
                     queue.correct_min_offset(min_offset)
                     queue_files += queue.forget_before_min()
+                    if young is not None and young < queue.min_offset:
+                        lost.append(DeletedRange(queue.topic, queue.queue_id, young, queue.min_offset))
         logger.info("deleting %d log files before physical offset %d: %s", len(doomed), min_offset, reason)
+        if young_from is not None:
+            self._note_young(lost, (min_offset - young_from) // self._log.file_size)
         for path in doomed:
             self._unlink(path)
             self._files_deleted += 1
@@ -186,6 +208,26 @@ class Cleaner:
         if self._index is not None:
             self._index.delete_before(min_offset)
         return len(doomed)
+
+    def _note_young(self, lost: list[DeletedRange], files: int) -> None:
+        """Messages go before their time: say which."""
+        self._young_files_deleted += files
+        for one in lost:
+            key = (one.topic, one.queue_id)
+            known = self._deleted_young.get(key, one)
+            self._deleted_young[key] = replace(one, begin_offset=min(known.begin_offset, one.begin_offset))
+        named = ", ".join(
+            f"{one.topic}:{one.queue_id} {one.begin_offset} to {one.end_offset - 1}" for one in lost[:LOGGED_MAX]
+        )
+        logger.warning(
+            "the disk is full: %d log files with %d messages of %d queues go before their time "
+            "(clean_file_forcibly_enable): %s%s",
+            files,
+            sum(one.end_offset - one.begin_offset for one in lost),
+            len(lost),
+            named,
+            ", …" if len(lost) > LOGGED_MAX else "",
+        )
 
     def _unlink(self, path: Path) -> None:
         """One by one: a power cut must not bring an old file back and keep a newer one away."""

@@ -26,6 +26,7 @@ from raymq.record_layout import IPV6_HOST_BYTES
 from raymq.store_api import (
     AppendResult,
     Boundary,
+    DeletedRange,
     FetchRequest,
     FetchResult,
     QueryResult,
@@ -479,14 +480,19 @@ class MessageStore:
         self._require_open()
         self._cleaner.request()
 
+    def deleted_young(self) -> list[DeletedRange] | None:
+        """Per queue the messages that a full disk took before their time (Cleaner.deleted_young)."""
+        return self._cleaner.deleted_young()
+
     def statistics(self) -> StoreStatistics:
         """A snapshot of what the store counts: RocketMQ's runtime keys, puts by topic, latencies."""
-        disk_ratio = self._cleaner.status().disk_ratio
+        retention = self._cleaner.status()
         runtime = self._stats.runtime(time.monotonic(), system_clock_ms())
         runtime |= {
             "dispatchMaxBuffer": str(self._index_behind()),
-            "commitLogDiskRatio": f"{disk_ratio:.2f}",
+            "commitLogDiskRatio": f"{retention.disk_ratio:.2f}",
             "consumeQueueDiskRatio": f"{disk_usage(self._queues.directory):.2f}",
+            "commitLogYoungFilesDeleted": str(retention.young_files_deleted),
             "commitLogMinOffset": str(self._log.min_offset),
             "commitLogMaxOffset": str(self._log.end_offset),
         }

@@ -1,7 +1,8 @@
 """Which log files to delete: the rules of spec/storage.md §9, and nothing but the rules.
 
 Time, the disk's usage and the files come in as arguments; the answer is a list of files and whether the disk counts as
-full. Nobody asks whether the messages were consumed.
+full. Nobody asks whether the messages were consumed. Files younger than their reserved time stay, and a full disk
+refuses appends instead, unless clean_file_forcibly_enable says otherwise.
 """
 
 from __future__ import annotations
@@ -57,15 +58,18 @@ def _clamp(percent: int, low: int, high: int) -> float:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`delete`: the files to delete, oldest first. `disk_full`: whether appends are to be refused from now on.
-    `reason`: why files are deleted now, for the log; empty when it is not the time for it."""
+    `reason`: why files are deleted now, for the log; empty when it is not the time for it. `young_from`: where the
+    first of the deleted files starts that is younger than its reserved time, None if there is none."""
 
     delete: tuple[LogFile, ...]
     disk_full: bool
     reason: str
+    young_from: int | None = None
 
 
 def usage_ratio(used_bytes: int, available_bytes: int) -> float:
-    """How full a disk is, rounded up to whole percent; -1 for a disk of no size."""
+    """How full the part of a disk is that this process may use, without blocks reserved for others: rounded up to
+    whole percent; -1 for a disk of no size."""
     total = used_bytes + available_bytes
     return math.ceil(100 * used_bytes / total) / 100 if total > 0 else UNKNOWN_USAGE
 
@@ -101,9 +105,12 @@ def decide(
     else:
         return Decision((), full, "")
     doomed: list[LogFile] = []
+    young_from: int | None = None
     for file in files[:-1]:
         expired = now_ms >= file.modified_ms + rules.reserved_ms
         if len(doomed) == rules.batch_max or file.end > keep_from or not (expired or (at_once and rules.forcibly)):
             break
+        if not expired and young_from is None:
+            young_from = file.start
         doomed.append(file)
-    return Decision(tuple(doomed), full, reason)
+    return Decision(tuple(doomed), full, reason, young_from)

@@ -177,6 +177,7 @@ def _print_status(report: dict[str, Any]) -> None:
     )
     for controller in report["replication"]:
         _print_replication(controller)
+    _print_deletions(report)
     if report["groups"]:
         table(
             ["group", "generation", "members", "queues held"],
@@ -196,6 +197,20 @@ def _print_status(report: dict[str, Any]) -> None:
                 else [i["actor"], None, None, None, i["error"]]
                 for i in report["instances"]
             ],
+        )
+
+
+def _print_deletions(report: dict[str, Any]) -> None:
+    """Log files that a full disk took before their time, and the groups that had not read what was in them."""
+    files = sum(s["retention"]["young_files_deleted"] for s in report["stores"] if s.get("retention"))
+    if not files:
+        return
+    out.print(f"a full disk took {files} log files before their time (clean_file_forcibly_enable)")
+    unread = [entry for b in report["brokers"] for entry in b.get("deleted_unread", ())]
+    if unread:
+        table(
+            ["group", "topic", "messages deleted unread"],
+            [[entry["group"], entry["topic"], entry["messages"]] for entry in unread],
         )
 
 

@@ -8,6 +8,7 @@ import threading
 from datetime import datetime
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from raymq.store_api import FetchRequest
 from raymq.store_settings import StoreOptions
 from storage import cleaner, disk
 from storage.index_service import IndexService
+from storage.log_paths import disk_usage
 from storage.message_store import MessageStore
 from storage.raw_log import truncate_log
 from storage.retention import HOUR_MS, Decision, LogFile, RetentionRules, decide, usage_ratio
@@ -50,7 +52,8 @@ def starts(decision: Decision) -> list[int]:
         ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.5, 0.76]}, [0, 100]),
         ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.75]}, []),
         ((80, 73, 10, 1), {"local_hour": 5, "usages": [-1.0]}, [0, 100]),
-        ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.86]}, [0, 100, 200]),
+        ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.86]}, [0, 100]),
+        ((80, 73, 10, 1), {"local_hour": 5, "usages": [0.99]}, [0, 100]),
         ((10, 80, 80), {}, []),
         ((80,), {}, []),
         ((72, 71.9, 0), {}, [0]),
@@ -64,9 +67,11 @@ def test_which_files_go(ages, changes, expected):
     assert starts(decided(files(*ages), **changes)) == expected
 
 
-def test_a_full_disk_deletes_only_expired_files_where_forcing_is_off():
-    rules = RetentionRules.from_settings(StoreOptions(clean_file_forcibly_enable=False))
-    assert starts(decided(files(80, 10, 1), rules, usages=[0.95])) == [0]
+def test_a_full_disk_deletes_files_whatever_their_age_only_where_that_is_switched_on():
+    rules = RetentionRules.from_settings(StoreOptions(clean_file_forcibly_enable=True))
+    decision = decided(files(80, 73, 10, 1), rules, local_hour=5, usages=[0.86])
+    assert (starts(decision), decision.young_from) == ([0, 100, 200], 200)
+    assert decided(files(80, 73, 10, 1), usages=[0.95]).young_from is None
 
 
 def test_a_disk_counts_as_full_until_it_is_below_the_ratio_for_forcing():
@@ -181,11 +186,42 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
     store.close()
 
 
-def test_a_disk_over_85_percent_deletes_young_files_too(root, monkeypatch):
-    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.87)
+def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
+    """Other programs may have filled it: that is no reason to lose messages that nobody has read."""
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     store = filled_store(root)
+    for hour in (3, 4):
+        assert store._cleaner.run_once(datetime.now().replace(hour=hour)) == 0
+    with pytest.raises(StoreNotWritableError, match="99% full"):
+        store.append([make_batch([b"x"])])
+    assert bodies_of(store) == BODIES
+    assert store.deleted_young() is None
+    store.close()
+
+
+def test_blocks_that_are_reserved_for_others_do_not_count_as_room(monkeypatch):
+    """The figures of a 100 GiB disk: 60 used, 30 to be had, 10 reserved for root."""
+    gib = SimpleNamespace(f_frsize=4096, f_blocks=100 << 18, f_bfree=40 << 18, f_bavail=30 << 18)
+    monkeypatch.setattr(os, "statvfs", lambda path: gib)
+    assert disk_usage(Path("/")) == 0.67
+
+
+def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_on_and_says_which(
+    root, monkeypatch, caplog
+):
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.87)
+    store = filled_store(root, clean_file_forcibly_enable=True)
     before = len(list((root / "commitlog").iterdir()))
-    assert store._cleaner.run_once(datetime.now()) > 2
+    age(root, 1, datetime.now())
+    count = store._cleaner.run_once(datetime.now())
+    assert count > 2
+    bounds = store.queue_bounds("orders", 0)
+    [lost] = store.deleted_young()
+    assert (lost.topic, lost.queue_id, lost.end_offset) == ("orders", 0, bounds.min_offset)
+    assert 100 < lost.begin_offset < lost.end_offset  # the first file had reached its time
+    assert store.status().retention.young_files_deleted == count - 1
+    assert store.statistics().runtime["commitLogYoungFilesDeleted"] == str(count - 1)
+    assert f"orders:0 {lost.begin_offset} to {lost.end_offset - 1}" in caplog.text
     assert len(list((root / "commitlog").iterdir())) < before
     assert store.append([make_batch([b"x"])])[0].queue_offset == len(BODIES)
     store.close()

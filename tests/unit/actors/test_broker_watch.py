@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from actors.core.broker_state import BrokerState
 from raymq.config import BrokerOptions
 from raymq.group_info import GroupConfig
 from raymq.stats import Figures
+from storage import cleaner
 from tests.support.stores import make_batch, open_store
 
 
@@ -30,7 +32,9 @@ def watch_over(store, changed: list[GroupConfig] | None = None, **options):
     for change in [state.decide_topic("orders", 1, 1), *state.decide_group("slow"), *state.decide_group("quick")]:
         state.apply(change, 0)
     storage = SimpleNamespace(
-        control=lambda method, timeout_s: store.statistics() if method == "statistics" else asdict(store.status()),
+        control=lambda method, timeout_s: (
+            getattr(store, method)() if method in ("statistics", "deleted_young") else asdict(store.status())
+        ),
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s),
     )
     changed = [] if changed is None else changed
@@ -94,3 +98,35 @@ def test_the_message_at_an_offset_is_found_or_there_is_none(store):
     assert watch.message_at("orders", 0, 1).body == b"b"
     assert watch.message_at("orders", 0, 2) is None
     assert watch.message_at("orders", 7, 0) is None
+
+
+def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go_on_behind_it(
+    tmp_path, no_flushes, monkeypatch, caplog
+):
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.87)
+    store = open_store(tmp_path / "store", clean_file_forcibly_enable=True)
+    watch, state = watch_over(store)
+    store.append([make_batch([b"x" * 1000 for _ in range(300)])])
+    state.offsets.set("slow", "orders", {0: 10}, {})
+    state.offsets.set("quick", "orders", {0: 290}, {})
+    watch.note_deletions()
+    assert watch.unread() == []
+    assert store._cleaner.run_once(datetime.now()) > 0
+    first = store.queue_bounds("orders", 0).min_offset
+    assert 10 < first < 290
+    state.offsets.set("slow", "orders", {0: first}, {})  # as a consumer does that meets the gap
+    for _ in range(2):
+        watch.note_deletions()
+        assert watch.unread() == [{"group": "slow", "topic": "orders", "messages": first - 10}]
+    assert caplog.text.count(f"group slow had not read messages 10 to {first - 1} of orders:0") == 1
+    watch.forget(group="slow")
+    assert watch.unread() == []
+    store.close()
+
+
+def test_a_store_that_deletes_nothing_before_its_time_has_nothing_to_tell(store):
+    watch, state = watch_over(store)
+    fall_behind(store, state)
+    watch.note_deletions()
+    assert (store.deleted_young(), watch.unread()) == (None, [])

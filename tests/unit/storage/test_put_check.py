@@ -193,7 +193,7 @@ class TestStore:
             """bootTimestamp runtime putMessageEntireTimeMax putMessageTimesTotal putMessageFailedTimes
             putMessageSizeTotal putMessageDistributeTime putMessageAverageSize dispatchMaxBuffer getMessageEntireTimeMax
             putTps getFoundTps getMissTps getTotalTps getTransferredTps putLatency99 putLatency999 commitLogDiskRatio
-            consumeQueueDiskRatio commitLogMinOffset commitLogMaxOffset""".split()
+            consumeQueueDiskRatio commitLogMinOffset commitLogMaxOffset commitLogYoungFilesDeleted""".split()
         )
         assert store._stats._transferred == 6
         assert statistics.runtime["putMessageTimesTotal"] == "6"
