@@ -188,7 +188,8 @@ class StoreOptions(BaseModel):
         int, Field(ge=0, le=100, description="Percent of the disk from which on old messages go at any hour. 10 to 95.")
     ] = 75
     disk_space_clean_forcibly_ratio: Annotated[
-        int, Field(ge=0, le=100, description="Percent from which on the next but one setting applies. 30 to 85.")
+        int,
+        Field(ge=0, le=100, description="Percent from which on clean_file_forcibly_enable, if on, applies. 30 to 85."),
     ] = 85
     disk_space_warning_level_ratio: Annotated[
         int, Field(ge=0, le=100, description="Percent from which on the store refuses appends. 35 to 90.")

@@ -76,3 +76,19 @@ def test_balance_says_what_moved_and_fails_where_it_did_not(run, monkeypatch, le
     assert "broker-a to replica 0" in result.output
     assert ("not yet" in result.output) == bool(left)
     assert result.exit_code == code
+
+
+@pytest.mark.parametrize("files", [0, 3])
+def test_status_says_what_a_full_disk_took_before_its_time_and_who_had_not_read_it(run, monkeypatch, files):
+    unread = [{"group": "billing", "topic": "orders", "messages": 56_911}] if files else []
+    broker = {"actor": "broker-a", "error": "", "ready": True, "waiting_for": "", "topics": [], "groups": []}
+    store = {"actor": "storage-broker-a-0", "error": "", "writable": True, "queues": 1, "root": "/data"}
+    offsets = dict.fromkeys(("min_physical_offset", "max_physical_offset", "flushed_physical_offset"), 0)
+    taken = {"retention": {"young_files_deleted": files}}
+    whole = {**report(), "brokers": [{**broker, "deleted_unread": unread}], "stores": [{**store, **offsets, **taken}]}
+    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    result = run("status")
+    lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
+    assert ("a full disk took 3 log files before their time" in result.output) == bool(files)
+    assert (["billing", "orders", "56,911"] in lines) == bool(files)
+    assert result.exit_code == 0
