@@ -39,7 +39,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
     broker._epoch, broker._stopping = 1, threading.Event()
     broker._log = SimpleNamespace(is_ready=is_ready, snapshot=sample)
     broker._registrar = SimpleNamespace(beat=beat)
-    broker._watch = SimpleNamespace(sample=sample, protect=sample)
+    broker._watch = SimpleNamespace(sample=sample, protect=sample, note_deletions=sample)
     return broker
 
 
