@@ -12,10 +12,11 @@ from typing import NoReturn
 
 import click
 
+from raymq.cli.completion import completion
 from raymq.cli.dead_letters import dlq
 from raymq.cli.groups import group
 from raymq.cli.messages import consume, query, send
-from raymq.cli.output import err, out
+from raymq.cli.output import Group, out, say_error
 from raymq.cli.servers import balance, demo, down, drain, status, up
 from raymq.cli.stores import store
 from raymq.cli.topics import topic
@@ -24,10 +25,7 @@ from raymq.errors import RaymqError
 
 def main() -> NoReturn:
     """The console script."""
-    # Ray prints its raylets' messages on `sys.stdout`; what a command answers must not be mixed with them.
-    out.file = sys.stdout
-    sys.stdout = sys.stderr
-    if not out.is_terminal:
+    if not sys.stdout.isatty():
         out.width = 200  # there is no width to keep to, and a folded cell is hard to search for
     try:
         code = cli.main(standalone_mode=False)
@@ -35,15 +33,17 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except RaymqError as error:
-        err.print(f"raymq: {error}", markup=False, highlight=False)
+        say_error(str(error))
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
-        err.print("raymq: interrupted", markup=False)
+        say_error("interrupted")
         sys.exit(130)
+    finally:
+        sys.stdout = sys.stderr  # Ray may print until the process has ended
     sys.exit(code if isinstance(code, int) else 0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="raymq", prog_name="raymq")
 def cli() -> None:
     """A durable message queue inside a Ray cluster.
@@ -56,5 +56,5 @@ def cli() -> None:
     """
 
 
-for command in (up, down, status, drain, balance, demo, topic, group, send, consume, query, dlq, store):
+for command in (up, down, status, drain, balance, demo, topic, group, send, consume, query, dlq, store, completion):
     cli.add_command(command)

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from raymq.cli.output import address_option, client_of, json_option, message_dict, out, print_value, table
+from raymq.cli.output import Group, address_option, client_of, json_option, message_dict, print_value, say, table
+from raymq.cli.progress import counting
 
 
-@click.group()
+@click.group(cls=Group)
 def dlq() -> None:
     """List and replay a group's dead letters: messages that failed in all their attempts."""
 
@@ -49,7 +50,7 @@ def dlq_replay(group_name: str, rate: str | None, limit: int | None, address: st
     with client_of(address) as client:
         results = client.admin.dead_letters(group_name).replay(rate=per_second, max_messages=limit)
         counts = _report(results, as_json)
-    print_value(as_json, counts, lambda: out.print(f"{counts['replayed']} replayed, {counts['failed']} failed"))
+    print_value(as_json, counts, lambda: say(f"{counts['replayed']} replayed, {counts['failed']} failed"))
     if counts["failed"]:
         raise click.exceptions.Exit(1)
 
@@ -57,12 +58,14 @@ def dlq_replay(group_name: str, rate: str | None, limit: int | None, address: st
 def _report(results: Iterable[Any], as_json: bool) -> dict[str, int]:
     """Print each result as it comes; returns how many there were of each kind."""
     counts = {"replayed": 0, "failed": 0}
-    for result in results:
-        state = "failed" if result.error else "replayed"
-        counts[state] += 1
-        row = {**_row(result.letter), "state": state, "error": result.error}
-        text = f"{state}  {row['topic']}  {row['message_id']}  {result.error}".rstrip()
-        print_value(as_json, row, partial(out.print, text, markup=False, highlight=False, soft_wrap=True))
+    with counting("replaying", prints_lines=True) as counter:
+        for result in results:
+            state = "failed" if result.error else "replayed"
+            counts[state] += 1
+            row = {**_row(result.letter), "state": state, "error": result.error}
+            text = f"{state}  {row['topic']}  {row['message_id']}  {result.error}".rstrip()
+            print_value(as_json, row, partial(say, text))
+            counter.advance()
     return counts
 
 

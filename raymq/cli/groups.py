@@ -10,14 +10,15 @@ import click
 
 from raymq.cli.output import (
     FIGURES,
+    Group,
     address_option,
     client_of,
     duration,
     figures_row,
     json_option,
-    out,
     print_rows,
     print_value,
+    say,
     table,
 )
 from raymq.delay import parse_time
@@ -25,7 +26,7 @@ from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
 
 
-@click.group()
+@click.group(cls=Group)
 def group() -> None:
     """List, describe, change and delete consumer groups, and move their offsets."""
 
@@ -70,7 +71,7 @@ def group_describe(name: str, address: str | None, as_json: bool) -> None:
         text = [[*row[:-1], duration(row[-1])] for row in rows]
         footer = ["total", "", "", "", "", summary.lag, duration(summary.lag_ms)]
         table([*names[:-1], "behind"], text, footer if rows else None)
-        out.print(f"{summary.retry_lag} wait to be tried again, {summary.dead_letters} dead letters")
+        say(f"{summary.retry_lag} wait to be tried again, {summary.dead_letters} dead letters")
 
     print_value(as_json, value, show)
 
@@ -157,7 +158,7 @@ def group_delete(name: str, address: str | None) -> None:
     """Forget a group and its offsets. Example: raymq group delete billing --yes"""
     with client_of(address) as client:
         client.admin.delete_group(name)
-    out.print(f"group {name} is deleted")
+    say(f"group {name} is deleted")
 
 
 def _target(text: str) -> dict[str, Any]:

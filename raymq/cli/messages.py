@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from raymq.cli.output import (
+    Command,
     address_option,
     client_of,
     json_option,
@@ -20,12 +21,13 @@ from raymq.cli.output import (
     print_value,
     table,
 )
+from raymq.cli.progress import counting, steps
 from raymq.errors import InvalidArgumentError
 
 JOIN_S: Final = 15.0
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("topic_name", metavar="TOPIC")
 @click.argument("body", required=False)
 @click.option("--tags", help="The message's tag.")
@@ -58,21 +60,21 @@ def send(
     due_ms = None if deliver_at is None else parse_time(deliver_at, time.time_ns() // 1_000_000)
     user = dict(_pair(text) for text in properties)
     bodies = [body.encode()] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
-    with client_of(address) as client, client.producer("raymq-cli") as producer:
-        futures = [
-            producer.send_async(
-                Message(topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms),
-                sharding_key=sharding_key,
-            )
-            for text in bodies
-        ]
+    with client_of(address) as client, counting("sending") as counter, client.producer("raymq-cli") as producer:
+        futures = []
+        for text in bodies:
+            message = Message(topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms)
+            future = producer.send_async(message, sharding_key=sharding_key)
+            future.add_done_callback(lambda _: counter.advance())
+            futures.append(future)
+        counter.expect(len(futures))
         results = [future.result() for future in futures]
     names = ["queue", "offset", "message_id", "status"]
     rows = [[str(r.queue), r.queue_offset, r.message_id, r.status.value] for r in results]
     print_rows(as_json, "sent", names, rows)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("group_name", metavar="GROUP")
 @click.argument("topic_name", metavar="TOPIC")
 @click.option("--tags", default="*", show_default=True, help='Tags to consume, for example "paid || refunded".')
@@ -115,6 +117,7 @@ def consume(
     with (
         client_of(address) as client,
         client.pull_consumer(group_name, consume_from=where, auto_commit=False) as consumer,
+        counting("consuming", limit, prints_lines=True) as counter,
     ):
         consumer.subscribe(topic_name, tags)
         while left is None or left > 0:
@@ -124,12 +127,13 @@ def consume(
                 for message in messages:
                     click.echo(message_line(message, as_json), file=out.file)
                 consumer.commit()
+                counter.advance(len(messages))
                 left = None if left is None else left - len(messages)
             elif timeout is not None and (held or time.monotonic() > quiet_until_s):
                 break
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("topic_name", metavar="TOPIC")
 @click.option("--key", help="Messages with this key, the newest ones.")
 @click.option("--id", "message_id", help="The message with this id: a unique id or an offset message id.")
@@ -153,7 +157,8 @@ def query(
     if sum(choice is not None for choice in (key, message_id, place)) != 1:
         raise click.UsageError("give one of --key, --id and --offset")
     at = None if place is None else _parse_place(topic_name, place)
-    with client_of(address) as client:
+    with client_of(address) as client, steps() as progress:
+        progress(f"looking in {topic_name}")
         if key is not None:
             messages = client.admin.query_by_key(topic_name, key, max_messages=limit)
         elif at is not None:

@@ -1,19 +1,51 @@
-"""How commands talk: tables for people, `--json` for machines, one line on standard error for what failed."""
+"""How commands talk: tables for people, `--json` for machines, one line on standard error for what failed.
+
+Every text is printed literally: nothing in it is markup, and control characters are escaped (raymq.cli.terminal_text).
+"""
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-out = Console()
-err = Console(stderr=True, soft_wrap=True)
+from raymq.cli.terminal_text import error_text, json_text, printable
+
+out = Console(markup=False, emoji=False, highlight=False)
+err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap=True)
+
+
+class Command(click.Command):
+    """A command whose answers alone are on standard output.
+
+    Ray prints its raylets' messages on `sys.stdout`, so that is standard error while the command runs; what the command
+    answers goes through `out`. Help, version and completion are printed before, as click does it.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        out.file = stdout = sys.stdout
+        if isinstance(stdout, TextIOWrapper):  # a terminal that cannot show a character still gets the others
+            stdout.reconfigure(errors="backslashreplace")
+        sys.stdout = sys.stderr
+        try:
+            return super().invoke(ctx)
+        finally:
+            sys.stdout = stdout
+
+
+class Group(click.Group):
+    """A noun with its verbs."""
+
+    command_class = Command
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 address_option = click.option("--address", help="Ray cluster to use, host:port. Default: the one on this machine.")
@@ -28,20 +60,20 @@ def client_of(address: str | None) -> Iterator[Any]:
         yield client
 
 
-@contextmanager
-def steps(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A spinner on standard error that tells the step."""
-    if quiet:
-        yield lambda step: None
-        return
-    with err.status("…") as spinner:
-        yield lambda step: spinner.update(f"{step} …")
+def say(text: str) -> None:
+    """Print a line, literally."""
+    click.echo(printable(text), file=out.file)
+
+
+def say_error(text: str) -> None:
+    """Print why the command failed, on standard error."""
+    err.print(Text(f"raymq: {error_text(text)}"))
 
 
 def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> None:
     """Print `value` as one line of JSON, or let `otherwise` print what people read."""
     if as_json:
-        click.echo(json.dumps(value, ensure_ascii=False), file=out.file)
+        click.echo(json_text(value), file=out.file)
     else:
         otherwise()
 
@@ -64,17 +96,17 @@ def table(names: Sequence[str], rows: Sequence[Sequence[Any]], footer: Sequence[
     for index, name in enumerate(names):
         numeric = bool(rows) and all(isinstance(row[index], int) or row[index] is None for row in rows)
         view.add_column(
-            name, _cell(footer[index]) if footer else "", justify="right" if numeric else "left", overflow="fold"
+            Text(name), _cell(footer[index]) if footer else "", justify="right" if numeric else "left", overflow="fold"
         )
     for row in rows:
         view.add_row(*[_cell(value) for value in row])
     out.print(view)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Text:
     if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return Text("-")
+    return Text(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value)))
 
 
 def message_dict(message: Any) -> dict[str, Any]:
@@ -98,8 +130,8 @@ def message_line(message: Any, as_json: bool) -> str:
     """A message in one line."""
     fields = message_dict(message)
     if as_json:
-        return json.dumps(fields, ensure_ascii=False)
-    return f"{fields['queue']}:{fields['queue_offset']}  {fields['tags'] or '-'}  {fields['body']}"
+        return json_text(fields)
+    return printable(f"{fields['queue']}:{fields['queue_offset']}  {fields['tags'] or '-'}  {fields['body']}")
 
 
 FIGURES = ["of", "total", "minute", "hour", "day", "per_second"]

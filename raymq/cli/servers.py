@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from raymq.cli.output import address_option, duration, json_option, out, print_value, steps, table
+from raymq.cli.output import Command, address_option, duration, json_option, out, print_value, say, table
+from raymq.cli.progress import steps
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml here, if there is one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the stores are kept.")
 @click.option("--broker-groups", type=int, help="How many broker groups share the queues.")
@@ -34,7 +35,7 @@ def up(
     from raymq.local_server import WAIT_NODES_TIMEOUT_S
     from raymq.local_server import up as start
 
-    with steps(as_json) as progress:
+    with steps() as progress:
         actors = start(
             config,
             data_dir,
@@ -44,10 +45,10 @@ def up(
             wait_nodes=wait_nodes,
             wait_timeout_s=WAIT_NODES_TIMEOUT_S if wait_s is None else wait_s,
         )
-    print_value(as_json, {"actors": actors}, lambda: out.print(f"raymq is up: {', '.join(actors)}"))
+    print_value(as_json, {"actors": actors}, lambda: say(f"raymq is up: {', '.join(actors)}"))
 
 
-@click.command()
+@click.command(cls=Command)
 @address_option
 @json_option
 def down(address: str | None, as_json: bool) -> None:
@@ -57,14 +58,12 @@ def down(address: str | None, as_json: bool) -> None:
     """
     from raymq.local_server import down as stop
 
-    with steps(as_json) as progress:
+    with steps() as progress:
         actors = stop(address, progress)
-    print_value(
-        as_json, {"stopped": actors}, lambda: out.print(f"raymq is down: stopped {', '.join(actors) or 'nothing'}")
-    )
+    print_value(as_json, {"stopped": actors}, lambda: say(f"raymq is down: stopped {', '.join(actors) or 'nothing'}"))
 
 
-@click.command()
+@click.command(cls=Command)
 @address_option
 @json_option
 def status(address: str | None, as_json: bool) -> None:
@@ -88,7 +87,7 @@ def status(address: str | None, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("node")
 @click.option("--undo", is_flag=True, help="Allow replicas there again.")
 @address_option
@@ -101,16 +100,16 @@ def drain(node: str, undo: bool, address: str | None, as_json: bool) -> None:
     """
     from raymq.local_server import drain as empty
 
-    with steps(as_json) as progress:
+    with steps() as progress:
         result = empty(node, undo, address, progress)
     left = ", ".join(result["left"])
     done = "may keep replicas again" if undo else f"still has, or still fills: {left}" if left else "keeps no replica"
-    print_value(as_json, result, lambda: out.print(f"node {result['node_id'][:8]} {done}"))
+    print_value(as_json, result, lambda: say(f"node {result['node_id'][:8]} {done}"))
     if left:
         raise click.exceptions.Exit(1)
 
 
-@click.command()
+@click.command(cls=Command)
 @address_option
 @json_option
 def balance(address: str | None, as_json: bool) -> None:
@@ -120,17 +119,17 @@ def balance(address: str | None, as_json: bool) -> None:
     """
     from raymq.local_server import balance as hand_over
 
-    with steps(as_json) as progress:
+    with steps() as progress:
         result = hand_over(address, progress)
     moved = ", ".join(f"{group} to replica {replica}" for group, replica in sorted(result["wanted"].items()))
     left = ", ".join(result["left"])
     text = f"handed over: {moved or 'nothing'}" + (f"; not yet: {left}" if left else "")
-    print_value(as_json, result, lambda: out.print(text))
+    print_value(as_json, result, lambda: say(text))
     if left:
         raise click.exceptions.Exit(1)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the store here; a second run reopens it.")
 @click.option("--kill/--no-kill", default=True, help="Kill one storage process while producing (default: yes).")
 def demo(keep: Path | None, kill: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from raymq.cli.output import address_option, client_of, json_option, out, print_rows, print_value, table
+from raymq.cli.output import Group, address_option, client_of, json_option, print_rows, print_value, say, table
 
 
-@click.group()
+@click.group(cls=Group)
 def store() -> None:
     """Show what a store counts, and have it delete old messages now."""
 
@@ -45,4 +45,4 @@ def store_clean(broker_name: str, address: str | None) -> None:
     """
     with client_of(address) as client:
         client.admin.clean_store(broker_name)
-    out.print(f"{broker_name} deletes what is older than its settings keep; see `raymq status`")
+    say(f"{broker_name} deletes what is older than its settings keep; see `raymq status`")

@@ -8,13 +8,14 @@ import click
 
 from raymq.cli.output import (
     FIGURES,
+    Group,
     address_option,
     client_of,
     figures_row,
     json_option,
-    out,
     print_rows,
     print_value,
+    say,
     table,
 )
 from raymq.route import PERM_READ, PERM_WRITE
@@ -22,7 +23,7 @@ from raymq.route import PERM_READ, PERM_WRITE
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
 
 
-@click.group()
+@click.group(cls=Group)
 def topic() -> None:
     """Create, list, describe, change and delete topics."""
 
@@ -36,7 +37,7 @@ def topic_create(name: str, queues: int, address: str | None, as_json: bool) -> 
     """Create a topic. Example: raymq topic create orders --queues 8"""
     with client_of(address) as client:
         client.admin.create_topic(name, queues)
-    print_value(as_json, {"topic": name, "queues": queues}, lambda: out.print(f"topic {name} has {queues} queues"))
+    print_value(as_json, {"topic": name, "queues": queues}, lambda: say(f"topic {name} has {queues} queues"))
 
 
 @topic.command("list")
@@ -78,7 +79,7 @@ def topic_update(name: str, queues: int | None, perm: str | None, address: str |
         client.admin.update_topic(name, queues=queues, perm=bits)
     changed = {"queues": queues, "perm": perm}
     text = ", ".join(f"{key} {value}" for key, value in changed.items() if value is not None)
-    print_value(as_json, {"topic": name, **changed}, lambda: out.print(f"topic {name} has {text} now"))
+    print_value(as_json, {"topic": name, **changed}, lambda: say(f"topic {name} has {text} now"))
 
 
 @topic.command("order")
@@ -99,7 +100,7 @@ def topic_order(name: str, config: str | None, clear: bool, address: str | None,
             client.admin.set_order_config(name, config)
         now = client.admin.order_config(name)
     text = f"topic {name} is written to {now}" if now else f"topic {name} is no order topic"
-    print_value(as_json, {"topic": name, "order_config": now}, lambda: out.print(text))
+    print_value(as_json, {"topic": name, "order_config": now}, lambda: say(text))
 
 
 @topic.command("stats")
@@ -122,4 +123,4 @@ def topic_delete(name: str, address: str | None) -> None:
     """Delete a topic and its messages. Example: raymq topic delete orders --yes"""
     with client_of(address) as client:
         client.admin.delete_topic(name)
-    out.print(f"topic {name} is deleted")
+    say(f"topic {name} is deleted")
