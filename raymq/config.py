@@ -14,11 +14,11 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Annotated, Any, Final
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from raymq.errors import ConfigError
 from raymq.names import NameServerName
+from raymq.settings_file import read_settings_file
 from raymq.store_settings import StoreOptions, absolute_path
 
 DEFAULT_FILE: Final = "raymq.yaml"
@@ -198,17 +198,7 @@ def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
     names the file, the key and what is allowed; nothing has been started then.
     """
     file = Path(DEFAULT_FILE) if path is None else Path(path)
-    values: Any = {}
-    if path is not None or file.exists():
-        try:
-            values = yaml.safe_load(file.read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read settings from {file}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} is not YAML: {error}") from None
-        values = {} if values is None else values
-        if not isinstance(values, dict):
-            raise ConfigError(f"{file} must be a mapping of settings, not a {type(values).__name__}")
+    values = read_settings_file(file) if path is not None or file.exists() else {}
     try:
         given = {key: value for key, value in overrides.items() if value is not None}
         return ClusterSettings.model_validate({**values, **given})
@@ -216,21 +206,38 @@ def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
         raise ConfigError(_explain(str(file) if values else "the settings", error)) from None
 
 
+PROBLEMS_MAX: Final = 20
+"""As many are told at once; who has more has mistaken the file."""
+
+
 def _explain(where: str, error: ValidationError) -> str:
     problems = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
+    for item in error.errors()[:PROBLEMS_MAX]:
+        key = _short(".".join(str(part) for part in item["loc"]))
         if item["type"] == "extra_forbidden":
-            section = item["loc"][0] if len(item["loc"]) > 1 else ""
-            sections: dict[str, type[BaseModel]] = {
-                "store": StoreOptions,
-                "broker": BrokerOptions,
-                "replication": ReplicationOptions,
-            }
-            model = sections.get(str(section), ClusterSettings)
-            close = difflib.get_close_matches(str(item["loc"][-1]), list(model.model_fields), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
-            problems.append(f"unknown key {key!r}{hint}")
+            problems.append(f"unknown key {key!r}{_hint(item['loc'])}")
         else:
-            problems.append(f"{key}: {item['msg']}, got {item['input']!r}")
+            problems.append(f"{key}: {item['msg']}, got {_short(repr(item['input']))}")
+    if error.error_count() > PROBLEMS_MAX:
+        problems.append(f"and {error.error_count() - PROBLEMS_MAX} more")
     return f"{where}: " + "; ".join(problems)
+
+
+def _hint(place: tuple[int | str, ...]) -> str:
+    """What may stand where an unknown key is."""
+    section = place[0] if len(place) > 1 else ""
+    sections: dict[str, type[BaseModel]] = {
+        "store": StoreOptions,
+        "broker": BrokerOptions,
+        "replication": ReplicationOptions,
+    }
+    model = sections.get(str(section), ClusterSettings)
+    close = difflib.get_close_matches(str(place[-1])[:SHOWN_MAX], list(model.model_fields), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
+
+
+SHOWN_MAX: Final = 200
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"

@@ -63,7 +63,8 @@ def _report(results: Iterable[Any], as_json: bool) -> dict[str, int]:
             state = "failed" if result.error else "replayed"
             counts[state] += 1
             row = {**_row(result.letter), "state": state, "error": result.error}
-            text = f"{state}  {row['topic']}  {row['message_id']}  {result.error}".rstrip()
+            parts = [state, row["topic"], row["message_id"], *([result.error] if result.error else [])]
+            text = "  ".join(parts)
             print_value(as_json, row, partial(say, text))
             counter.advance()
     return counts

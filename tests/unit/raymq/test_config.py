@@ -97,6 +97,31 @@ def test_a_relative_data_directory_is_made_absolute_where_it_was_said(tmp_path, 
         ("a: 1\n b: 2", "is not YAML"),
         (b"\xff\xfe\xfa", "is not YAML"),
         ("x: !!python/object/apply:os.system ['true']", "is not YAML"),
+        ("x: 2001-99-99", "is not YAML: month must be in"),
+        ("x: !!int abc", "is not YAML: invalid literal"),
+        (
+            "broker_groups: 2\nname_servers: 1\nbroker_groups: 3\n",
+            "line 3: key 'broker_groups' is given twice",
+        ),
+        ("store:\n  delete_when: '04'\n  delete_when: '05'\n", "line 3: key 'delete_when' is given twice.* line 2"),
+        ("{broker_groups: 2, broker_groups: 2}", "line 1: key 'broker_groups' is given twice"),
+        ("? [a]\n: b", "line 1: a key must be a name"),
+        ("x: " + "[" * 20_000, "line 1: settings are nested at most 16 deep"),
+        ("x: " + "[" * 17 + "]" * 17, "line 1: settings are nested at most 16 deep"),
+        ("x: " + "{a: " * 5_000 + "1" + "}" * 5_000, "line 1: settings are nested at most 16 deep"),
+        ("\n".join(" " * n + "a:" for n in range(300)), "line 16: settings are nested at most 16 deep"),
+        ("- " * 10_000, "settings are nested at most 16 deep"),
+        ("x: [" + "1," * 11_000 + "]", "settings have at most 10,000 values"),
+        ("a: &a [1]\nb: *a", r"line 1: anchors and aliases \(& and \*\) have no place in settings"),
+        ("a: *a", "line 1: anchors and aliases"),
+        ("a: &a {b: *a}", "line 1: anchors and aliases"),
+        ("<<: {broker_groups: 2}\n<<: {broker_groups: 3}", "line 2: key '<<' is given twice"),
+        ("#" * 70_000, "is larger than 64 KiB"),
+        ("x: " + "y" * 60_000, "unknown key 'x'"),
+        ("broker_groups: " + "y" * 60_000, "got 'y{199}…$"),
+        ("y" * 1_000 + ": 1", "unknown key 'y{200}…'"),
+        ("broker_groups: " + "9" * 5_000, "is not YAML: Exceeds the limit"),
+        ("".join(f"unknown{n}: 1\n" for n in range(1_000)), "; and 980 more$"),
     ],
 )
 def test_a_bad_setting_is_refused_with_the_file_and_the_key(write, text, said):
@@ -104,6 +129,16 @@ def test_a_bad_setting_is_refused_with_the_file_and_the_key(write, text, said):
     with pytest.raises(ConfigError, match=said) as caught:
         load_settings(path)
     assert str(path) in str(caught.value)
+
+
+ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+
+def test_no_file_can_make_the_message_long(write):
+    for text in (ALIASES, "x: " + "[" * 60_000, "".join(f"{n}: {'z' * 40}\n" for n in range(1_200))):
+        with pytest.raises(ConfigError) as caught:
+            load_settings(write(text))
+        assert len(str(caught.value)) < 20_000
 
 
 def test_all_that_is_wrong_is_said_at_once(write):
