@@ -32,6 +32,7 @@ from actors.core.client_registry import ClientRegistry
 from actors.core.group_offsets import Owners, TopicCommits
 from actors.core.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.options import PERSISTENT
+from actors.plain_answers import plain_errors, plain_pull_result, plain_send_result
 from actors.pull import PullActor
 from actors.rebalance import RebalanceActor
 from actors.registrar import Registrar
@@ -49,7 +50,7 @@ from raymq.group_info import (
     SendBackAnswer,
     StartOffsetQuery,
 )
-from raymq.message import ConsumeFromWhere, Message, MessageQueue, PullResult, SendResult
+from raymq.message import ConsumeFromWhere, Message, MessageQueue
 from raymq.names import (
     AUTO_CREATE_TOPIC,
     CONTROLLER,
@@ -423,22 +424,25 @@ class Broker:
         delay_level: int = 0,
         deliver_at_ms: int | None = None,
         wait_store_msg_ok: bool = True,
-    ) -> SendResult:
+    ) -> dict[str, Any]:
         """Store one message in a queue of this group. Not safe to repeat: each call is a new message.
 
-        TopicNotExistError, unless auto_create_topic_enable is on; NoPermissionError.
+        The answer and the errors need no raymq where they are read (actors.plain_answers): a dict with status,
+        message_id, offset_message_id, topic, broker_name, queue_id and queue_offset; ValueError for a message that
+        breaks a rule, RuntimeError named TopicNotExistError (unless auto_create_topic_enable is on), NoPermissionError…
         """
-        message = Message(
-            topic,
-            body,
-            tags,
-            tuple([keys] if isinstance(keys, str) else keys),
-            dict(properties or {}),
-            delay_level=delay_level,
-            deliver_at_ms=deliver_at_ms,
-            wait_store_msg_ok=wait_store_msg_ok,
-        )
-        return self._producer.send(message, sharding_key=sharding_key)
+        with plain_errors():
+            message = Message(
+                topic,
+                body,
+                tags,
+                tuple([keys] if isinstance(keys, str) else keys),
+                dict(properties or {}),
+                delay_level=delay_level,
+                deliver_at_ms=deliver_at_ms,
+                wait_store_msg_ok=wait_store_msg_ok,
+            )
+            return plain_send_result(self._producer.send(message, sharding_key=sharding_key))
 
     def pull(
         self,
@@ -450,16 +454,22 @@ class Broker:
         max_messages: int = 32,
         tags: str = "*",
         wait_s: float = 0.0,
-    ) -> PullResult:
+    ) -> dict[str, Any]:
         """Read a queue of this group from `offset`, waiting up to `wait_s` (at most 15 s) for a message.
 
-        TopicNotExistError, NoPermissionError (a topic that may not be read, a group that may not consume).
+        The answer and the errors need no raymq where they are read (actors.plain_answers): a dict with status,
+        messages, next_offset, min_offset and max_offset, each message a dict of MessageExt's fields; ValueError for an
+        argument that breaks a rule and an offset the queue has not, RuntimeError named TopicNotExistError,
+        NoPermissionError (a topic that may not be read, a group that may not consume)…
         """
-        check_group(group)
-        config = self._check_readable(self._log.ready(), group, topic)
-        queue = self._queue(topic, queue_id)
-        subscription = Subscription.parse(topic, tags)
-        return pull_messages(self._storage, queue, config.read_queue_nums, subscription, offset, max_messages, wait_s)
+        with plain_errors():
+            check_group(group)
+            config = self._check_readable(self._log.ready(), group, topic)
+            queue = self._queue(topic, queue_id)
+            wanted = Subscription.parse(topic, tags)
+            nums = config.read_queue_nums
+            result = pull_messages(self._storage, queue, nums, wanted, offset, max_messages, wait_s)
+            return plain_pull_result(result)
 
     # Clients and counters
 

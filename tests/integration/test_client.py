@@ -562,19 +562,19 @@ def test_plain_handles_of_a_broker_send_to_and_pull_from_its_own_queues(mq: raym
             for n in range(5)
         ]
     )
-    [queue] = {result.queue for result in sent}
-    assert queue.broker_name == "broker-a"
-    assert sorted(result.queue_offset for result in sent) == list(range(5))
-    pulled = ray.get(broker.pull.remote("billing", topic, queue_id=queue.queue_id, offset=0, max_messages=3))
-    assert pulled.status is PullStatus.FOUND
-    assert [message.queue_offset for message in pulled.messages] == [0, 1, 2]
-    assert (pulled.next_offset, pulled.max_offset) == (3, 5)
-    assert {(m.tags, m.keys, m.properties["n"]) for m in pulled.messages} == {("paid", ("o-17",), "1")}
-    nothing = ray.get(broker.pull.remote("billing", topic, queue_id=queue.queue_id, offset=5))
-    assert (nothing.status, nothing.messages) == (PullStatus.NO_NEW_MESSAGE, ())
-    waiting = broker.pull.remote("billing", topic, queue_id=queue.queue_id, offset=5, wait_s=15.0)
+    [queue_id] = {result["queue_id"] for result in sent}
+    assert {result["broker_name"] for result in sent} == {"broker-a"}
+    assert sorted(result["queue_offset"] for result in sent) == list(range(5))
+    pulled = ray.get(broker.pull.remote("billing", topic, queue_id=queue_id, offset=0, max_messages=3))
+    assert pulled["status"] == "FOUND"
+    assert [message["queue_offset"] for message in pulled["messages"]] == [0, 1, 2]
+    assert (pulled["next_offset"], pulled["max_offset"]) == (3, 5)
+    assert [(m["tags"], m["keys"], m["properties"]) for m in pulled["messages"]] == [("paid", ["o-17"], {"n": "1"})] * 3
+    nothing = ray.get(broker.pull.remote("billing", topic, queue_id=queue_id, offset=5))
+    assert (nothing["status"], nothing["messages"]) == ("NO_NEW_MESSAGE", [])
+    waiting = broker.pull.remote("billing", topic, queue_id=queue_id, offset=5, wait_s=15.0)
     ray.get(broker.send.remote(topic, b"late", sharding_key="k"))
-    assert bodies(ray.get(waiting).messages) == [b"late"]
+    assert [message["body"] for message in ray.get(waiting)["messages"]] == [b"late"]
 
 
 def test_closing_one_of_two_clients_leaves_the_other_and_the_servers_alone(mq: raymq.Client, topic: str) -> None:

@@ -1,0 +1,72 @@
+"""Answers for programs that have nothing but Ray: built-in values, and built-in exceptions.
+
+What an actor answers is unpickled by the program that asked. A SendResult, or an error of raymq, can only be unpickled
+where raymq is installed, and `Broker.send` and `Broker.pull` are for any Ray program. Each value of these answers is a
+str, int, bytes or None, or a list or dict of such; each error is a ValueError, TimeoutError or RuntimeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from raymq.errors import RaymqError
+from raymq.message import MessageExt, PullResult, SendResult
+
+
+def plain_send_result(result: SendResult) -> dict[str, Any]:
+    """SendResult's fields, with the status's name and, in place of the queue, its three fields."""
+    return {
+        "status": result.status.value,
+        "message_id": result.message_id,
+        "offset_message_id": result.offset_message_id,
+        "topic": result.queue.topic,
+        "broker_name": result.queue.broker_name,
+        "queue_id": result.queue.queue_id,
+        "queue_offset": result.queue_offset,
+    }
+
+
+def plain_pull_result(result: PullResult) -> dict[str, Any]:
+    """PullResult's fields, with the status's name; each message is a dict of MessageExt's fields, keys a list."""
+    return {
+        "status": result.status.value,
+        "messages": [_plain_message(message) for message in result.messages],
+        "next_offset": result.next_offset,
+        "min_offset": result.min_offset,
+        "max_offset": result.max_offset,
+    }
+
+
+def _plain_message(message: MessageExt) -> dict[str, Any]:
+    values = {field.name: getattr(message, field.name) for field in fields(MessageExt)}
+    return {
+        **values,
+        "keys": list(message.keys),
+        "properties": dict(message.properties),
+        "system_properties": dict(message.system_properties),
+    }
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Within it, an error of raymq becomes the one of `plain_error`; every other goes on as it is."""
+    try:
+        yield
+    except RaymqError as error:
+        raise plain_error(error) from None
+
+
+def plain_error(error: RaymqError) -> Exception:
+    """The built-in exception that `error` also is (ValueError, TimeoutError), else a RuntimeError, with the same text.
+
+    Its attributes: `name`, the class of `error`; `code`, RocketMQ's response code; `retryable`, whether the same call
+    may succeed later. All of them outlive pickling.
+    """
+    builtin = next((kind for kind in (ValueError, TimeoutError) if isinstance(error, kind)), RuntimeError)
+    plain: Any = builtin(str(error))
+    plain.name, plain.code, plain.retryable = type(error).__name__, error.code, error.retryable
+    exception: Exception = plain
+    return exception
