@@ -220,6 +220,10 @@ class Broker:
         """A group's configuration here; GroupNotExistError."""
         return self._log.ready().require_group(group)
 
+    def check_broadcast(self, group: str) -> None:
+        """NoPermissionError for a group that may not consume in BROADCASTING; one not known here may."""
+        self._log.ready().check_broadcast(group)
+
     def update_group(self, config: GroupConfig) -> None:
         """Set a group's configuration, making the group if it is new. IllegalNameError, InvalidArgumentError."""
         self._change(lambda state: state.decide_group_config(config))

@@ -78,6 +78,7 @@ class FileOffsets:
                 self._known = self._file.load()
 
     def start(self, held: ProcessQueue) -> QueueOffset:
+        self._brokers.check_broadcast(held.queue.broker_name, CALL_TIMEOUT_S)
         with self._lock:
             known = None if self._known is None else self._known.get(held.queue)
         if known is not None:

@@ -89,7 +89,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
 
     def update_group(self, group: str, **changes: Any) -> GroupConfig:
         """Change fields of a group's configuration (GroupConfig), which is returned. Its consumers stop soon after
-        ``consume_enable=False``. GroupNotExistError, InvalidArgumentError."""
+        ``consume_enable=False``. Consumers in BROADCASTING begin with no further queue after
+        ``consume_broadcast_enable=False``. GroupNotExistError, InvalidArgumentError."""
         known = {field.name for field in fields(GroupConfig)} - {"group"}
         if unknown := sorted(changes.keys() - known):
             raise InvalidArgumentError(f"a group has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")

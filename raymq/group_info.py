@@ -18,16 +18,18 @@ class StartOffsetQuery:
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """A subscription group as a broker holds it (spec/messaging.md §2.7). `retry_max_times`: deliveries after the first
-    before a message goes to the dead-letter topic."""
+    """A subscription group as a broker holds it (spec/messaging.md §2.7).
+
+    `consume_enable`: whether its consumers get anything at all; `consume_broadcast_enable`: whether they may consume in
+    BROADCASTING. `retry_queue_nums`: queues of its retry topic per broker group. `retry_max_times`: deliveries after
+    the first before a message goes to the dead-letter topic.
+    """
 
     group: str
     consume_enable: bool = True
     consume_broadcast_enable: bool = True
-    consume_message_orderly: bool = False
     retry_queue_nums: int = 1
     retry_max_times: int = 16
-    consume_timeout_minute: int = 15
 
 
 @dataclass(frozen=True, slots=True)

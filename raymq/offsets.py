@@ -33,6 +33,13 @@ class GroupOffsets:
             time.monotonic() + timeout_s, lambda left_s: broker.call("ensure_group", self.group, timeout_s=left_s)
         )
 
+    def check_broadcast(self, broker_name: str, timeout_s: float = TIMEOUT_S) -> None:
+        """NoPermissionError where the group may not consume in BROADCASTING."""
+        broker = self._broker(broker_name)
+        persist_until(
+            time.monotonic() + timeout_s, lambda left_s: broker.call("check_broadcast", self.group, timeout_s=left_s)
+        )
+
     def start(
         self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = TIMEOUT_S
     ) -> QueueOffset:

@@ -114,7 +114,8 @@ class PushConsumer:
 
         The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
         listeners' processes. Raises ClientStateError without a subscription or a listener, ListenerError when the
-        listener cannot be loaded there; nothing runs then, and the brokers know no new group.
+        listener cannot be loaded there, and NoPermissionError where the group may not consume in BROADCASTING
+        (consume_broadcast_enable); nothing runs then, and the brokers know no new group.
         """
         if not self._subscriptions:
             raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
@@ -132,10 +133,12 @@ class PushConsumer:
                 listener = ListenerActor.options(**options).remote(self._listener, settings, tuple(self._hooks))
                 subscription.listeners.append(listener)
             subscription.wait_loaded(self._listener.name, START_TIMEOUT_S)
-            if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
-                offsets = GroupOffsets(settings.group)
-                for broker_name in self._routes.brokers():
+            offsets = GroupOffsets(settings.group)
+            for broker_name in self._routes.brokers():
+                if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
                     offsets.ensure_group(broker_name)
+                else:
+                    offsets.check_broadcast(broker_name)
             for index, listener in enumerate(subscription.listeners):
                 subscription.pulls.append(ActorRef(self._start_pull(_named(settings, index), listener)))
             subscription.wait_running(START_TIMEOUT_S)

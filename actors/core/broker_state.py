@@ -26,7 +26,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from actors.core.group_offsets import OffsetTable, Owners, TopicCommits, judge_commits
-from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicExistsError, TopicNotExistError
+from raymq.errors import (
+    GroupNotExistError,
+    InvalidArgumentError,
+    NoPermissionError,
+    TopicExistsError,
+    TopicNotExistError,
+)
 from raymq.group_info import GroupConfig, OffsetCommit
 from raymq.names import SYSTEM_PREFIX, check_group, check_user_topic, is_internal_topic, is_system_group, retry_topic
 from raymq.route import DataVersion, TopicConfig, check_perm, parse_order_config
@@ -221,6 +227,16 @@ class BrokerState:
             raise GroupNotExistError(group)
         return config
 
+    def check_broadcast(self, group: str) -> None:
+        """NoPermissionError for a known group that may not consume, or not in BROADCASTING."""
+        config = self.groups.get(group)
+        off = [name for name in ("consume_enable", "consume_broadcast_enable") if config and not getattr(config, name)]
+        if off:
+            raise NoPermissionError(
+                f"group {group!r} may not consume in BROADCASTING: its {' and its '.join(off)} is off; see "
+                "admin.update_group"
+            )
+
     def apply(self, change: Change, now_ms: int) -> None:
         """Carry out a record. Raises InvalidArgumentError for a kind this version does not know."""
         handler = _APPLY.get(str(change.get("kind")))
@@ -265,12 +281,14 @@ def _check_group_config(config: GroupConfig) -> None:
     bounds = {
         "retry_queue_nums": (1, QUEUE_NUMS_MAX),
         "retry_max_times": (0, 1000),
-        "consume_timeout_minute": (1, 1440),
     }
     for name, (low, high) in bounds.items():
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise InvalidArgumentError(f"{name} of group {config.group!r} must be {low} to {high}, not {value!r}")
+    for name in ("consume_enable", "consume_broadcast_enable"):
+        if not isinstance(getattr(config, name), bool):
+            raise InvalidArgumentError(f"{name} of group {config.group!r} is a bool, not {getattr(config, name)!r}")
 
 
 def _topic_change(config: TopicConfig) -> Change:
@@ -399,16 +417,16 @@ _TOPIC_KEYS: Final = {
 _GROUP_KEYS: Final = {
     "consume_enable": "consumeEnable",
     "consume_broadcast_enable": "consumeBroadcastEnable",
-    "consume_message_orderly": "consumeMessageOrderly",
     "retry_queue_nums": "retryQueueNums",
     "retry_max_times": "retryMaxTimes",
-    "consume_timeout_minute": "consumeTimeoutMinute",
 }
 """GroupConfig's fields and their names in subscriptionGroup.json."""
 
 _GROUP_CONSTANTS: Final = {
     "brokerId": 0,
     "consumeFromMinEnable": True,
+    "consumeMessageOrderly": False,
+    "consumeTimeoutMinute": 15,
     "groupSysFlag": 0,
     "notifyConsumerIdsChangedEnable": True,
     "whichBrokerWhenConsumeSlowly": 1,

@@ -105,6 +105,12 @@ def group_reset_offset(
     "--retry-queues", "retry_queue_nums", type=click.IntRange(1), help="Queues of its retry topic per broker."
 )
 @click.option("--consume/--no-consume", "consume_enable", default=None, help="Whether it may consume at all.")
+@click.option(
+    "--broadcast/--no-broadcast",
+    "consume_broadcast_enable",
+    default=None,
+    help="Whether it may in BROADCASTING.",
+)
 @address_option
 @json_option
 def group_update(name: str, address: str | None, as_json: bool, **changes: Any) -> None:

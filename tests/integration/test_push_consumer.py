@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import raymq
+from raymq.group_info import GroupConfig
 from raymq.message import MessageExt, MessageModel
 from tests.support.cluster import SETTINGS as DEFAULTS
 from tests.support.cluster import actor_processes, poll_until
@@ -211,6 +212,20 @@ def test_a_call_that_takes_too_long_is_given_up_and_its_message_comes_back(
         [status] = subscription.status()
         assert status.stuck_threads == 1
     assert sorted(journal.lines()) == ["0 0", "0 1", "1 0", "2 0", "3 0", "4 0"]
+
+
+def test_a_group_that_may_not_broadcast_is_refused_and_shares_its_queues_as_before(
+    mq: raymq.Client, topic: str, group: str, journal: Journal, tmp_path: Path
+) -> None:
+    mq.admin.create_group(GroupConfig(group, consume_broadcast_enable=False))
+    options: dict[str, Any] = {"message_model": MessageModel.BROADCASTING, "offsets_dir": str(tmp_path)}
+    push = mq.push_consumer(group, consume_from=FIRST, **options)
+    with pytest.raises(raymq.NoPermissionError, match="consume_broadcast_enable is off"):
+        push.subscribe(topic).on_message(print).start()
+    send(mq, topic, range(3))
+    shared = mq.push_consumer(group, consume_from=FIRST).subscribe(topic)
+    with shared.on_message(lambda message: journal.write(message.body.decode())).start():
+        eventually(lambda: sorted(journal.lines()) == ["0", "1", "2"], "what is shared")
 
 
 def test_everyone_hears_everything_in_broadcasting_and_goes_on_after_a_restart(

@@ -10,7 +10,7 @@ from actors.core.message_run import MessageRun
 from actors.pull_offsets import FileOffsets, OffsetKeepers
 from actors.pull_shared import Shared
 from raymq.consume_result import ConsumeReport
-from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
 from raymq.group_info import CommitAnswer, QueueOffset
 from raymq.message import MessageModel, MessageQueue
 from raymq.push_settings import PushSettings
@@ -139,6 +139,12 @@ def test_queues_of_a_deleted_topic_are_let_go(scene):
 
 def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tmp_path):
     class Brokers:
+        refusal: Exception | None = None
+
+        def check_broadcast(self, broker_name, timeout_s):
+            if self.refusal is not None:
+                raise self.refusal
+
         def ensure_group(self, broker_name, timeout_s):
             pass
 
@@ -162,7 +168,11 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     eventually(file.exists, "the file", WAIT_S)
     keepers.close()
     again = Shared("pull-billing-0", settings)
-    files = FileOffsets(again, Brokers())
+    brokers = Brokers()
+    files = FileOffsets(again, brokers)
     files.prepare()
     again.core.grant(A, 0)
     assert files.start(again.core.held()[0]) == QueueOffset(120)
+    brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
+    with pytest.raises(NoPermissionError):
+        files.start(again.core.held()[0])

@@ -139,7 +139,11 @@ def test_a_group_is_changed_only_where_something_is_said(run: Any, admin: Admin)
     run("group", "update", "billing")
     assert admin.asked == []
     run("group", "update", "billing", "--retry-max-times", "5", "--no-consume")
-    assert admin.asked == [("billing", {"retry_max_times": 5, "consume_enable": False})]
+    run("group", "update", "billing", "--no-broadcast")
+    assert admin.asked == [
+        ("billing", {"retry_max_times": 5, "consume_enable": False}),
+        ("billing", {"consume_broadcast_enable": False}),
+    ]
 
 
 def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:

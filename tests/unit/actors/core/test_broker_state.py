@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from actors.core.broker_state import (
+    GROUPS_FILE,
     OFFSETS_FILE,
     POSITION_FILE,
     TOPICS_FILE,
@@ -293,11 +295,35 @@ def test_a_retry_topic_keeps_its_queues_when_the_group_asks_for_fewer():
 
 @pytest.mark.parametrize(
     "values",
-    [{"retry_queue_nums": 0}, {"retry_max_times": -1}, {"retry_max_times": True}, {"consume_timeout_minute": "1"}],
+    [{"retry_queue_nums": 0}, {"retry_max_times": -1}, {"retry_max_times": True}, {"consume_broadcast_enable": "no"}],
 )
 def test_a_groups_configuration_is_sensible(values):
     with pytest.raises(InvalidArgumentError):
         filled().decide_group_config(GroupConfig("billing", **values))
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [({"consume_broadcast_enable": False}, "consume_broadcast_enable is off"), ({"consume_enable": False}, "consume_")],
+)
+def test_a_group_broadcasts_unless_it_may_not(values, why):
+    state = filled()
+    state.check_broadcast("billing")
+    state.check_broadcast("unknown yet")
+    for change in state.decide_group_config(GroupConfig("billing", **values)):
+        state.apply(change, 0)
+    with pytest.raises(NoPermissionError, match=f"'billing' may not .*{why}"):
+        state.check_broadcast("billing")
+    state.check_broadcast("another")
+
+
+def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_them():
+    state = filled()
+    entry = json.loads(dump_snapshot(state, 1)[GROUPS_FILE])["subscriptionGroupTable"]["billing"]
+    assert (entry["consumeMessageOrderly"], entry["consumeTimeoutMinute"]) == (False, 15)
+    old = {"kind": "group", "group": "old", "consume_message_orderly": True, "consume_timeout_minute": 3}
+    state.apply(old, 0)
+    assert state.groups["old"] == GroupConfig("old")
 
 
 def test_a_group_is_not_made_on_first_use_where_that_is_off_unless_it_is_the_systems():
