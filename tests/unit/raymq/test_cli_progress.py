@@ -1,0 +1,90 @@
+"""Progress of long commands is on standard error of a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from raymq import cli
+from raymq.cli import messages, progress
+from raymq.message import Message, MessageQueue, SendResult, SendStatus
+
+LINES = 20_000
+
+
+class Producer:
+    """Acknowledges each message at once."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def send_async(self, message: Message, sharding_key: str | None) -> Future[SendResult]:
+        future: Future[SendResult] = Future()
+        queue = MessageQueue(message.topic, "broker-a", 0)
+        future.set_result(SendResult(SendStatus.SEND_OK, "M", "O", queue, len(self.bodies)))
+        self.bodies.append(message.body)
+        return future
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    """A standard error that is a terminal; everything shown is kept."""
+    shown = StringIO()
+    console = Console(force_terminal=True, color_system=None, width=100, file=shown, markup=False, emoji=False)
+    monkeypatch.setattr(progress, "err", console)
+    return shown
+
+
+def send(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Producer, str]:
+    producer = Producer()
+
+    @contextmanager
+    def client(address: str | None) -> Any:
+        yield SimpleNamespace(producer=lambda group: nullcontext(producer))
+
+    monkeypatch.setattr(messages, "client_of", client)
+    lines = "".join(f"{number}\n" for number in range(LINES))
+    result = CliRunner().invoke(cli.cli, ["send", "orders", *arguments], input=lines)
+    assert result.exit_code == 0, result.output
+    return producer, result.stdout
+
+
+def test_many_lines_are_sent_with_progress_and_the_json_is_clean(
+    monkeypatch: pytest.MonkeyPatch, terminal: StringIO
+) -> None:
+    producer, output = send(monkeypatch, "--json")
+    assert len(json.loads(output)["sent"]) == len(producer.bodies) == LINES
+    assert "sending" in terminal.getvalue()
+    assert f"{LINES}/{LINES}" in terminal.getvalue()
+
+
+def test_nothing_is_shown_where_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(progress, "err", Console(file=shown))
+    send(monkeypatch)
+    assert shown.getvalue() == ""
+
+
+@pytest.mark.parametrize("to_terminal", [True, False])
+def test_a_command_that_prints_lines_on_the_terminal_has_no_bar_between_them(
+    monkeypatch: pytest.MonkeyPatch, terminal: StringIO, to_terminal: bool
+) -> None:
+    monkeypatch.setattr(progress, "out", Console(force_terminal=to_terminal, file=StringIO()))
+    with progress.counting("consuming", 3, prints_lines=True) as counter:
+        counter.advance(3)
+    assert ("3/3" in terminal.getvalue()) is not to_terminal
+
+
+def test_a_step_is_shown_literally(terminal: StringIO) -> None:
+    with progress.steps() as step:
+        step("looking in [bold]x[/]\x1b[2J")
+        progress.err.print("done")  # draws the step above it
+    assert "looking in [bold]x[/]\\x1b[2J …" in terminal.getvalue()
