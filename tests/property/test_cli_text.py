@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import unicodedata
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -156,3 +157,20 @@ def test_a_command_prints_hostile_messages_as_they_are(
     as_json = CliRunner().invoke(cli.cli, [*command, "--json"]).output
     assert unsafe(as_json.replace("\n", "")) == []
     assert text in strings(json.loads(as_json.splitlines()[0]))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["send", "orders", "--\x1b[2J"], ["\x9b2J"], ["send", "orders", "--delay-level", "\r"]]
+)
+def test_wrong_usage_is_shown_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["raymq", *arguments])
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # the console script leaves it changed
+    monkeypatch.setattr(out, "width", 200)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "Usage: " in errors
+    assert unsafe(errors.replace("\n", "")) == []
