@@ -39,6 +39,7 @@ def unsafe(text: str) -> list[str]:
     return [c for c in text if unicodedata.category(c) in KINDS and c not in JOINERS]
 
 
+@settings(deadline=None)
 @given(TEXT)
 @example("\x1b[2J")
 def test_what_is_printed_has_no_control_character_and_the_rest_is_as_it_was(text: str) -> None:
@@ -48,6 +49,7 @@ def test_what_is_printed_has_no_control_character_and_the_rest_is_as_it_was(text
         assert shown == text
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_json_has_no_control_character_and_reads_back_as_it_was(text: str) -> None:
     line = json_text({text: [text]})
@@ -55,6 +57,7 @@ def test_json_has_no_control_character_and_reads_back_as_it_was(text: str) -> No
     assert json.loads(line) == {text: [text]}
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_every_further_line_of_an_error_is_indented(text: str) -> None:
     first, *others = error_text(text).split("\n")
@@ -62,6 +65,7 @@ def test_every_further_line_of_an_error_is_indented(text: str) -> None:
     assert all(line.startswith("  ") and unsafe(line) == [] for line in others)
 
 
+@settings(deadline=None)
 @given(st.lists(STORED, min_size=1, max_size=4))
 def test_a_cell_of_a_table_is_literal(texts: list[str]) -> None:
     with out.capture() as captured:
