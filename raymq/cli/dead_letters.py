@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from raymq.cli.output import Group, address_option, client_of, json_option, message_dict, print_value, say, table
+from raymq.cli.output import Group, address_option, client_of, json_option, message_dict, out, print_value, say, table
 from raymq.cli.progress import counting
 
 
@@ -58,7 +58,7 @@ def dlq_replay(group_name: str, rate: str | None, limit: int | None, address: st
 def _report(results: Iterable[Any], as_json: bool) -> dict[str, int]:
     """Print each result as it comes; returns how many there were of each kind."""
     counts = {"replayed": 0, "failed": 0}
-    with counting("replaying", prints_lines=True) as counter:
+    with counting("replaying", talks=out.is_terminal) as counter:
         for result in results:
             state = "failed" if result.error else "replayed"
             counts[state] += 1

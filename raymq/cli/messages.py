@@ -60,7 +60,12 @@ def send(
     due_ms = None if deliver_at is None else parse_time(deliver_at, time.time_ns() // 1_000_000)
     user = dict(_pair(text) for text in properties)
     bodies = [body.encode()] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
-    with client_of(address) as client, counting("sending") as counter, client.producer("raymq-cli") as producer:
+    typed = body is None and sys.stdin.isatty()
+    with (
+        client_of(address) as client,
+        counting("sending", talks=typed) as counter,
+        client.producer("raymq-cli") as producer,
+    ):
         futures = []
         for text in bodies:
             message = Message(topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms)
@@ -117,7 +122,7 @@ def consume(
     with (
         client_of(address) as client,
         client.pull_consumer(group_name, consume_from=where, auto_commit=False) as consumer,
-        counting("consuming", limit, prints_lines=True) as counter,
+        counting("consuming", limit, talks=out.is_terminal) as counter,
     ):
         consumer.subscribe(topic_name, tags)
         while left is None or left > 0:

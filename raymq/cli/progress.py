@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from raymq.cli.output import err, out
+from raymq.cli.output import err
 from raymq.cli.terminal_text import printable
 
 
@@ -36,11 +36,11 @@ class Counter:
 
 
 @contextmanager
-def counting(description: str, total: int | None = None, *, prints_lines: bool = False) -> Iterator[Counter]:
-    """A bar with the number of parts done, gone at the end. `prints_lines`: the command prints a line per part itself,
-    which is progress enough where standard output is a terminal, too."""
+def counting(description: str, total: int | None = None, *, talks: bool = False) -> Iterator[Counter]:
+    """A bar with the number of parts done, gone at the end. `talks`: the command itself prints on the terminal or reads
+    from it meanwhile, and a bar would be in between."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    hidden = not err.is_terminal or (prints_lines and out.is_terminal)
+    hidden = talks or not err.is_terminal
     with Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=hidden) as bar:
         counter = Counter(bar, printable(description))
         if total is not None:

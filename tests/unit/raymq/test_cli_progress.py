@@ -73,14 +73,11 @@ def test_nothing_is_shown_where_standard_error_is_no_terminal(monkeypatch: pytes
     assert shown.getvalue() == ""
 
 
-@pytest.mark.parametrize("to_terminal", [True, False])
-def test_a_command_that_prints_lines_on_the_terminal_has_no_bar_between_them(
-    monkeypatch: pytest.MonkeyPatch, terminal: StringIO, to_terminal: bool
-) -> None:
-    monkeypatch.setattr(progress, "out", Console(force_terminal=to_terminal, file=StringIO()))
-    with progress.counting("consuming", 3, prints_lines=True) as counter:
+@pytest.mark.parametrize("talks", [True, False])
+def test_a_command_that_prints_lines_on_the_terminal_has_no_bar_between_them(terminal: StringIO, talks: bool) -> None:
+    with progress.counting("consuming", 3, talks=talks) as counter:
         counter.advance(3)
-    assert ("3/3" in terminal.getvalue()) is not to_terminal
+    assert ("3/3" in terminal.getvalue()) is not talks
 
 
 def test_a_step_is_shown_literally(terminal: StringIO) -> None:
