@@ -3,7 +3,8 @@
 `ray.get_actor` loads the actor's class where it is called, to learn the methods' signatures. A class that is pickled by
 reference would be looked for among the caller's own packages, and a user's program may have an `actors` or a `storage`
 of its own. So what Ray is given is a shell: a class of the same name and with the same methods, made here and therefore
-pickled by value, which imports the real class only in the actor's process.
+pickled by value, which imports the real class only in the actor's process. There it puts raymq's packages first on the
+import path, wherever that node has them (raymq.server_path). A function that is to run as a task has a shell, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ def shell(real: type) -> type:
     """A class that behaves as `real`, and that can be unpickled without importing its module."""
     module_name, class_name = real.__module__, real.__name__
 
+    def put_floors_first(cls: type, *args: Any, **kwargs: Any) -> Any:
+        from raymq import server_path
+
+        server_path.put_floors_first()
+        return object.__new__(cls)
+
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         import os
         from importlib import import_module
@@ -24,7 +31,9 @@ def shell(real: type) -> type:
         os.umask(0o077)  # what a server writes is for its user only
         self._real = getattr(import_module(module_name), class_name)(*args, **kwargs)
 
-    namespace: dict[str, Any] = {"__doc__": real.__doc__, "__module__": module_name}
+    # In __new__ and not in __init__: Ray makes the object before it unpickles the arguments, whose classes may be of
+    # the floors. A process that only gets a handle of the actor makes none.
+    namespace: dict[str, Any] = {"__doc__": real.__doc__, "__module__": module_name, "__new__": put_floors_first}
     methods: dict[str, Callable[..., Any]] = {"__init__": construct}
     for name, _ in inspect.getmembers(real, inspect.isfunction):
         if not name.startswith("_"):
@@ -36,6 +45,22 @@ def shell(real: type) -> type:
         method.__dict__.update(_marks_of_ray(function))
         namespace[name] = method
     return type(class_name, (), namespace)
+
+
+def task_shell(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does what `real`, a function of a module, does, and that can be unpickled without that module."""
+    module_name, function_name = real.__module__, real.__name__
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from importlib import import_module
+
+        from raymq import server_path
+
+        server_path.put_floors_first()
+        return getattr(import_module(module_name), function_name)(*args, **kwargs)
+
+    run.__name__ = function_name
+    return run
 
 
 def _forward(name: str) -> Callable[..., Any]:

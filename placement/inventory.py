@@ -9,6 +9,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.shell import task_shell
 from placement.homes import Node
 from raymq.config import data_dir_here
 from raymq.names import NAMESPACE
@@ -67,7 +68,7 @@ def _list_stores(data_dir: str) -> dict[str, int]:
     }
 
 
-_stores_below = ray.remote(num_cpus=0, max_retries=0)(_list_stores)
+_stores_below = ray.remote(num_cpus=0, max_retries=0)(task_shell(_list_stores))
 
 
 def running() -> list[str]:

@@ -1,7 +1,7 @@
 """The program that starts, stops and inspects the servers for `raymq.launcher`; the protocol is described there.
 
-It is run from the root directory with `-P`, so that its job's import path, which the servers inherit, holds nothing but
-what is installed.
+`raymq.server_path` runs it, with `-P` and from the root directory, so that its job's import path, which the servers
+inherit, holds nothing but what is installed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,3 @@ def _say(**answer: Any) -> None:
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()

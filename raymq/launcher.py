@@ -47,7 +47,7 @@ def launch(
         "settings": None if settings is None else settings.model_dump(mode="json"),
         **arguments,
     }
-    command = [sys.executable, "-P", "-m", "placement.launch_process"]
+    command = [sys.executable, "-P", "-m", "raymq.server_path", "placement.launch_process"]
     environment = {**os.environ, "RAY_DISABLE_IMPORT_WARNING": "1"}
     process = subprocess.Popen(
         command,

@@ -2,7 +2,8 @@
 
 The directory holds `storage/`, which lacks everything that raymq's has, `actors/` and `placement.py`, which fail when
 they are imported, and `my_listeners.py`, whose listener uses the user's `storage`. The servers must get raymq's
-packages, also after a restart, and the listener must get the user's.
+packages, also after a restart, and the listener must get the user's. On PYTHONPATH is a directory with three packages
+of these names, too, which the servers inherit.
 """
 
 from __future__ import annotations
@@ -88,12 +89,16 @@ def test_a_users_own_storage_and_actors_packages_and_raymqs_do_not_meet(tmp_path
         for name, text in FILES.items():
             (user / name).parent.mkdir(parents=True, exist_ok=True)
             (user / name).write_text(dedent(text).lstrip())
+        library = tmp_path / "library"
+        for package in ("actors", "placement", "storage"):
+            (library / package).mkdir(parents=True)
+            (library / package / "__init__.py").write_text("raise RuntimeError('of the user\\'s library')\n")
         (user / "raymq.yaml").write_text((box.work / "raymq.yaml").read_text())
         journal = tmp_path / "journal"
         program = subprocess.Popen(
             [sys.executable, "program.py", str(journal)],
             cwd=user,
-            env=user_environment(),
+            env=user_environment() | {"PYTHONPATH": str(library)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -26,7 +26,7 @@ def child(monkeypatch, tmp_path):
         path.write_text("import json, sys, os, time, signal\n" + textwrap.dedent(program))
 
         def popen(command, **options):
-            assert command[1:] == ["-P", "-m", "placement.launch_process"]
+            assert command[1:] == ["-P", "-m", "raymq.server_path", "placement.launch_process"]
             assert options["cwd"] == "/"
             return start([sys.executable, "-I", "-S", str(path)], **options)
 
