@@ -33,7 +33,7 @@ soak: $(INSTALLED)
 	RAYMQ_SOAK=1 $(BIN)/python -m pytest tests/chaos tests/property --timeout 7200
 
 # A machine may call Python 3.11 just python3.
-$(INSTALLED): requirements.lock pyproject.toml
+$(INSTALLED): requirements.lock pyproject.toml setup.py
 	@command -v $(PYTHON) > /dev/null || python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "raymq needs Python 3.11: install it, or say make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)

@@ -47,9 +47,10 @@ def test_ray_takes_the_cloud_variant(in_a_cloud: dict[str, Any]) -> None:
 def test_every_package_and_the_token_are_carried_to_the_nodes(shipped: dict[str, Any]) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     mounts = shipped["file_mounts"]
-    packages = {package.partition(".")[0] for package in project["tool"]["setuptools"]["packages"]}
+    packages = set(project["tool"]["mypy"]["packages"])
     assert packages == {path for path in mounts.values() if (REPOSITORY / path).is_dir()}
-    files = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "requirements.lock"}
+    files = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "setup.py"}
+    files.add("requirements.lock")
     assert set(mounts.values()) - packages == {*files, "~/.ray/auth_token"}
     assert all(remote == f"~/raymq/{local}" for remote, local in mounts.items() if not local.startswith("~"))
 
