@@ -163,22 +163,28 @@ class Broker:
 
     # Topics
 
-    def create_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int) -> None:
-        """Create a topic with so many queues in this group. Repeating it changes nothing; TopicExistsError if it
-        exists with other numbers."""
-        self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums))
+    def create_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = "") -> None:
+        """Create a topic with so many queues in this group, and with the queues in all groups that `layout` says
+        (raymq.route). Repeating it changes nothing; TopicExistsError if it exists with other numbers."""
+        self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout))
 
     def update_topic(
-        self, topic: str, queue_nums: int | None = None, perm: int | None = None, order_config: str | None = None
+        self,
+        topic: str,
+        queue_nums: int | None = None,
+        perm: int | None = None,
+        order_config: str | None = None,
+        layout: str = "",
     ) -> None:
-        """Change what is given: more queues (never fewer), the permission, the queues of an order topic (raymq.route).
+        """Change what is given: more queues (never fewer), the permission, the queues of an order topic (raymq.route),
+        or more queues in other groups (`layout`).
 
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
-        self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config))
+        self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout))
 
-    def auto_create_topic(self, topic: str, default_topic_queue_nums: int) -> None:
-        """Create a topic that somebody sends to; nothing if it exists (spec/messaging.md §2.5).
+    def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
+        """Create a topic that somebody sends to (spec/messaging.md §2.5); of one that exists, only the layout grows.
 
         TopicNotExistError where auto_create_topic_enable is off, IllegalNameError.
         """
@@ -187,7 +193,7 @@ class Broker:
             self._log.ready().require_topic(topic)
             return
         most = options.default_topic_queue_nums
-        self._change(lambda state: state.decide_auto_topic(topic, default_topic_queue_nums, most))
+        self._change(lambda state: state.decide_auto_topic(topic, default_topic_queue_nums, most, layout))
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic, its queues and the offsets committed in it; TopicNotExistError.

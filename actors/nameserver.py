@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,14 +39,18 @@ _log = logging.getLogger(__name__)
 class NameServer:
     """The shell around one RouteTable. Silent brokers are dropped whenever anybody asks."""
 
-    def __init__(self, kv_path: str, broker_expiry_s: float = BROKER_EXPIRY_S) -> None:
-        """`kv_path`: the file of the KV configuration, in a directory of its own below the data directory."""
+    def __init__(
+        self, kv_path: str, broker_names: Sequence[str] = (), broker_expiry_s: float = BROKER_EXPIRY_S
+    ) -> None:
+        """`kv_path`: the file of the KV configuration, in a directory of its own below the data directory.
+        `broker_names`: the broker groups of the cluster; before each has registered here, not every topic is known."""
         self._lock = threading.Lock()
         path = Path(kv_path)
         self._kv_path = path_here(path, path.parent.parent)
         self._kv = self._load_kv()
         self._table = RouteTable(broker_expiry_s)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._broker_names = frozenset(broker_names)
         self._complete_from_s = time.monotonic() + WARM_UP_S if restarted else 0.0
 
     def register_broker(self, registration: BrokerRegistration) -> None:
@@ -76,12 +81,16 @@ class NameServer:
             return route if self._is_complete() else replace(route, complete=False)
 
     def _is_complete(self) -> bool:
-        """Whether every broker that lives has had the time to register."""
-        return time.monotonic() >= self._complete_from_s
+        """Whether every broker group of the cluster has registered, and others that live have had the time to."""
+        return self._broker_names <= self._table.heard and time.monotonic() >= self._complete_from_s
 
     def _require_complete(self, what: str) -> None:
         if not self._is_complete():
-            raise ServiceNotAvailableError(f"the NameServer was restarted and does not know yet {what}") from None
+            missing = ", ".join(sorted(self._broker_names - self._table.heard))
+            because = f": {missing} did not register since; see `raymq status`" if missing else ""
+            raise ServiceNotAvailableError(
+                f"the NameServer was restarted and does not know yet {what}{because}"
+            ) from None
 
     def brokers(self) -> dict[str, BrokerData]:
         """Every live broker group."""
@@ -91,7 +100,8 @@ class NameServer:
 
     def all_brokers(self) -> dict[str, BrokerData]:
         """As `brokers`; ServiceNotAvailableError while one that lives may not have registered yet."""
-        self._require_complete("every broker")
+        with self._lock:
+            self._require_complete("every broker")
         return self.brokers()
 
     def clusters(self) -> dict[str, list[str]]:

@@ -53,7 +53,7 @@ def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
     for index, nameserver in enumerate(plan.nameservers):
         NameServerActor.options(
             name=str(nameserver.name), get_if_exists=True, scheduling_strategy="SPREAD" if index else on_head
-        ).remote(str(nameserver.kv_path))
+        ).remote(str(nameserver.kv_path), [broker.broker_name for broker in plan.brokers])
     progress("opening the stores")
     for storage in plan.storages:
         start_storage(storage)

@@ -45,7 +45,11 @@ class Admin(GroupAdmin):
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Take writes off a broker group: its topics are shown as not writable by every NameServer, until its next
-        change or `add_write_perm`. Returns how many topics that concerns; clients see it within half a minute."""
+        change or `add_write_perm`. Returns how many topics that concerns; clients see it within half a minute.
+
+        Messages without a key go to the other groups then. A sharding key keeps its queue, so those of this group are
+        refused with NoPermissionError.
+        """
         return max(map(int, self._routes.tell_all("wipe_write_perm", broker_name)))
 
     def add_write_perm(self, broker_name: str) -> int:

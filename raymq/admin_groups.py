@@ -123,7 +123,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
             raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
-        route = self._routes.get(check_topic(topic))
+        route = self._routes.wait(check_topic(topic), TIMEOUT_S)
         queues = route.subscribe_queues if queue is None else (queue,)
         if unknown := [str(one) for one in queues if one not in route.subscribe_queues]:
             raise InvalidArgumentError(f"topic {topic!r} has no queue {', '.join(unknown)}")

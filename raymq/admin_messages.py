@@ -31,7 +31,7 @@ class MessageAdmin(AdminBase):
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
     ) -> PullResult:
         """Read a queue from `offset` without a group. OffsetOutOfRangeError, InvalidArgumentError."""
-        route = self._routes.get(check_topic(queue.topic))
+        route = self._routes.wait(check_topic(queue.topic), TIMEOUT_S)
         data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
         if data is None:
             raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in {queue.broker_name!r}")
@@ -77,7 +77,7 @@ class MessageAdmin(AdminBase):
 
     def _query(self, topic: str, method: str, *args: Any) -> list[MessageExt]:
         """Ask the store of every broker group that has the topic."""
-        route = self._routes.get(check_topic(topic))
+        route = self._routes.wait(check_topic(topic), TIMEOUT_S)
         messages: list[MessageExt] = []
         for broker_name in route.brokers:
             storage = self._storages.get(route.master_storage(broker_name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raymq.admin_base import TIMEOUT_S, AdminBase
@@ -15,7 +16,7 @@ from raymq.errors import (
 )
 from raymq.message import MessageQueue
 from raymq.names import check_topic, check_user_topic, is_internal_topic
-from raymq.route import TopicRoute, check_perm, grow_queues, parse_order_config, spread_queues
+from raymq.route import TopicRoute, check_perm, format_order_config, grow_queues, parse_order_config, spread_queues
 from raymq.stats import TopicStats, add_up
 
 
@@ -47,15 +48,20 @@ class TopicAdmin(AdminBase):
             raise ServiceNotAvailableError("no broker is registered; see `raymq status`")
         if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 1024 * len(brokers):
             raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
-        for broker_name, count in spread_queues(queues, brokers).items():
-            self._persist(broker_name, "create_topic", topic, count, count)
+        counts = spread_queues(queues, brokers)
+        for broker_name, count in counts.items():
+            self._persist(broker_name, "create_topic", topic, count, count, format_order_config(counts))
         self._routes.forget(topic)
         self._wait_for_route(topic, queues)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its messages and the offsets committed in it. TopicNotExistError."""
-        check_user_topic(topic)
-        for broker_name in self.topic_route(topic).brokers:
+        """Delete a topic with its messages and the offsets committed in it. TopicNotExistError.
+
+        When a broker that has queues of it is away, this raises ServiceNotAvailableError or RequestTimeoutError after
+        20 s: there the topic is left. It is to be deleted again when that broker is back.
+        """
+        route = self.topic_route(check_user_topic(topic))
+        for broker_name in sorted(route.queue_counts(), key=lambda name: (name not in route.brokers, name)):
             try:
                 self._persist(broker_name, "delete_topic", topic)
             except TopicNotExistError:
@@ -66,11 +72,14 @@ class TopicAdmin(AdminBase):
         """Change what is given: `queues` in all, which may become more but not fewer, or the permission (4 to read plus
         2 to write). On return every client that asks sees it; others within half a minute.
 
+        More queues mean that sharding keys have other queues from then on: let consumers finish what was sent before
+        where that order matters. Every broker that has the topic is told, so all of them must be there.
+
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
         check_user_topic(topic)
         route = self.topic_route(topic)
-        counts = {data.broker_name: data.write_queue_nums for data in route.queues}
+        counts = route.queue_counts()
         grown: dict[str, int] = {}
         if queues is not None:
             grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
@@ -82,7 +91,13 @@ class TopicAdmin(AdminBase):
             if grown[broker_name]:
                 self._persist(broker_name, "create_topic", topic, grown[broker_name], grown[broker_name])
                 self._persist(broker_name, "update_topic", topic, None, perm, route.order_config)
+        self._tell_layout(topic, {name: count for name, count in grown.items() if count})
         self._routes.forget(topic)
+
+    def _tell_layout(self, topic: str, counts: Mapping[str, int]) -> None:
+        """Tell each broker of a topic the queues in all of them. They are there before anybody chooses one by a key."""
+        for broker_name in counts:
+            self._persist(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
 
     def set_order_config(self, topic: str, config: str | None) -> None:
         """Make a topic an order topic: its messages go to these queues and no others, also while one of the brokers is
@@ -91,7 +106,7 @@ class TopicAdmin(AdminBase):
         Every broker that has the topic keeps it. TopicNotExistError; InvalidArgumentError for queues the topic has not.
         """
         route = self.topic_route(check_user_topic(topic))
-        held = {data.broker_name: data.write_queue_nums for data in route.queues}
+        held = route.queue_counts()
         for broker_name, count in (parse_order_config(config) if config is not None else {}).items():
             if count > held.get(broker_name, 0):
                 raise InvalidArgumentError(
@@ -118,10 +133,11 @@ class TopicAdmin(AdminBase):
         return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Where a topic's queues are. TopicNotExistError."""
+        """Where a topic's queues are. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError where no
+        NameServer knows within 20 s whether it exists."""
         check_topic(topic)
         self._routes.forget(topic)
-        return self._routes.get(topic)
+        return self._routes.wait(topic, TIMEOUT_S)
 
     def describe_topic(self, topic: str) -> list[QueueDescription]:
         """Every queue of a topic with its offsets. TopicNotExistError."""

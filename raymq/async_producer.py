@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from raymq.table_send import TableResult
 
+_Asked = tuple[str, bool, float]
+"""The topic of a route, whether messages ask for a queue of it, and how long they wait for it in s."""
+
 ROUTE_VALID_S: Final = 2.0
 """How long a route is used without asking the client's routes again, which may ask a NameServer and wait for it."""
 
@@ -45,8 +48,8 @@ class AsyncProducer:
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        self._routes: dict[str, tuple[TopicRoute, float]] = {}
-        self._asking: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._routes: dict[tuple[str, bool], tuple[TopicRoute, float]] = {}
+        self._asking: dict[_Asked, asyncio.Task[TopicRoute]] = {}
 
     @property
     def group(self) -> str:
@@ -104,8 +107,8 @@ class AsyncProducer:
         timeout_s = producer.settings.send_timeout_s if timeout_s is None else timeout_s
         topic = producer.check(messages)
         destination = Destination(**where) if where else ANYWHERE
-        route = await self._route(topic)
         deadline_s = time.monotonic() + timeout_s
+        route = await self._route(topic, destination.fixed, timeout_s)
         futures = [running_future() for _ in messages]
         parcel = Parcel.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
         generation = await self._room(parcel.cost_bytes, len(messages), producer.room_timeout_s(timeout_s))
@@ -132,21 +135,23 @@ class AsyncProducer:
             raise
         return place.generation
 
-    async def _route(self, topic: str) -> TopicRoute:
-        """The topic's route, asked for once at a time, in a thread."""
-        known = self._routes.get(topic)
+    async def _route(self, topic: str, keyed: bool, timeout_s: float) -> TopicRoute:
+        """The topic's route (`Producer.route`), asked for once at a time, in a thread."""
+        key = (topic, keyed, timeout_s)
+        known = self._routes.get((topic, keyed))
         if known is not None and time.monotonic() < known[1]:
             return known[0]
-        asking = self._asking.get(topic)
+        asking = self._asking.get(key)
         if asking is None:
-            asking = self._asking[topic] = asyncio.ensure_future(self._ask(topic))
+            asking = self._asking[key] = asyncio.ensure_future(self._ask(key))
             asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # all who ask may be gone
         return await asyncio.shield(asking)
 
-    async def _ask(self, topic: str) -> TopicRoute:
+    async def _ask(self, key: _Asked) -> TopicRoute:
+        topic, keyed, timeout_s = key
         try:
-            route = await asyncio.to_thread(self._producer.route, topic)
-            self._routes[topic] = (route, time.monotonic() + ROUTE_VALID_S)
+            route = await asyncio.to_thread(self._producer.route, topic, timeout_s, keyed=keyed)
+            self._routes[topic, keyed] = (route, time.monotonic() + ROUTE_VALID_S)
             return route
         finally:
-            del self._asking[topic]
+            del self._asking[key]

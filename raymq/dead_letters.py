@@ -104,7 +104,7 @@ class DeadLetters:
     def _queues(self) -> list[MessageQueue]:
         topic = dlq_topic(self._group)
         self._routes.forget(topic)  # it comes to be at one broker after another
-        return list(self._routes.get(topic).subscribe_queues)
+        return list(self._routes.wait(topic, TIMEOUT_S).subscribe_queues)
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
         broker = ActorRef(queue.broker_name)

@@ -7,6 +7,9 @@ after failures.
 One thread per storage actor asks for all its wanted queues. A queue that comes to be wanted while that one waits in its
 long poll (it was granted, its buffer has room again, its offset was moved) is asked for at once, by a further thread.
 
+Which storage actor has a queue is found out by a thread of its own, again and again until somebody says it: NameServers
+that are away or hang hold up nobody else, and no event is needed to go on when they are back.
+
 A queue is read from its broker group's master, or from another replica that serves reads (raymq.pull_from). The
 owner hears of a queue whose next message the master cannot read any more; the others are read meanwhile.
 """
@@ -40,6 +43,8 @@ and asks for several queues at once."""
 CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
 """Where another replica may be read from, one that stands still is not waited for as long."""
+WAKE_INTERVAL_S: Final = 0.02
+"""How long found queues may wait to be read while more are looked for: waking looks at every queue that is held."""
 FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -99,6 +104,10 @@ class Fetcher:
         self._alone: dict[str, bool] = {}
         self._sources: dict[str, _Source] = {}
         self._stopped = threading.Event()
+        self._finder: threading.Thread | None = None
+        self._find = threading.Event()
+        self._not_found: frozenset[MessageQueue] = frozenset()
+        """What the finder asks about again after a pause, without being called."""
 
     def wake(self) -> None:
         """Something may be wanted that was not before."""
@@ -122,6 +131,7 @@ class Fetcher:
     def stop(self) -> None:
         """End the threads; a long poll under way ends within its wait."""
         self._stopped.set()
+        self._find.set()
         with self._lock:
             sources = list(self._sources.values())
         for source in sources:
@@ -156,9 +166,9 @@ class Fetcher:
                     if source.version == version:
                         self._idle(source, is_first)
                 continue
-            failed = moved = False
+            failed = False
             try:
-                pause_s, moved = self._read(name, storage, questions)
+                pause_s = self._read(name, storage, questions)
                 backoff.reset()
             except RaymqError as error:
                 _log.info("reading from %s fails, trying again: %s", name, error)
@@ -173,8 +183,6 @@ class Fetcher:
                 source.asked.difference_update(questions)
             if failed:
                 self._look_again(name, questions)
-            elif moved:
-                self.wake()
 
     def _look_again(self, name: str, questions: Sequence[Question]) -> None:
         """What could not be read from a storage actor may be elsewhere now, where nobody may be reading yet."""
@@ -183,8 +191,7 @@ class Fetcher:
         for queue, _ in questions:
             self._names.pop(queue, None)
             self._outdated(queue)
-        if any(self._name_of(queue) not in (name, None) for queue, _ in questions):
-            self.wake()
+        self._call_finder()
 
     def _idle(self, source: _Source, is_first: bool) -> None:
         """Wait until something is wanted. Called with the source's lock."""
@@ -215,8 +222,8 @@ class Fetcher:
             source.asked.update(questions)
         return questions
 
-    def _read(self, name: str, storage: StorageClient, questions: Sequence[Question]) -> tuple[float, bool]:
-        """Ask, and deliver the answers. How long to pause then, in s, and whether queues are read elsewhere now."""
+    def _read(self, name: str, storage: StorageClient, questions: Sequence[Question]) -> float:
+        """Ask, and deliver the answers. How long to pause then, in s."""
         requests = [self._request(queue, offset) for queue, offset in questions]
         timeout_s = CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
         try:
@@ -226,9 +233,9 @@ class Fetcher:
         for (queue, offset), result in zip(questions, results, strict=True):
             self._left_out.pop(queue, None)
             self._deliver(queue, offset, result)
-        moved = self._choose_again([queue for queue, _ in questions], name, results)
+        self._choose_again([queue for queue, _ in questions], name, results)
         gone = any(result.status is PullStatus.OFFSET_ILLEGAL for result in results)
-        return GONE_PAUSE_S if gone else 0.0, moved
+        return GONE_PAUSE_S if gone else 0.0
 
     def _read_singly(
         self, name: str, storage: StorageClient, questions: Sequence[Question], timeout_s: float
@@ -253,10 +260,10 @@ class Fetcher:
         else:
             self._look_again(name, [(queue, offset)])
 
-    def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> bool:
-        """Hear whom the answers of `name` send the queues to; whether any is read elsewhere now."""
+    def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
+        """Hear whom the answers of `name` send the queues to."""
         if self._alone.get(name, True):
-            return False
+            return
         now_s, again = time.monotonic(), []
         with self._lock:
             for queue, result in zip(queues, results, strict=True):
@@ -264,19 +271,75 @@ class Fetcher:
                     again.append(queue)
         for queue in again:
             self._names.pop(queue, None)
-        return any(self._name_of(queue) not in (name, None) for queue in again)
+        if again:
+            self._call_finder()
+
+    # Where to read
 
     def _name_of(self, queue: MessageQueue) -> str | None:
-        """Where to read a queue; None while that is not known, which must not end the reading of the others."""
+        """Where to read a queue; None while that is not known: then it is being found out, and readers are woken."""
         name = self._names.get(queue)
-        if name is None:
+        if name is None and queue not in self._not_found:
+            self._call_finder()
+        return name
+
+    def _call_finder(self) -> None:
+        with self._lock:
+            if self._finder is None:
+                self._finder = threading.Thread(target=self._run_finder, name="fetch-routes", daemon=True)
+                self._finder.start()
+        self._find.set()
+
+    def _run_finder(self) -> None:
+        backoff = Backoff()
+        while not self._stopped.is_set():
+            self._find.wait(backoff.next() if self._not_found else None)
+            self._find.clear()
+            try:
+                self._find_all()
+            except Exception:  # a bug: without this thread new queues would never be read
+                _log.exception("finding out where to read fails, trying again")
+                self._stopped.wait(backoff.next())
+                self._find.set()
+            if not self._not_found:
+                backoff.reset()
+
+    def _find_all(self) -> None:
+        """Find out where the queues are to be read of which that is not known, topic by topic."""
+        topics: dict[str, list[MessageQueue]] = {}
+        for queue in sorted(self._held()):
+            if queue not in self._names:
+                topics.setdefault(queue.topic, []).append(queue)
+        missed: set[MessageQueue] = set()
+        woken_s = 0.0
+        for queues in topics.values():
+            if self._stopped.is_set():
+                return
+            missed |= self._find_topic(queues)
+            if time.monotonic() - woken_s > WAKE_INTERVAL_S:
+                self.wake()
+                woken_s = time.monotonic()
+        self._not_found = frozenset(missed)
+        if topics:
+            self.wake()
+
+    def _find_topic(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
+        """Find out where queues of one topic are to be read; returns those of which nobody says it."""
+        missed: set[MessageQueue] = set()
+        silent: set[str] = set()
+        for queue in queues:
+            if queue.broker_name in silent:  # the next queue would only wait for the same answer
+                missed.add(queue)
+                continue
             try:
                 storages = self._storages(queue)
             except RaymqError as error:
                 _log.info("%s is not read now: %s", queue, error)
-                return None
+                silent.add(queue.broker_name)
+                missed.add(queue)
+                continue
             with self._lock:
                 name = self._which.choose(queue, storages, time.monotonic())
             self._alone[name] = len(storages) == 1
             self._names[queue] = name
-        return name
+        return missed

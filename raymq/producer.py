@@ -55,7 +55,7 @@ from raymq.route import TopicRoute
 from raymq.send_buffer import SendBuffer
 from raymq.send_hooks import SendHooks
 from raymq.sender import Sender, Shared, in_sender
-from raymq.storage_client import StorageClient
+from raymq.storage_client import StorageClient, persist_until
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,10 +112,11 @@ class Producer:
     def send(self, message: Message, *, timeout_s: float | None = None, **where: Unpack[Where]) -> SendResult:
         """Send one message and wait until it is stored as durably as the cluster's settings say.
 
-        Raises TopicNotExistError, NoPermissionError (the topic must not be written), ClientStateError (closed),
-        SystemBusyError (no room in the buffer for the whole timeout), or SendUnknownError when there was no
-        acknowledgement within `timeout_s` (default: the producer's); the message may be stored then. After every other
-        error it is not.
+        A message with a sharding key, a selector or a queue goes to that queue and no other: while its broker is away,
+        it waits. Raises TopicNotExistError, NoPermissionError (the topic must not be written), ClientStateError
+        (closed), SystemBusyError (no room in the buffer for the whole timeout), ServiceNotAvailableError (no broker for
+        it came back in time), or SendUnknownError when there was no acknowledgement within `timeout_s` (default: the
+        producer's); the message may be stored then. After every other error it is not.
         """
         _refuse_in_callback("send")
         timeout_s = self._timeout_s(timeout_s)
@@ -125,8 +126,9 @@ class Producer:
     def send_async(self, message: Message, **where: Unpack[Where]) -> Future[SendResult]:
         """Hand over one message and return at once; the future ends as `send` does.
 
-        Blocks only while the buffer is full, and raises SystemBusyError when that lasts for the send timeout. Callbacks
-        of the future run in the thread that sends: they should be short, and must not wait for another send.
+        Blocks only while the buffer is full, and raises SystemBusyError when that lasts for the send timeout; and, as
+        long, while no NameServer knows whether the topic exists, with ServiceNotAvailableError. Callbacks of the future
+        run in the thread that sends: they should be short, and must not wait for another send.
         """
         [future] = self._enqueue([message], where, self.settings.send_timeout_s)
         return future
@@ -228,10 +230,27 @@ class Producer:
             raise _closed_error()
         return self._check_topic(messages[0].topic)
 
-    def route(self, topic: str) -> TopicRoute:
+    def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
         """The route of a topic that is to be sent to; it is created where the cluster does that, else
-        TopicNotExistError."""
-        return self._routes.get_or_create(topic, self.settings.default_topic_queue_nums)
+        TopicNotExistError.
+
+        While nobody knows whether it exists, which queues it has (`keyed`), or where it can be written (else), this
+        waits up to `timeout_s`, and raises ServiceNotAvailableError then; not in a callback, which must not wait.
+        """
+        try:
+            return self._usable_route(topic, keyed)
+        except RaymqError as error:
+            if not error.retryable or in_sender():
+                raise
+        return persist_until(time.monotonic() + timeout_s, lambda left_s: self._usable_route(topic, keyed))
+
+    def _usable_route(self, topic: str, keyed: bool) -> TopicRoute:
+        route = self._routes.get_or_create(topic, self.settings.default_topic_queue_nums)
+        if keyed:
+            route.require_all_queues()
+        else:
+            route.require_writable()
+        return route
 
     def room_timeout_s(self, timeout_s: float) -> float:
         """How long a send may wait for room in the buffer."""
@@ -265,8 +284,8 @@ class Producer:
     def _enqueue(self, messages: list[Message], where: Where, timeout_s: float) -> list[Future[SendResult]]:
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
-        route = self.route(topic)
         deadline_s = time.monotonic() + timeout_s
+        route = self.route(topic, timeout_s, keyed=destination.fixed)
         futures = [running_future() for _ in messages]
         parcel = Parcel.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
         generation = self.buffer.take(parcel.cost_bytes, len(messages), self.room_timeout_s(timeout_s))

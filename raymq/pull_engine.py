@@ -33,7 +33,7 @@ from raymq.pull_settings import PullSettings
 from raymq.queue_lookup import QueueLookup
 from raymq.queue_watch import QueueWatch
 from raymq.rebalance_client import RebalanceClient
-from raymq.routes import Routes
+from raymq.routes import ROUTE_TIMEOUT_S, Routes
 from raymq.runs import Decode, Found, Run, Slice
 from raymq.storages import Storages
 from raymq.store_api import FetchRequest, FetchResult
@@ -119,7 +119,7 @@ class PullEngine:
         subscription = Subscription.parse(topic, expression)
         with self._change_lock:
             self._check_mode("subscribe")
-            self._group.make_known(self._routes.get(topic).brokers)
+            self._group.make_known(self._routes.wait(topic, ROUTE_TIMEOUT_S).brokers)
             self._mode = "subscribe"
             with self._lock:
                 self._core.subscribe(subscription)

@@ -21,7 +21,7 @@ from raymq.offsets import GroupOffsets
 from raymq.push_settings import BATCH_MAX_MOST, PushSettings
 from raymq.push_subscription import PushSubscription
 from raymq.ray_calls import ActorRef
-from raymq.routes import Routes
+from raymq.routes import ROUTE_TIMEOUT_S, Routes
 from raymq.subscription import Subscription
 
 START_TIMEOUT_S: Final = 60.0
@@ -74,10 +74,11 @@ class PushConsumer:
     def subscribe(self, topic: str, expression: str = "*") -> PushConsumer:
         """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``.
 
-        TopicNotExistError, IllegalNameError or InvalidArgumentError. A second call for a topic replaces the first.
+        TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError
+        where no NameServer knows within 10 s whether the topic exists. A second call for a topic replaces the first.
         """
         subscription = Subscription.parse(topic, expression)
-        self._routes.get(topic)
+        self._routes.wait(topic, ROUTE_TIMEOUT_S)
         self._subscriptions[topic] = subscription
         return self
 

@@ -28,16 +28,17 @@ class QueueLookup:
         self._storages = storages
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError."""
+        """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError;
+        ServiceNotAvailableError or RequestTimeoutError where none knows within 10 s whether the topic exists."""
         check_topic(topic)
         self._routes.forget(topic)
-        return list(self._routes.get(topic).subscribe_queues)
+        return list(self._routes.wait(topic, TIMEOUT_S).subscribe_queues)
 
     def check(self, queue: MessageQueue) -> MessageQueue:
         """The queue, if its topic has it; TopicNotExistError, InvalidArgumentError."""
         if not isinstance(queue, MessageQueue):
             raise InvalidArgumentError(f"expected a raymq.MessageQueue, not {queue!r}; see fetch_message_queues(topic)")
-        if queue not in self._routes.get(check_topic(queue.topic)).subscribe_queues:
+        if queue not in self._routes.wait(check_topic(queue.topic), TIMEOUT_S).subscribe_queues:
             known = self.queues(queue.topic)  # it may be a new one
             if queue not in known:
                 raise InvalidArgumentError(f"topic {queue.topic!r} has no queue {queue}; it has {len(known)} queues")

@@ -2,8 +2,9 @@
 
 By itself, a producer lets a topic's queues take turns (`QueueTurns`). Whoever wants an order, or a queue of their own
 choice, says where a message goes: by a key's hash, by a function, or by naming the queue (`Destination`). Such a
-message stays with its queue, whatever happens to the broker. Order is per queue, and a key's queue is another one when
-the number of queues changes.
+message stays with its queue, whatever happens to the broker: while that one is away, the message waits for it, up to
+the send timeout. Keys and functions choose among all queues that the topic has, not among those that can be reached, so
+a fault gives no key another queue. Order is per queue, and a key has another queue when the topic gets more queues.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ RUN_MAX_MESSAGES: Final = 256
 RUN_MAX_S: Final = 0.002
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
-"""Chooses one of the topic's writable queues, in their order, for a message; the last argument is the caller's."""
+"""Chooses one of the topic's queues, in their order, for a message; the last argument is the caller's.
+
+All queues are there, also those of brokers that are away, or a selector that counts them would change a key's queue.
+"""
 
 
 class Where(TypedDict, total=False):
@@ -32,6 +36,7 @@ class Where(TypedDict, total=False):
 
     `sharding_key`: messages of one key go to one queue, in the order sent; a text counts by Java's hash, a number as
     Java's Integer and Long do. `queue`: this queue. `selector`: what `selector(queues, message, argument)` returns.
+    Each counts all queues of the topic, and waits up to the send timeout for a broker that is away.
     """
 
     sharding_key: str | int | None
@@ -65,19 +70,20 @@ class Destination:
     def select(self, route: TopicRoute, message: Message) -> MessageQueue:
         """The queue, for a destination that is `fixed`.
 
-        NoPermissionError where the topic must not be written, InvalidArgumentError for a queue that is not the topic's
-        and for a selector that chooses none, ServiceNotAvailableError while the queue's broker is away.
+        NoPermissionError where the topic, or the queue, must not be written, InvalidArgumentError for a queue that is
+        not the topic's and for a selector that chooses none, ServiceNotAvailableError while it is not known which
+        queues the topic has. The queue's broker may be away.
         """
         if self.queue is not None:
             return _named_queue(route, self.queue)
-        queues = route.require_writable().publish_queues
+        queues = route.require_all_queues()
         if self.sharding_key is not None:
-            return select_queue_by_hash(queues, message, self.sharding_key)
+            return _named_queue(route, select_queue_by_hash(queues, message, self.sharding_key))
         assert self.selector is not None
         chosen = self.selector(queues, message, self.argument)
         if chosen not in queues:
             raise InvalidArgumentError(f"the selector returned {chosen!r}, which is none of the queues it was given")
-        return chosen
+        return _named_queue(route, chosen)
 
 
 ANYWHERE: Final = Destination()
@@ -89,7 +95,7 @@ def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argum
 
 
 def select_queue_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """A selector: any queue."""
+    """A selector: any queue, also one whose broker is away. Without a selector, those are left out."""
     return secrets.choice(queues)
 
 
@@ -110,13 +116,13 @@ def _named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
     if queue in route.publish_queues:
         return queue
     held = [data for data in route.queues if data.broker_name == queue.broker_name]
+    if held and not held[0].perm & PERM_WRITE:
+        raise NoPermissionError(f"{queue} may not be written to: the topic's permission there has no W")
+    if queue in route.all_queues:
+        return queue
     if not held:
         raise ServiceNotAvailableError(f"no broker with {queue} is known now; see `raymq topic describe {queue.topic}`")
-    if not held[0].perm & PERM_WRITE:
-        raise NoPermissionError(f"{queue} may not be written to: the topic's permission there has no W")
-    if not 0 <= queue.queue_id < held[0].write_queue_nums:
-        raise InvalidArgumentError(f"{queue} does not exist: there are {held[0].write_queue_nums} to write to there")
-    raise ServiceNotAvailableError(f"{queue} cannot be written now; see `raymq status`")
+    raise InvalidArgumentError(f"{queue} does not exist: there are {held[0].write_queue_nums} to write to there")
 
 
 @dataclass(slots=True)

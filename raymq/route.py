@@ -60,6 +60,29 @@ def parse_order_config(text: str) -> dict[str, int]:
     return counts
 
 
+def format_order_config(counts: Mapping[str, int]) -> str:
+    """The text that `parse_order_config` reads, sorted by broker group.
+
+    >>> format_order_config({"broker-b": 2, "broker-a": 4})
+    'broker-a:4;broker-b:2'
+    """
+    return ";".join(f"{name}:{counts[name]}" for name in sorted(counts))
+
+
+def merge_layouts(*layouts: str) -> str:
+    """One layout with every broker group of several, each with the most queues that one of them says. A topic's queues
+    never become fewer, so this is the newest. An empty one says nothing; InvalidArgumentError for other text.
+
+    >>> merge_layouts("broker-a:4;broker-b:2", "", "broker-a:2;broker-c:1")
+    'broker-a:4;broker-b:2;broker-c:1'
+    """
+    merged: dict[str, int] = {}
+    for layout in filter(None, layouts):
+        for name, count in parse_order_config(layout).items():
+            merged[name] = max(count, merged.get(name, 0))
+    return format_order_config(merged)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
     """Which state of a table this is. Ordered by state version, counter, timestamp (spec/messaging.md §1.1)."""
@@ -75,7 +98,9 @@ class DataVersion:
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic as one broker group holds it: its queues are numbered 0 to write (read) queue nums - 1. `order_config`
-    says the queues of an order topic in all groups (parse_order_config), each group the same; empty for others."""
+    says the queues of an order topic in all groups (parse_order_config), each group the same; empty for others.
+    `layout` says, in the same form, the queues that the topic has in all groups: each group keeps it in its log, so
+    whoever answers for the topic knows all of its queues. It is empty where nobody has told it."""
 
     topic: str
     read_queue_nums: int
@@ -83,6 +108,7 @@ class TopicConfig:
     perm: int = PERM_ALL
     order: bool = False
     order_config: str = ""
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +155,10 @@ class TopicRoute:
 
     With an `order_config` (parse_order_config) the topic is written to in those queues and no others, also while one
     of the brokers is away: a sharding key's queue must not change. `complete` is off in what a NameServer says that was
-    restarted a moment ago: other brokers may hold the topic, too, and not have registered again yet.
+    restarted: other brokers may hold the topic, too, and not have registered again yet.
+
+    `layout` (merge_layouts) says the queues that the topic has in all broker groups, whichever are away. Messages
+    with a sharding key are shared out among those, so a route that lists fewer brokers gives a key no other queue.
     """
 
     topic: str
@@ -137,7 +166,9 @@ class TopicRoute:
     queues: tuple[QueueData, ...]
     order_config: str = ""
     complete: bool = field(default=True, compare=False)
+    layout: str = ""
     _publish: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
+    _all: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
     _subscribe: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -149,7 +180,13 @@ class TopicRoute:
         readable = {data.broker_name: data.read_queue_nums for data in self.queues if data.perm & PERM_READ}
         if self.order_config:
             writable = parse_order_config(self.order_config)
+        everything = {data.broker_name: data.write_queue_nums for data in self.queues}
+        if self.layout:
+            everything = parse_order_config(self.layout)
+        if self.order_config:
+            everything = writable
         object.__setattr__(self, "_publish", self._numbered(writable))
+        object.__setattr__(self, "_all", self._numbered(everything))
         object.__setattr__(self, "_subscribe", self._numbered(readable))
 
     def _numbered(self, counts: Mapping[str, int]) -> tuple[MessageQueue, ...]:
@@ -161,6 +198,28 @@ class TopicRoute:
         return self._publish
 
     @property
+    def all_queues(self) -> tuple[MessageQueue, ...]:
+        """Every queue of the topic, sorted, also those whose broker is away now; of an order topic those of its
+        configuration. Without a layout, those of the brokers that are listed."""
+        return self._all
+
+    def require_all_queues(self) -> tuple[MessageQueue, ...]:
+        """`all_queues`; NoPermissionError where nothing may be written to the topic, ServiceNotAvailableError where it
+        is not known yet which queues it has: a key's queue would be another one when that is known."""
+        self.require_permission()
+        if not (self.complete or self.layout or self.order_config):
+            raise ServiceNotAvailableError(
+                f"it is not known yet which queues topic {self.topic!r} has: the NameServer was restarted and has not "
+                "heard of every broker; see `raymq status`"
+            )
+        return self._all
+
+    def queue_counts(self) -> dict[str, int]:
+        """How many queues each broker group has that holds the topic, by name, also those that are away."""
+        counts = parse_order_config(self.layout) if self.layout else {}
+        return counts | {data.broker_name: data.write_queue_nums for data in self.queues}
+
+    @property
     def subscribe_queues(self) -> tuple[MessageQueue, ...]:
         """Queues a consumer may read, sorted."""
         return self._subscribe
@@ -168,13 +227,18 @@ class TopicRoute:
     def require_writable(self) -> TopicRoute:
         """This route; NoPermissionError where nothing may be written to the topic, ServiceNotAvailableError where
         nothing can be now."""
+        self.require_permission()
+        if not self._publish:
+            raise ServiceNotAvailableError(f"topic {self.topic!r} has no writable queue now; see `raymq status`")
+        return self
+
+    def require_permission(self) -> TopicRoute:
+        """This route; NoPermissionError where nothing may be written to the topic."""
         if not self._publish and not any(data.perm & PERM_WRITE for data in self.queues):
             raise NoPermissionError(
                 f"topic {self.topic!r} may not be written to (its permission has no W); see `raymq topic describe "
                 f"{self.topic}`, or admin.update_topic"
             )
-        if not self._publish:
-            raise ServiceNotAvailableError(f"topic {self.topic!r} has no writable queue now; see `raymq status`")
         return self
 
     def master_storage(self, broker_name: str) -> str:

@@ -1,8 +1,8 @@
 """Routes as a client keeps them: asked for once, refreshed every 30 s and when a call shows that one is outdated.
 
 A route that cannot be refreshed stays in use, so clients go on while NameServers are gone (spec/messaging.md §3.3).
-Nor does one lose a broker to a NameServer that was restarted and waits to hear of all: a sharding key would change its
-queue, and groups would share out fewer queues, for a moment.
+Nor does one lose a broker to a NameServer that was restarted and waits to hear of all: groups would share out fewer
+queues for a moment. What it knows of the others counts: one of them may have another master.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Final, TypeVar
 
 from raymq.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
 from raymq.names import AUTO_CREATE_TOPIC, NameServerName
 from raymq.ray_calls import ActorRef
-from raymq.route import BrokerData, TopicRoute
+from raymq.route import BrokerData, TopicRoute, format_order_config, merge_layouts
+from raymq.storage_client import persist_until
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
 ASK_AGAIN_AFTER_S: Final = 2.0
@@ -27,6 +29,8 @@ CALL_TIMEOUT_S: Final = 5.0
 CALL_TIMEOUT_MIN_S: Final = 2.0
 """Several NameServers share the time for one, but each has so long."""
 CREATE_TIMEOUT_S: Final = 15.0
+ROUTE_TIMEOUT_S: Final = 10.0
+"""How long consumers wait for a NameServer that knows whether a topic exists."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
 """RocketMQ's producers ask for so many in a topic that they create by sending to it."""
 
@@ -65,24 +69,31 @@ class Routes:
                 return cached.route
         return self._refresh(topic, cached)
 
+    def wait(self, topic: str, timeout_s: float) -> TopicRoute:
+        """As `get`; while no NameServer knows whether the topic exists, ask again, for at most `timeout_s`."""
+        return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
+
     def get_or_create(self, topic: str, default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRoute:
         """The route of a topic that is to be sent to.
 
         A topic that does not exist is created where the cluster's auto_create_topic_enable says so, with up to
         `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3), else TopicNotExistError.
-        NoPermissionError where nothing may be written to it, ServiceNotAvailableError where nothing can be now.
+        NoPermissionError where nothing may be written to it. The brokers that take its messages may be away.
         """
         try:
-            return self.get(topic).require_writable()
+            return self.get(topic).require_permission()
         except TopicNotExistError:
             try:
-                creators = self.get(AUTO_CREATE_TOPIC).brokers
+                creators = self.get(AUTO_CREATE_TOPIC)
             except TopicNotExistError:
                 raise TopicNotExistError(topic) from None
-        for broker_name in creators:
-            ActorRef(broker_name).call("auto_create_topic", topic, default_topic_queue_nums, timeout_s=CREATE_TIMEOUT_S)
+        nums = default_topic_queue_nums
+        counts = {data.broker_name: max(1, min(nums, data.write_queue_nums)) for data in creators.queues}
+        layout = format_order_config(counts)
+        for broker_name in counts:
+            ActorRef(broker_name).call("auto_create_topic", topic, nums, layout, timeout_s=CREATE_TIMEOUT_S)
         self.forget(topic)
-        return self.get(topic).require_writable()
+        return self.get(topic).require_permission()
 
     def _refresh_later(self, topic: str) -> None:
         """Have the topic's route refreshed by the one thread that does so. Called with the lock."""
@@ -108,16 +119,18 @@ class Routes:
 
     def _refresh(self, topic: str, cached: _Cached | None) -> TopicRoute:
         valid_s = POLL_NAME_SERVER_INTERVAL_S
+        partial: list[TopicRoute] = []
         try:
-            route = self._ask(lambda server, left_s: _newer_route(server, topic, cached, left_s))
-        except TopicNotExistError:
-            with self._lock:
-                self._cache.pop(topic, None)
-            raise
-        except RaymqError:
-            if cached is None:
+            route = self._ask(lambda server, left_s: _complete_route(server, topic, partial, left_s))
+        except RaymqError as error:
+            gone = isinstance(error, TopicNotExistError)
+            known = partial if cached is None or gone else [cached.route, *partial]
+            if not known:
+                with self._lock:
+                    if gone:
+                        self._cache.pop(topic, None)
                 raise
-            route, valid_s = cached.route, ASK_AGAIN_AFTER_S
+            route, valid_s = reduce(_merged, known), ASK_AGAIN_AFTER_S
         with self._lock:
             if self._cache.get(topic) is cached:  # else it was forgotten meanwhile, or somebody asked later
                 self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
@@ -184,10 +197,26 @@ class Routes:
         raise next((error for error in failures if isinstance(error, TopicNotExistError)), failures[-1])
 
 
-def _newer_route(server: ActorRef, topic: str, cached: _Cached | None, timeout_s: float) -> TopicRoute:
-    """The route as a NameServer knows it; ServiceNotAvailableError if it may miss a broker that is in `cached`."""
+def _complete_route(server: ActorRef, topic: str, partial: list[TopicRoute], timeout_s: float) -> TopicRoute:
+    """The route as a NameServer knows it; if it may miss a broker, it is put to `partial`, and
+    ServiceNotAvailableError raised: another NameServer may know more."""
     route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
-    missing = set() if route.complete or cached is None else cached.route.brokers.keys() - route.brokers.keys()
-    if missing:
-        raise ServiceNotAvailableError(f"{server.name} was restarted and has not heard of {', '.join(missing)} yet")
+    if not route.complete:
+        partial.append(route)
+        raise ServiceNotAvailableError(f"{server.name} was restarted and has not heard of every broker yet")
     return route
+
+
+def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
+    """What a NameServer says that may miss brokers, and of those it misses what was known before."""
+    missing = known.brokers.keys() - newer.brokers.keys()
+    kept = tuple(data for data in known.queues if data.broker_name in missing)
+    merged = replace(
+        newer,
+        brokers={**newer.brokers, **{name: known.brokers[name] for name in missing}},
+        queues=tuple(sorted((*newer.queues, *kept), key=lambda data: data.broker_name)),
+        order_config=newer.order_config or known.order_config,
+        complete=known.complete,
+        layout=merge_layouts(known.layout, newer.layout),
+    )
+    return next((same for same in (known, newer) if (same, same.complete) == (merged, merged.complete)), merged)

@@ -56,7 +56,7 @@ def send_table(producer: Producer, topic: str, table: pa.Table | pa.RecordBatch)
         for first in range(0, rows.count, SLICE_ROWS):
             if ends.failure is not None:
                 break
-            route = producer.route(topic)
+            route = producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed)
             for messages, destination in _parts(route, *rows.read(first)):
                 _hand_over(producer, route, messages, destination, ends)
     except Exception as error:  # a hook's too; it is raised when the rows under way have their end
@@ -82,7 +82,7 @@ def _parts(
     """What goes to one queue each: rows with a key by its hash, in their order; the others in runs."""
     free = messages
     if keys is not None:
-        queues = route.require_writable().publish_queues
+        queues = route.require_all_queues()
         free = [message for message, key in zip(messages, keys, strict=True) if key is None]
         by_queue: dict[MessageQueue, list[Message]] = {}
         for message, key in zip(messages, keys, strict=True):
@@ -106,6 +106,7 @@ class _Rows:
         self.topic = topic
         self.count = table.num_rows
         self._table = table
+        self.keyed = "sharding_key" in table.column_names
 
     def read(self, first: int) -> tuple[list[Message], list[Any] | None]:
         """The messages of the slice that starts at row `first`, and their sharding keys if there are some."""

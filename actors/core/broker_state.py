@@ -4,7 +4,7 @@ Every change is one JSON record in the internal topic `rmq_sys_broker_state`, qu
 is flushed, recovered and replicated as messages are (design §3). The state is what the records say, applied in order:
 
     {"kind": "topic",        "topic": T, "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6, "order": false,
-     "order_config": ""}
+     "order_config": "", "layout": "broker-a:4;broker-b:4"}
     {"kind": "topic_delete", "topic": T, "next_reset_version": 1}
     {"kind": "group",        "group": G, "consume_enable": true, "retry_max_times": 16, … as GroupConfig}
     {"kind": "group_delete", "group": G}
@@ -35,7 +35,7 @@ from raymq.errors import (
 )
 from raymq.group_info import GroupConfig, OffsetCommit
 from raymq.names import SYSTEM_PREFIX, check_group, check_user_topic, is_internal_topic, is_system_group, retry_topic
-from raymq.route import DataVersion, TopicConfig, check_perm, parse_order_config
+from raymq.route import DataVersion, TopicConfig, check_perm, merge_layouts, parse_order_config
 
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
 QUEUE_NUMS_MAX: Final = 1024
@@ -45,8 +45,8 @@ GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
 """raymq's own: {"queueOffset": n}, the first state record that the other three files do not contain; and for what
-RocketMQ's files have no place, "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1} and
-"orderConfigs" {"topic": "broker-a:4"}."""
+RocketMQ's files have no place, "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
+"orderConfigs" {"topic": "broker-a:4"} and "layouts" {"topic": "broker-a:4;broker-b:4"}."""
 
 Change = dict[str, Any]
 
@@ -61,23 +61,28 @@ class BrokerState:
     offsets: OffsetTable = field(default_factory=OffsetTable)
     topics_version: DataVersion = field(default_factory=DataVersion)
 
-    def decide_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int) -> Change | None:
-        """Create a topic. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if it differs."""
+    def decide_topic(
+        self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = ""
+    ) -> Change | None:
+        """Create a topic. `layout`: its queues in all broker groups (raymq.route.TopicConfig).
+
+        Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if it differs.
+        """
         check_user_topic(topic)
         for nums in (read_queue_nums, write_queue_nums):
             check_queue_nums(nums)
         known = self.topics.get(topic)
         if known is not None:
             if (known.read_queue_nums, known.write_queue_nums) == (read_queue_nums, write_queue_nums):
-                return None
+                return _layout_change(known, layout)
             raise TopicExistsError(topic, f"with {known.write_queue_nums} queues on this broker group")
-        return _topic_change(TopicConfig(topic, read_queue_nums, write_queue_nums))
+        return _topic_change(TopicConfig(topic, read_queue_nums, write_queue_nums, layout=merge_layouts(layout)))
 
     def decide_topic_update(
-        self, topic: str, queue_nums: int | None, perm: int | None, order_config: str | None
+        self, topic: str, queue_nums: int | None, perm: int | None, order_config: str | None, layout: str = ""
     ) -> list[Change]:
         """Change what is not None of a topic. Its queues may become more, never fewer: messages may be in each. An
-        empty `order_config` makes it an ordinary topic.
+        empty `order_config` makes it an ordinary topic. What `layout` names is added to what is known.
 
         Raises TopicNotExistError, IllegalNameError (a system topic), NoPermissionError (no permission) or
         InvalidArgumentError.
@@ -98,21 +103,24 @@ class BrokerState:
                     f"{queue_nums}: messages may be in each of them"
                 )
             config = replace(config, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
+        config = replace(config, layout=merge_layouts(known.layout, layout))
         return [] if config == known else [_topic_change(config)]
 
-    def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int) -> list[Change]:
-        """Create a topic because somebody sends to it (spec/messaging.md §2.5, golden fact 12); nothing if it exists.
+    def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
+        """Create a topic because somebody sends to it (spec/messaging.md §2.5, golden fact 12); of one that exists,
+        only the layout grows.
 
         `queue_nums` is what the client would like. IllegalNameError; TopicNotExistError for a retry or dead-letter
         topic, which only a group makes.
         """
         check_user_topic(topic)
         if topic in self.topics:
-            return []
+            change = _layout_change(self.topics[topic], layout)
+            return [] if change is None else [change]
         if is_internal_topic(topic):
             raise TopicNotExistError(topic)
         queues = max(1, min(queue_nums, queue_nums_max))
-        return [_topic_change(TopicConfig(topic, queues, queues))]
+        return [_topic_change(TopicConfig(topic, queues, queues, layout=merge_layouts(layout)))]
 
     def decide_topic_delete(self, topic: str) -> Change:
         check_user_topic(topic)
@@ -248,7 +256,7 @@ class BrokerState:
 
     def _apply_topic(self, change: Change, now_ms: int) -> None:
         topic = change["topic"]
-        values = {name: change[name] for name in (*_TOPIC_KEYS, "order_config") if name in change}
+        values = {name: change[name] for name in (*_TOPIC_KEYS, *_OWN_TOPIC_KEYS) if name in change}
         self.topics[topic] = TopicConfig(topic, **values)
         self.topics_version = self.topics_version.next(now_ms)
 
@@ -293,6 +301,12 @@ def _check_group_config(config: GroupConfig) -> None:
 
 def _topic_change(config: TopicConfig) -> Change:
     return {"kind": "topic", **asdict(config)}
+
+
+def _layout_change(known: TopicConfig, layout: str) -> Change | None:
+    """Add what a layout names to what a topic's configuration knows."""
+    merged = merge_layouts(known.layout, layout)
+    return None if merged == known.layout else _topic_change(replace(known, layout=merged))
 
 
 def _group_change(config: GroupConfig) -> Change:
@@ -357,7 +371,10 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
         "queueOffset": position,
         "resetVersions": versions,
         "firstResetVersions": state.offsets.first_versions,
-        "orderConfigs": {config.topic: config.order_config for config in state.topics.values() if config.order_config},
+        **{
+            key: {topic: getattr(config, name) for topic, config in state.topics.items() if getattr(config, name)}
+            for name, key in _OWN_TOPIC_KEYS.items()
+        },
     }
     return {
         TOPICS_FILE: _pretty({"dataVersion": data_version, "topicConfigTable": topics}),
@@ -390,9 +407,10 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
         state.groups[str(name)] = GroupConfig(str(name), **values)
     own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
-    for topic, order_config in own.get("orderConfigs", {}).items():
-        if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
-            state.topics[topic] = replace(state.topics[topic], order_config=order_config)
+    for name, key in _OWN_TOPIC_KEYS.items():
+        for topic, text in own.get(key, {}).items():
+            if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
+                state.topics[topic] = replace(state.topics[topic], **{name: text})
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
     for key, offsets in table(OFFSETS_FILE, "offsetTable").items():
         topic, _, group = str(key).partition("@")
@@ -413,6 +431,9 @@ _TOPIC_KEYS: Final = {
     "order": "order",
 }
 """TopicConfig's fields and their names in topics.json."""
+
+_OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts"}
+"""TopicConfig's fields that RocketMQ's file has no place for, and their names in ours."""
 
 _GROUP_KEYS: Final = {
     "consume_enable": "consumeEnable",

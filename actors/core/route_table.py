@@ -8,6 +8,9 @@ Each register call says which life of the broker it comes from. A newer life, or
 the place of what is known; an older one was overtaken on its way and is ignored, and so is everything of an older state
 version: that is of a replica that is master no more.
 
+Of a broker that was silent for too long it is remembered which topics it held: that nobody else holds one does not mean
+that it does not exist.
+
 Permissions may be changed here alone (`wipe_write_perm`), to take writes off a broker; its next change undoes that.
 """
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from raymq.errors import TopicNotExistError
+from raymq.errors import ServiceNotAvailableError, TopicNotExistError
 from raymq.route import (
     PERM_ALL,
     PERM_WRITE,
@@ -26,6 +29,7 @@ from raymq.route import (
     QueueData,
     TopicConfig,
     TopicRoute,
+    merge_layouts,
 )
 
 
@@ -42,6 +46,10 @@ class RouteTable:
     def __init__(self, expiry_s: float) -> None:
         self._expiry_s = expiry_s
         self._brokers: dict[str, _LiveBroker] = {}
+        self._silent: dict[str, frozenset[str]] = {}
+        """The topics of brokers that were silent for too long."""
+        self.heard: set[str] = set()
+        """The names of all brokers that have registered since this table was made."""
 
     def register(self, registration: BrokerRegistration, now_s: float) -> None:
         """Take all of a broker's data, in place of what it registered before. An older one is ignored.
@@ -56,6 +64,8 @@ class RouteTable:
         if known is not None and registration.data_version == known.registration.data_version:
             topics = known.topics  # the broker says what it said before: permissions changed here stay
         self._brokers[registration.broker_name] = _LiveBroker(registration, topics, now_s)
+        self._silent.pop(registration.broker_name, None)
+        self.heard.add(registration.broker_name)
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
         """Note that a broker lives. False means: register, what is known here is not that version."""
@@ -68,12 +78,13 @@ class RouteTable:
     def unregister(self, broker_name: str) -> None:
         """Forget a broker group and its queues."""
         self._brokers.pop(broker_name, None)
+        self._silent.pop(broker_name, None)
 
     def expire(self, now_s: float) -> list[str]:
         """Forget the brokers that were silent for too long; returns their names."""
         silent = [name for name, broker in self._brokers.items() if now_s - broker.last_update_s > self._expiry_s]
         for name in silent:
-            del self._brokers[name]
+            self._silent[name] = frozenset(self._brokers.pop(name).topics)
         return silent
 
     def wipe_write_perm(self, broker_name: str) -> int:
@@ -93,15 +104,23 @@ class RouteTable:
         return len(broker.topics)
 
     def route(self, topic: str) -> TopicRoute:
-        """Where `topic` is. TopicNotExistError when no live broker holds it."""
+        """Where `topic` is. TopicNotExistError when no broker holds it, ServiceNotAvailableError when only brokers do
+        that are silent."""
         holders = self._holders(topic)
         if not holders:
+            away = sorted(name for name, topics in self._silent.items() if topic in topics)
+            if away:
+                raise ServiceNotAvailableError(
+                    f"topic {topic!r} is on {', '.join(away)}, not heard of for {self._expiry_s:.0f} s; "
+                    "see `raymq status`"
+                )
             raise TopicNotExistError(topic)
         return TopicRoute(
             topic,
             {name: _broker_data(broker) for name, broker in holders.items()},
             tuple(_queue_data(name, broker.topics[topic]) for name, broker in holders.items()),
             _order_config(topic, holders.values()),
+            layout=merge_layouts(*(broker.topics[topic].layout for broker in holders.values())),
         )
 
     def _holders(self, topic: str) -> dict[str, _LiveBroker]:

@@ -52,6 +52,9 @@ class FakeRoutes:
     def get(self, topic: str) -> TopicRoute:
         return self.routes[topic]
 
+    def wait(self, topic: str, timeout_s: float) -> TopicRoute:
+        return self.get(topic)
+
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
         self.asked_to_create.append((topic, default_topic_queue_nums))
         return self.get(topic)

@@ -16,12 +16,14 @@ from raymq.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, Top
 class Scene:
     """A NameServer that one broker has registered at, at a time that is set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, *, restarted: bool) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, path: Path, *, restarted: bool, brokers: tuple[str, ...] = ()
+    ) -> None:
         self.now_s = 1000.0
         context = SimpleNamespace(was_current_actor_reconstructed=restarted)
         monkeypatch.setattr(module.ray, "get_runtime_context", lambda: context)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
-        self.server = NameServer(str(path / "kv"))
+        self.server = NameServer(str(path / "kv"), brokers)
         topics, version = (TopicConfig("orders", 1, 1),), DataVersion(0, 1, 1)
         self.server.register_broker(BrokerRegistration("raymq", "broker-a", {0: "storage-broker-a-0"}, topics, version))
 
@@ -59,5 +61,22 @@ def test_a_restarted_one_claims_to_know_all_only_after_a_while(monkeypatch, tmp_
     scene.now_s += WARM_UP_S
     assert list(scene.server.all_brokers()) == ["broker-a"]
     assert scene.server.topic_route("orders").complete
+    with pytest.raises(TopicNotExistError):
+        scene.server.topic_route("nothing")
+
+
+def test_a_restarted_one_does_not_know_what_a_broker_has_that_did_not_register(monkeypatch, tmp_path):
+    """The broker may be waiting for its store, for however long."""
+    scene = Scene(monkeypatch, tmp_path, restarted=True, brokers=("broker-a", "broker-b"))
+    scene.now_s += 10 * WARM_UP_S
+    for question in (scene.server.all_brokers, lambda: scene.server.topic_route("other")):
+        with pytest.raises(ServiceNotAvailableError, match="broker-b did not register"):
+            question()
+    topics = (TopicConfig("other", 1, 1),)
+    scene.server.register_broker(
+        BrokerRegistration("raymq", "broker-b", {0: "storage-broker-b-0"}, topics, DataVersion(0, 1, 1))
+    )
+    assert scene.server.topic_route("other").complete
+    assert list(scene.server.all_brokers()) == ["broker-a", "broker-b"]
     with pytest.raises(TopicNotExistError):
         scene.server.topic_route("nothing")

@@ -23,6 +23,8 @@ from placement import inventory
 from placement.homes import Node
 from raymq.errors import TopicNotExistError
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.mark.parametrize("real", [Broker, NameServer, Pull, Rebalance, Storage])
 def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_and_marks(real):
@@ -35,9 +37,6 @@ def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_
     assert (made.__name__, made.__doc__) == (real.__name__, real.__doc__)
     if real is Storage:
         assert made.fetch.__ray_concurrency_group__ == "fetch"
-
-ROOT = Path(__file__).parents[3]
-
 
 def test_a_shell_does_what_the_real_object_does_and_raises_what_it_raises():
     made = shell(RouteTable)(expiry_s=5.0)

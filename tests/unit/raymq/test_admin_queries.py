@@ -59,7 +59,7 @@ def admin(tmp_path) -> Iterator[Admin]:
     brokers = {name: BrokerData("c", name, {0: f"storage-{name}-0"}) for name in names}
     route = TopicRoute("orders", brokers, tuple(QueueData(name, 1, 1, 6) for name in names))
     storages = SimpleNamespace(get=lambda name: FakeStorage(stores[name.removeprefix("storage-").removesuffix("-0")]))
-    yield Admin(SimpleNamespace(get=lambda topic: route), storages)
+    yield Admin(SimpleNamespace(get=lambda topic: route, wait=lambda topic, timeout_s: route), storages)
     for store in stores.values():
         store.close()
 

@@ -326,3 +326,37 @@ def test_what_a_slave_has_lost_is_read_from_the_master(owner):
     owner.wait_for(lambda: [at for _, at in owner.delivered] == [0, 1, 2])
     assert owner.lost == []
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
+
+
+def test_a_queue_whose_route_nobody_told_is_asked_for_again_without_a_wake(owner):
+    """As after a restart of the consumer's process while no NameServer answers: nothing happens that would wake it."""
+    failures = [ServiceNotAvailableError("no NameServer answers") for _ in range(3)]
+
+    def away():
+        if failures:
+            raise failures.pop()
+        return "storage-a-0"
+
+    owner.routes["orders"] = away
+    owner.offsets = {Q0: 0, Q1: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: len(owner.delivered) == 6)
+    assert not failures
+
+
+def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics(owner):
+    hanging = threading.Event()
+
+    def hangs():
+        assert hanging.wait(WAIT_S)
+        return "storage-b-0"
+
+    owner.routes["other"] = hangs
+    owner.offsets = {Q0: 0, OTHER: 0}
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2])
+    owner.end = 5
+    owner.fetcher.wake()
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2, 3, 4])
+    hanging.set()
+    owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == OTHER] == [0, 1, 2, 3, 4])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ from raymq.errors import (
     StoreLockedError,
     StoreNotWritableError,
     SystemBusyError,
+    TopicNotExistError,
 )
 from raymq.latency_fault import FAILING_S
 from raymq.message import Message, MessageQueue, SendStatus
@@ -326,7 +328,7 @@ def test_after_a_failover_the_same_batch_with_the_same_sequence_goes_to_the_new_
 def test_a_route_that_cannot_be_asked_for_leaves_the_master_as_it_was(make):
     store = FakeStore(script=[GONE])
     producer = make(store)
-    route = producer.route("orders")
+    route = producer.route("orders", 1.0, keyed=False)
     asked = []
 
     def get(topic):
@@ -433,3 +435,57 @@ def test_fact_12_a_topic_that_is_sent_to_is_asked_for_with_the_producers_number_
     producer.send(message())
     assert producer.test_routes.asked_to_create == [("orders", 16)]
     assert ProducerSettings().default_topic_queue_nums == 4
+
+
+# A broker that no NameServer has heard of yet
+
+
+def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
+    store, other = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    partial = replace(topic_route(b=1), layout="a:1;b:1", complete=False)
+    producer = make(store, other, route=partial)
+    asked = threading.Event()
+    producer.test_routes.forget = lambda topic: asked.set()
+    waiting = producer.send_async(message(b"first"), sharding_key=0)
+    assert asked.wait(WAIT_S)  # an attempt has failed
+    assert producer.send(message(b"there"), sharding_key=1).queue == B
+    assert not waiting.done()
+    producer.test_routes.routes["orders"] = topic_route(a=1, b=1)
+    assert waiting.result(WAIT_S).queue == A
+    assert (store.everything(), other.everything()) == ([b"first"], [b"there"])
+
+
+def test_a_broker_that_does_not_come_back_in_time_is_named(make):
+    producer = make(FakeStore("storage-b-0"), route=replace(topic_route(b=1), layout="a:1;b:1"))
+    with pytest.raises(ServiceNotAvailableError, match="was stored .*a, which holds queues of topic"):
+        producer.send(message(), sharding_key=0, timeout_s=0.1)
+
+
+@pytest.mark.parametrize("where", [{}, {"sharding_key": 0}])
+def test_a_send_waits_while_nobody_knows_whether_its_topic_exists(make, where):
+    producer, failures = make(FakeStore()), [GONE, RequestTimeoutError("topic_route", 5.0), GONE]
+    known = producer.test_routes.routes["orders"]
+
+    def get(topic):
+        if failures:
+            raise failures.pop()
+        return known
+
+    producer.test_routes.get = get
+    assert producer.send(message(), **where).queue_offset == 0
+    producer.test_routes.get = lambda topic: (_ for _ in ()).throw(GONE)
+    with pytest.raises(ServiceNotAvailableError, match="restarting"):
+        producer.send(message(), timeout_s=0.1, **where)
+
+
+def test_a_send_to_a_topic_that_does_not_exist_fails_at_once(make):
+    producer, asked = make(FakeStore()), []
+
+    def get(topic):
+        asked.append(topic)
+        raise TopicNotExistError(topic)
+
+    producer.test_routes.get = get
+    with pytest.raises(TopicNotExistError):
+        producer.send(message(), timeout_s=WAIT_S)
+    assert asked == ["orders"]

@@ -242,9 +242,9 @@ def test_a_send_cancelled_on_its_way_is_carried_on_and_flush_awaits_it(make):
 def test_a_route_is_asked_for_in_a_thread_once_at_a_time_and_again_later(make, monkeypatch):
     producer = make(FakeStore())
     asked: list[str] = []
-    route = producer.route("orders")
+    route = producer.route("orders", 1.0, keyed=False)
 
-    def slow_route(topic):
+    def slow_route(topic, timeout_s, *, keyed):
         asked.append(threading.current_thread().name)
         time.sleep(0.02)
         return route
@@ -268,7 +268,7 @@ def test_a_route_is_asked_for_in_a_thread_once_at_a_time_and_again_later(make, m
 def test_a_route_that_is_not_known_is_the_error_of_all_who_wait_for_it(make, monkeypatch):
     producer = make(FakeStore())
 
-    def no_route(topic):
+    def no_route(topic, timeout_s, *, keyed):
         raise GONE
 
     async def run() -> list:

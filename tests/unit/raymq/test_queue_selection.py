@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
@@ -172,3 +174,43 @@ def test_two_destinations_are_one_too_many():
         Destination(sharding_key="x", queue=MessageQueue("orders", "a", 0))
     with pytest.raises(InvalidArgumentError, match="for a selector"):
         Destination(argument=1)
+
+
+@pytest.mark.parametrize("present", ["a", "b", "ab"])
+def test_a_key_has_one_queue_whichever_brokers_a_route_lists(present):
+    whole = topic_route(a=3, b=2)
+    partial = replace(
+        topic_route(**{name: {"a": 3, "b": 2}[name] for name in present}), layout="a:3;b:2", complete=False
+    )
+    for number in range(50):
+        destination = Destination(sharding_key=f"user-{number}")
+        assert destination.select(partial, MESSAGE) == destination.select(whole, MESSAGE)
+    seen = []
+    Destination(selector=lambda queues, *_: seen.append(queues) or queues[0]).select(partial, MESSAGE)
+    assert seen == [whole.publish_queues]
+    queue = MessageQueue("orders", "b", 1)
+    assert Destination(queue=queue).select(partial, MESSAGE) == queue
+
+
+def test_queues_of_a_broker_that_is_away_take_no_turns(faults):
+    partial = replace(topic_route(b=2), layout="a:3;b:2")
+    assert {queue.broker_name for queue in turns(faults, partial, 20)} == {"b"}
+
+
+def test_while_it_is_not_known_which_queues_a_topic_has_no_key_is_given_one():
+    partial = replace(topic_route(a=3), complete=False)
+    for destination in (Destination(sharding_key="x"), Destination(selector=select_queue_by_random)):
+        with pytest.raises(ServiceNotAvailableError, match="not known yet which queues"):
+            destination.select(partial, MESSAGE)
+    assert Destination(queue=MessageQueue("orders", "a", 0)).select(partial, MESSAGE).queue_id == 0
+
+
+def test_a_key_whose_broker_must_not_be_written_is_refused_and_goes_nowhere_else():
+    route = replace(topic_route(a=1, b=1), queues=(QueueData("a", 1, 1, 4), QueueData("b", 1, 1, 6)), layout="a:1;b:1")
+    outcomes = []
+    for key in range(2):
+        try:
+            outcomes.append(Destination(sharding_key=key).select(route, MESSAGE).broker_name)
+        except NoPermissionError:
+            outcomes.append("refused")
+    assert outcomes == ["refused", "b"]

@@ -222,8 +222,8 @@ class Cluster:
     def answer(self, method, topic):
         return self.routes_by_topic.get(topic, TopicNotExistError(topic))
 
-    def create(self, broker, method, topic, nums, timeout_s):
-        self.created.append((broker, method, topic, nums))
+    def create(self, broker, method, topic, nums, layout, timeout_s):
+        self.created.append((broker, method, topic, nums, layout))
         data = tuple(QueueData(name, nums, nums, self.perm) for name in "ab")
         brokers = self.routes_by_topic["TBW102"].brokers
         self.routes_by_topic[topic] = TopicRoute(topic, brokers, data)
@@ -232,7 +232,7 @@ class Cluster:
 def test_sending_to_a_new_topic_creates_it_at_every_broker_that_does_so(monkeypatch):
     cluster = Cluster(monkeypatch, auto_create=True)
     assert len(cluster.routes.get_or_create("new").publish_queues) == 8
-    assert cluster.created == [(broker, "auto_create_topic", "new", 4) for broker in "ab"]
+    assert cluster.created == [(broker, "auto_create_topic", "new", 4, "a:4;b:4") for broker in "ab"]
     assert len(cluster.routes.get_or_create("new").publish_queues) == 8
     assert len(cluster.created) == 2
 
@@ -255,3 +255,31 @@ def test_every_nameserver_is_told_also_when_one_fails(monkeypatch):
     with pytest.raises(ServiceNotAvailableError):
         routes.tell_all("put_kv", "n", "k", "v")
     assert [name for name, _ in servers.asked] == ["nameserver-0", "nameserver-1", "nameserver-2"]
+
+
+def test_what_a_restarted_nameserver_knows_of_the_others_counts_at_once(monkeypatch):
+    """One of them may have another master, and the broker that is missed may be away for long."""
+    both, some = topic_route(a=1, b=1), replace(topic_route(a=2), complete=False)
+    servers = Servers(monkeypatch, both)
+    routes = servers.routes()
+    routes.get("orders")
+    brokers = {"a": replace(some.brokers["a"], storages={0: "storage-a-1"})}
+    servers.answers = [replace(some, brokers=brokers)]
+    routes.forget("orders")
+    route = routes.get("orders")
+    assert (route.master_storage("a"), route.master_storage("b")) == ("storage-a-1", "storage-b-0")
+    assert len(route.publish_queues) == 3
+    assert route.complete
+
+
+def test_a_topic_is_waited_for_while_nobody_knows_whether_it_exists(monkeypatch):
+    answers = [ServiceNotAvailableError("restarted"), RequestTimeoutError("topic_route", 5.0), NEW]
+    servers = Servers(monkeypatch, lambda method, topic: answers.pop(0))
+    assert servers.routes().wait("orders", WAIT_S) is NEW
+
+
+def test_a_topic_that_does_not_exist_is_not_waited_for(monkeypatch):
+    servers = Servers(monkeypatch, TopicNotExistError("orders"))
+    with pytest.raises(TopicNotExistError):
+        servers.routes().wait("orders", WAIT_S)
+    assert len(servers.asked) == 1

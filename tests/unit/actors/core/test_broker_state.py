@@ -500,3 +500,47 @@ def test_a_snapshot_has_the_names_and_the_shape_of_rocketmqs_files():
     group = parse_fastjson(files["subscriptionGroup.json"])["subscriptionGroupTable"]["billing"]
     assert (group["groupName"], group["retryMaxTimes"]) == ("billing", 16)
     assert files[TOPICS_FILE].startswith('{\n\t"dataVersion":{\n')
+
+
+# Layouts: a topic's queues in all broker groups
+
+
+def layout_of(state: BrokerState, topic: str) -> str:
+    [again, _] = load_snapshot(dump_snapshot(state, 3).get, parse_fastjson)
+    assert again.topics == state.topics
+    return state.topics[topic].layout
+
+
+def test_a_layout_grows_and_is_kept_in_the_log_and_in_the_snapshot():
+    state = BrokerState()
+    state.apply(state.decide_topic("orders", 2, 2, "a:2;b:2"), 0)
+    assert state.decide_topic("orders", 2, 2, "a:2") is None
+    assert layout_of(state, "orders") == "a:2;b:2"
+    state.apply(state.decide_topic("orders", 2, 2, "c:1"), 0)
+    assert layout_of(state, "orders") == "a:2;b:2;c:1"
+    [change] = state.decide_topic_update("orders", 4, None, None, "a:4;b:1")
+    state.apply(change, 0)
+    assert layout_of(state, "orders") == "a:4;b:2;c:1"
+    assert state.decide_topic_update("orders", None, None, None, "a:4") == []
+
+
+def test_a_topic_that_is_made_by_sending_to_it_has_a_layout_that_grows_too():
+    state = BrokerState()
+    for layout in ("a:4", "a:4;b:4"):
+        [change] = state.decide_auto_topic("orders", 4, 8, layout)
+        state.apply(change, 0)
+    assert state.decide_auto_topic("orders", 4, 8, "b:4") == []
+    assert layout_of(state, "orders") == "a:4;b:4"
+
+
+def test_a_topic_that_is_made_again_has_no_layout_of_before():
+    state = BrokerState()
+    state.apply(state.decide_topic("orders", 2, 2, "a:2;b:2"), 0)
+    state.apply(state.decide_topic_delete("orders"), 0)
+    state.apply(state.decide_topic("orders", 1, 1, "a:1"), 0)
+    assert layout_of(state, "orders") == "a:1"
+
+
+def test_a_layout_that_is_none_is_refused():
+    with pytest.raises(InvalidArgumentError):
+        BrokerState().decide_topic("orders", 1, 1, "everywhere")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.route_table import RouteTable
-from raymq.errors import TopicNotExistError
+from raymq.errors import ServiceNotAvailableError, TopicNotExistError
 from raymq.message import MessageQueue
 from raymq.route import BrokerRegistration, DataVersion, TopicConfig
 
@@ -156,3 +156,25 @@ def test_the_tables_of_clusters_and_nodes(table):
     table.register(registration("a"), 0.0)
     assert table.clusters() == {"raymq": ["a", "b"]}
     assert table.brokers()["a"].nodes == {0: "node"}
+
+
+@pytest.mark.parametrize("present", ["a", "b", "ab"])
+def test_each_holder_tells_all_of_the_topics_queues(table, present):
+    config = TopicConfig("orders", 2, 2, layout="a:2;b:2")
+    for name in present:
+        table.register(replace(registration(name), topics=(config,)), 0.0)
+    route = table.route("orders")
+    assert route.all_queues == tuple(MessageQueue("orders", name, number) for name in "ab" for number in (0, 1))
+    assert {queue.broker_name for queue in route.publish_queues} == set(present)
+
+
+def test_a_topic_of_a_silent_broker_is_away_and_does_not_cease_to_exist(table):
+    table.register(registration("a"), 0.0)
+    table.expire(120.1)
+    with pytest.raises(ServiceNotAvailableError, match="on a, not heard of"):
+        table.route("orders")
+    with pytest.raises(TopicNotExistError):
+        table.route("nothing")
+    table.register(registration("a", version=DataVersion(0, 2, 6), topics=("other",)), 121.0)
+    with pytest.raises(TopicNotExistError):
+        table.route("orders")
