@@ -61,9 +61,7 @@ class BrokerState:
     offsets: OffsetTable = field(default_factory=OffsetTable)
     topics_version: DataVersion = field(default_factory=DataVersion)
 
-    def decide_topic(
-        self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = ""
-    ) -> Change | None:
+    def decide_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = "") -> Change | None:
         """Create a topic. `layout`: its queues in all broker groups (raymq.route.TopicConfig).
 
         Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if it differs.

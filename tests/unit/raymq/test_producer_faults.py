@@ -457,7 +457,7 @@ def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
 
 def test_a_broker_that_does_not_come_back_in_time_is_named(make):
     producer = make(FakeStore("storage-b-0"), route=replace(topic_route(b=1), layout="a:1;b:1"))
-    with pytest.raises(ServiceNotAvailableError, match="was stored .*a, which holds queues of topic"):
+    with pytest.raises(ServiceNotAvailableError, match=r"was stored .*a, which holds queues of topic"):
         producer.send(message(), sharding_key=0, timeout_s=0.1)
 
 
