@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from raymq.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
 from raymq.names import AUTO_CREATE_TOPIC, NameServerName
 from raymq.ray_calls import ActorRef
-from raymq.route import BrokerData, TopicRoute, format_order_config, merge_layouts
+from raymq.route import BrokerData, TopicRoute, format_order_config
 from raymq.storage_client import persist_until
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
@@ -208,15 +208,15 @@ def _complete_route(server: ActorRef, topic: str, partial: list[TopicRoute], tim
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
-    """What a NameServer says that may miss brokers, and of those it misses what was known before."""
+    """What a NameServer says that may miss brokers, and of those it misses what was known before. What each broker of a
+    topic knows of all its queues counts as it is told now."""
     missing = known.brokers.keys() - newer.brokers.keys()
     kept = tuple(data for data in known.queues if data.broker_name in missing)
     merged = replace(
         newer,
         brokers={**newer.brokers, **{name: known.brokers[name] for name in missing}},
         queues=tuple(sorted((*newer.queues, *kept), key=lambda data: data.broker_name)),
-        order_config=newer.order_config or known.order_config,
         complete=known.complete,
-        layout=merge_layouts(known.layout, newer.layout),
+        layout=newer.layout or known.layout,
     )
     return next((same for same in (known, newer) if (same, same.complete) == (merged, merged.complete)), merged)

@@ -283,3 +283,12 @@ def test_a_topic_that_does_not_exist_is_not_waited_for(monkeypatch):
     with pytest.raises(TopicNotExistError):
         servers.routes().wait("orders", WAIT_S)
     assert len(servers.asked) == 1
+
+
+def test_what_every_broker_knows_of_a_topic_counts_as_a_restarted_nameserver_says_it(monkeypatch):
+    servers = Servers(monkeypatch, replace(topic_route(a=2, b=2), order_config="a:2", layout="a:2;b:2"))
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [replace(topic_route(a=1), layout="a:1;b:1", complete=False)]
+    routes.forget("orders")
+    assert (routes.get("orders").order_config, routes.get("orders").layout) == ("", "a:1;b:1")
