@@ -75,7 +75,8 @@ def begun(subscription: PushSubscription) -> bool:
         [status] = subscription.status()
     except raymq.RaymqError:
         return False
-    return len(status.queues) == 4 and {queue.state for queue in status.queues} == {"pulling"}
+    mine = [queue.state for queue in status.queues if queue.queue.topic == "unread"]
+    return mine == ["pulling"] * 4
 
 
 def nameservers_know_by_themselves() -> bool:
