@@ -3,8 +3,13 @@
     change → decide (actors.core.broker_state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← records behind it
 
-A change is answered once its record is as durable as the store's settings promise. While a change is stored no other
-is decided, so that the log's order is the state's.
+A change is answered once its record is in what every replica that may lead next has: it is acknowledged as durable, or
+it can be read. While a change is stored no other is decided, so that the log's order is the state's; and from the
+moment another replica is to lead until its log was read, none is decided at all.
+
+What the log has and the state has not, such as a change whose outcome was not known in time, shows: the next record
+does not get the offset that was expected, and what lies before it is read. A change after a doubtful one first writes a
+mark, which says nothing: whatever is stored before it has been read then.
 """
 
 from __future__ import annotations
@@ -13,13 +18,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from actors.core import broker_state
 from actors.core.broker_state import STATE_TOPIC, BrokerState, Change
 from raymq.errors import NotMasterError, RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
-from raymq.message import Message, SendResult
+from raymq.message import Message, SendResult, SendStatus
 from raymq.record import decode_records
 from raymq.storage_client import StorageClient, persist_until
 from raymq.store_api import FetchRequest
@@ -28,8 +34,11 @@ from storage.config_files import parse_fastjson
 
 STORE_TIMEOUT_S: Final = 20.0
 READY_WAIT_S: Final = 10.0
+CALL_TIMEOUT_S: Final = 5.0
+"""How long one call to a store may take: where it stands still, another replica leads long before."""
+CONFIRM_WAIT_S: Final = 5.0
+"""How long a record that was stored late, or with too few copies, is waited for to be read."""
 REPLAY_BATCH: Final = 1000
-COPY_TIMEOUT_S: Final = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +64,11 @@ class StateLog:
         self._lock = threading.Lock()
         self._state = BrokerState()
         self._position = self._snapshot_position = 0
+        self._doubtful = True  # who was the broker before may have left a change under way
+        self._snapshots: dict[str, int] = {}
+        """The position of the last whole snapshot in each store, by its name, as far as that is known."""
         self._ready = threading.Event()
+        self._replaced = threading.Event()
         self.waiting_for = f"{storage.name} to open its store"
 
     @property
@@ -70,9 +83,14 @@ class StateLog:
         return self._state
 
     def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
-        """Another replica is the master: what counts is in its log. Call `load` again."""
+        """Another replica is the master: what counts is in its log. Call `load` again; nothing is changed until then.
+
+        Waits for a change that is being stored, which may be in the new master's log already.
+        """
+        self._replaced.set()
         with self._lock:
             self._ready.clear()
+            self._replaced.clear()
             self._storage, self._copies = storage, copies
             self.waiting_for = f"{storage.name} to lead"
 
@@ -85,100 +103,138 @@ class StateLog:
                 _log.warning("%s waits for its state: %s", self._broker_name, error)
                 stopping.wait(0.5)
 
-    def load(self) -> None:
-        """Read snapshot and records once. Raises RaymqError where the store cannot be read now."""
+    def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
+        """Read snapshot and records once, and have `agree` look at the state before anything is changed.
+
+        Raises RaymqError where the store cannot be read now, and what `agree` raises; nothing can be changed then.
+        """
+        storage = self._storage
         try:
-            self._load()
+            state, position, snapshot_position = self._load(storage)
+            agree(state)
         except RaymqError as error:
             self.waiting_for = str(error)
             raise
-        self._ready.set()
+        with self._lock:
+            if self._storage is not storage:
+                raise ServiceNotAvailableError(f"{storage.name} was replaced while it was read; read the new master")
+            self._state, self._position, self._snapshot_position = state, position, snapshot_position
+            self._ready.set()
 
-    def _load(self) -> None:
+    def _load(self, storage: StorageClient) -> tuple[BrokerState, int, int]:
         state, position = broker_state.load_snapshot(
-            lambda name: self._storage.control("read_config", name, timeout_s=STORE_TIMEOUT_S), parse_fastjson
+            lambda name: storage.control("read_config", name, timeout_s=CALL_TIMEOUT_S), parse_fastjson
         )
         # Before anything is changed: retention keeps the state's records from here on until a snapshot has them.
-        if self._storage.control("read_config", HOLDS_FILE, timeout_s=STORE_TIMEOUT_S) is None:
-            self._hold(position)
+        if storage.control("read_config", HOLDS_FILE, timeout_s=CALL_TIMEOUT_S) is None:
+            _hold(storage, position)
+        bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
+        if position > bounds.max_offset:
+            # The log has lost its end, which the snapshot has. Records to come would count as known to it.
+            _log.warning(
+                "%s: the snapshot in %s ends at %d, its log at %d; written again",
+                self._broker_name,
+                storage.name,
+                position,
+                bounds.max_offset,
+            )
+            position = bounds.max_offset
+            _write(storage, broker_state.dump_snapshot(state, position))
         # A snapshot may be behind a log whose start was deleted by retention: what is missing then is in the snapshot.
-        position = max(position, self._storage.queue_bounds(STATE_TOPIC, 0, STORE_TIMEOUT_S).min_offset)
-        snapshot_position = position
-        while True:
-            request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
-            [result] = self._storage.fetch([request], 4 << 20, 0.0, STORE_TIMEOUT_S)
-            if not result.count:
-                break
+        snapshot_position = position = max(position, bounds.min_offset)
+        self._snapshots[storage.name] = snapshot_position
+        while position < bounds.max_offset:
+            before, position = position, self._replay(storage, state, position, 0.0)
+            if position == before:
+                raise ServiceNotAvailableError(
+                    f"{storage.name} shows its state up to {position} and not up to {bounds.max_offset}; read it again"
+                )
+        return state, position, snapshot_position
+
+    def _replay(self, storage: StorageClient, state: BrokerState, position: int, wait_s: float) -> int:
+        """Apply the next records from `position` on, waiting up to `wait_s` for one; returns where to go on."""
+        request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
+        [result] = storage.fetch([request], 4 << 20, wait_s, CALL_TIMEOUT_S)
+        if result.count:
             records = decode_records(result.records, broker_name=self._broker_name)
             broker_state.replay(state, [(record.body, record.store_timestamp_ms) for record in records])
-            position = result.next_offset
-        with self._lock:
-            self._state, self._position, self._snapshot_position = state, position, snapshot_position
+        return max(position, result.next_offset)
 
     def change(self, decide: Callable[[BrokerState], Decision]) -> bool:
         """Decide, store, apply. Returns whether topics changed. RequestTimeoutError: it may have been stored; the same
         change may be tried again."""
-        self.ready()
-        with self._lock:
-            decided = decide(self._state)
+        with self._held() as state:
+            before = state.topics_version
+            if self._doubtful:
+                self._store([broker_state.MARK])
+            decided = decide(state)
             changes = [decided] if isinstance(decided, dict) else list(decided or ())
-            if not changes:
-                return False
-            self._open_topics(changes)
-            records = [Message(STATE_TOPIC, broker_state.encode_change(change)) for change in changes]
-            try:
-                results = self._send(records)
-            except SendUnknownError:
-                # Stored or not, storing the same changes again does no harm: the caller may try again.
-                raise RequestTimeoutError(f"{self._storage.name}, to store a change,", STORE_TIMEOUT_S) from None
-            now_ms, before = time.time_ns() // 1_000_000, self._state.topics_version
-            for change in changes:
-                self._state.apply(change, now_ms)
-            self._position = results[-1].queue_offset + 1
-            return self._state.topics_version != before
+            if changes:
+                self._open_topics(changes)
+                self._store(changes)
+            return state.topics_version != before
 
     def read(self, look: Callable[[BrokerState], T]) -> T:
         """What `look` makes of the state while nothing changes it."""
-        self.ready()
-        with self._lock:
-            return look(self._state)
+        with self._held() as state:
+            return look(state)
+
+    @contextmanager
+    def _held(self) -> Iterator[BrokerState]:
+        """The state, which nothing else changes meanwhile, and which is that of the present master's log."""
+        while True:
+            self.ready()
+            with self._lock:
+                if self._ready.is_set():  # else another replica became the master while the lock was waited for
+                    yield self._state
+                    return
+
+    def _store(self, changes: Sequence[Change]) -> None:
+        """Have records of changes in the log, and them and everything before them in the state."""
+        self._doubtful = True
+        try:
+            results = self._send([Message(STATE_TOPIC, broker_state.encode_change(change)) for change in changes])
+        except SendUnknownError:
+            # Stored or not, storing the same changes again does no harm: the caller may try again.
+            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", STORE_TIMEOUT_S) from None
+        next_offset = results[-1].queue_offset + 1
+        durable = all(result.status is SendStatus.SEND_OK for result in results)
+        between = results[0].queue_offset > self._position or len(results) != next_offset - results[0].queue_offset
+        if durable and not between:
+            now_ms = time.time_ns() // 1_000_000
+            for change in changes:
+                self._state.apply(change, now_ms)
+            self._position = next_offset
+        else:
+            self._read_up_to(next_offset)
+        self._doubtful = False
+
+    def _read_up_to(self, next_offset: int) -> None:
+        """Take from the log what lies before an offset: what can be read there does not go away with this master."""
+        deadline_s = time.monotonic() + CONFIRM_WAIT_S
+        try:
+            while self._position < next_offset:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise RequestTimeoutError(
+                        f"{self._storage.name}, to copy a change to its replicas,", CONFIRM_WAIT_S
+                    )
+                self._position = self._replay(self._storage, self._state, self._position, left_s)
+        except NotMasterError as error:
+            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CONFIRM_WAIT_S) from error
 
     def _open_topics(self, changes: Sequence[Change]) -> None:
         """Before a topic exists its store must take messages for it: one of its name may have been deleted."""
         for change in changes:
             if change["kind"] == "topic" and change["topic"] not in self._state.topics:
-                self._control("open_topic", change["topic"])
+                self._open_topic(change["topic"])
 
-    def snapshot(self) -> None:
-        """Write the snapshot, if anything changed since the last. Raises RaymqError: the log has everything then."""
-        with self._lock:
-            position = self._position
-            if position == self._snapshot_position or not self._ready.is_set():
-                return  # while another store's state is not read, what is here is not its
-            files = broker_state.dump_snapshot(self._state, position)
-        for name, text in files.items():
-            self._write_everywhere(name, text)
-        # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
-        self._hold(self._snapshot_position)
-        self._snapshot_position = position
-
-    def _hold(self, position: int) -> None:
-        """Let retention delete the state's records before `position`, which snapshots have, and no others."""
-        self._write_everywhere(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": position}}))
-
-    def _write_everywhere(self, name: str, text: str) -> None:
-        self._control("write_config", name, text)
-        for copy in self._copies:
+    def _open_topic(self, topic: str) -> None:
+        def call(left_s: float) -> RaymqError | None:
+            if self._replaced.is_set():
+                return ServiceNotAvailableError(f"{self._storage.name} is being replaced as master; try again")
             try:
-                copy.control("write_config", name, text, timeout_s=COPY_TIMEOUT_S)
-            except RaymqError as error:
-                # It keeps the records instead, from which a snapshot is made.
-                _log.info("%s does not get %s now: %s", copy.name, name, error)
-
-    def _control(self, method: str, *args: str) -> None:
-        def call(left_s: float) -> NotMasterError | None:
-            try:
-                self._storage.control(method, *args, timeout_s=left_s)
+                self._storage.control("open_topic", topic, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
                 return error  # not tried again: `move` may wait for a change that is under way
             return None
@@ -186,3 +242,41 @@ class StateLog:
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
         if replaced is not None:
             raise replaced
+
+    def snapshot(self) -> None:
+        """Write the snapshot, if anything changed since the last. Raises RaymqError: the log has everything then."""
+        with self._lock:
+            position, storage, copies = self._position, self._storage, self._copies
+            if position == self._snapshot_position or not self._ready.is_set():
+                return  # while another store's state is not read, what is here is not its
+            files = broker_state.dump_snapshot(self._state, position)
+        self._write_snapshot(storage, files, position)
+        with self._lock:
+            if self._storage is storage and self._ready.is_set():
+                self._snapshot_position = position
+        for copy in copies:
+            try:
+                self._write_snapshot(copy, files, position)
+            except RaymqError as error:
+                # It keeps the records instead, from which a snapshot is made.
+                _log.info("%s does not get the snapshot now: %s", copy.name, error)
+
+    def _write_snapshot(self, store: StorageClient, files: Mapping[str, str], position: int) -> None:
+        """All of it, to one store. It ends at the first file that fails: the position, which is the last, must not be
+        ahead of any of them."""
+        _write(store, files)
+        known = self._snapshots.get(store.name)
+        if known is not None:
+            # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
+            _hold(store, known)
+        self._snapshots[store.name] = position
+
+
+def _write(store: StorageClient, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        store.control("write_config", name, text, timeout_s=CALL_TIMEOUT_S)
+
+
+def _hold(store: StorageClient, position: int) -> None:
+    """Let a store's retention delete the state's records before `position`, which its snapshots have, and no others."""
+    _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})

@@ -10,6 +10,7 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "group_delete", "group": G}
     {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
+    {"kind": "mark"}         says nothing: who has read up to it has read everything before
 
 Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
 before the place the snapshot in `config/*.json` covers. The snapshot has RocketMQ's names and shapes (spec/storage.md
@@ -49,6 +50,8 @@ RocketMQ's files have no place, "resetVersions" {"topic@group": {"0": 2}}, "firs
 "orderConfigs" {"topic": "broker-a:4"} and "layouts" {"topic": "broker-a:4;broker-b:4"}."""
 
 Change = dict[str, Any]
+
+MARK: Final[Change] = {"kind": "mark"}
 
 
 @dataclass(slots=True)
@@ -276,6 +279,9 @@ class BrokerState:
         versions = _by_queue(change.get("reset_versions", {}))
         self.offsets.set(change["group"], change["topic"], _by_queue(change["offsets"]), versions)
 
+    def _apply_mark(self, change: Change, now_ms: int) -> None:
+        """Nothing changes."""
+
 
 def check_queue_nums(nums: int) -> None:
     """InvalidArgumentError unless a topic may have so many queues in one broker group."""
@@ -322,6 +328,7 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
     "group_delete": BrokerState._apply_group_delete,
     "offsets": BrokerState._apply_offsets,
     "reset": BrokerState._apply_offsets,
+    "mark": BrokerState._apply_mark,
 }
 
 
