@@ -91,8 +91,9 @@ LOOK_AGAIN_S: Final = 0.3
 SNAPSHOT_INTERVAL_S: Final = 10.0
 STATS_INTERVAL_S: Final = 10.0
 PROTECT_INTERVAL_S: Final = 180.0
-APPEND_TIMEOUT_S: Final = 10.0
+APPEND_TIMEOUT_S: Final = 5.0
 AGREE_TIMEOUT_S: Final = 5.0
+LEADER_TIMEOUT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -129,8 +130,13 @@ class Broker:
         self._clients_lock = threading.Lock()
         self._watch = BrokerWatch(self._log, lambda: self._storage, settings.options, self.update_group)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name="broker", daemon=True),
+            threading.Thread(target=self._register, name="broker-registration", daemon=True),
+            threading.Thread(target=self._keep, name="broker-housekeeping", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _make_producer(self, group: str, *, allow_system_topics: bool) -> Producer:
         return Producer(
@@ -301,19 +307,23 @@ class Broker:
         NoPermissionError where the group's consume_enable is off or the topic may not be read.
         """
         topic, queue_id = queue.topic, queue.queue_id
-        state = self._log.ready()
-        self._check_readable(state, group, topic)
-        offset = 0 if state.offsets.get(group, topic, queue_id) else self._first_offset(queue, query)
+        known = self._log.ready()
+        self._check_readable(known, group, topic)
+        # Another replica's state may be the present one by the time that this is found out.
+        offset = 0 if known.offsets.get(group, topic, queue_id) else self._first_offset(queue, query)
 
         def decide(state: BrokerState) -> Change | None:
             change = state.decide_start(group, topic, queue_id, offset)
             self._owners.note(group, topic, queue_id, generation)
             return change
 
+        def committed(state: BrokerState) -> QueueOffset:
+            table = state.offsets
+            return table.get(group, topic, queue_id) or QueueOffset(offset, table.version(group, topic, queue_id))
+
         if generation:
             self._change(decide)
-        table = state.offsets
-        return table.get(group, topic, queue_id) or QueueOffset(offset, table.version(group, topic, queue_id))
+        return self._log.read(committed)
 
     def _first_offset(self, queue: MessageQueue, query: StartOffsetQuery) -> int:
         bounds = self._bounds(queue.topic, queue.queue_id)
@@ -536,7 +546,9 @@ class Broker:
         """Find out who leads this group's replicas, and go on from its store. Nothing to do where there is only one."""
         if self._settings.replicas == 1:
             return
-        leader: GroupLeader = ActorRef(CONTROLLER).call("leader", self._settings.broker_name, timeout_s=5.0)
+        leader: GroupLeader = ActorRef(CONTROLLER).call(
+            "leader", self._settings.broker_name, timeout_s=LEADER_TIMEOUT_S
+        )
         with self._master_lock:
             if leader.master is None or leader.epoch <= self._epoch:
                 return
@@ -545,18 +557,18 @@ class Broker:
             copies = [self._storages.get(other) for other in self._replicas if other != name]
             self._storage, self._storage_name = self._storages.get(name), name
             self._log.move(self._storage, copies)
-            # Each only once: where the new master has died, too, there will be another one to ask.
-            self._log.load()
-            # Which topics were deleted is known where it led then; while this is told, none is created.
+            # Each only once: where the new master has died, too, there will be another one to ask. Which topics were
+            # deleted is known where it led then; before it is told, none is created.
             tell = partial(self._storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
-            self._log.read(lambda state: tell(list(state.topics)))
+            self._log.load(lambda state: tell(list(state.topics)))
             self._epoch = leader.epoch
         self._registrar.register()
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
         self._stopping.set()
-        self._thread.join(STORE_TIMEOUT_S)
+        for thread in self._threads:
+            thread.join(STORE_TIMEOUT_S)
         self._producer.close()
         self._state_producer.close()
         if self._log.is_ready:
@@ -564,12 +576,26 @@ class Broker:
         self._registrar.leave()
         self._storages.close()
 
+    # Threads, each for what must not wait for the others: a store or a NameServer may stand still.
+
     def _run(self) -> None:
-        while self._settings.replicas > 1 and not self._epoch and not self._stopping.is_set():
-            self._try(self.look_for_master)
-            self._stopping.wait(0.0 if self._epoch else LOOK_AGAIN_S)
+        """Find the master, and the next one."""
         if self._settings.replicas == 1:
             self._log.load_until(self._stopping)
+            return
+        while not self._stopping.is_set():
+            self._try(self.look_for_master)
+            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+
+    def _register(self) -> None:
+        """Stay known to the NameServers. Before the master's state is read there is nothing to tell."""
+        while not self._stopping.is_set():
+            if self._log.is_ready:
+                self._try(self._registrar.beat)
+            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+
+    def _keep(self) -> None:
+        """Count, write the snapshot, and protect the store."""
         tasks = {
             self._watch.sample: STATS_INTERVAL_S,
             self._watch.note_deletions: STATS_INTERVAL_S,
@@ -578,18 +604,15 @@ class Broker:
         }
         due_s = dict.fromkeys(tasks, 0.0)
         while not self._stopping.is_set():
-            self._try(self.look_for_master)
-            if self._log.is_ready:  # else there is nothing to tell, and another master is to be looked for soon
-                self._try(self._registrar.beat)
             for task, every_s in tasks.items():
-                if time.monotonic() >= due_s[task]:
+                if self._log.is_ready and time.monotonic() >= due_s[task]:
                     due_s[task] = time.monotonic() + every_s
                     self._try(task)
             self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
 
     def _try(self, task: Callable[[], None]) -> None:
-        """A task that comes again by itself: a failure now is only noted. Without the thread that has them the group
-        would never find its next master, so even a fault of the program does not end it."""
+        """A task that comes again by itself: a failure now is only noted. Without its thread the group would never find
+        its next master, or be forgotten, so even a fault of the program does not end it."""
         try:
             task()
         except RaymqError as error:

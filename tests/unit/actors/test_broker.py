@@ -1,4 +1,4 @@
-"""The broker's thread: it looks for the group's next master, whatever else fails in it."""
+"""The broker's threads: each goes on whatever fails in it, and whatever the others wait for."""
 
 from __future__ import annotations
 
@@ -16,42 +16,58 @@ ROUNDS = 5
 
 
 def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Exception) -> Any:
-    """A broker of which nothing is real but its thread's work. It ends when it has looked for a master ROUNDS times."""
-    monkeypatch.setattr(module, "LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(module, "HEARTBEAT_INTERVAL_S", 0.0)
+    """A broker of which nothing is real but its threads' work, all of which fails. It ends after ROUNDS pauses."""
+    for pause in ("LOOK_AGAIN_S", "HEARTBEAT_INTERVAL_S"):
+        monkeypatch.setattr(module, pause, 0.0)
+    for interval in ("STATS_INTERVAL_S", "SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
+        monkeypatch.setattr(module, interval, 0.0)
     broker: Any = object.__new__(Broker)
-    broker.looked = broker.beats = 0
+    broker.calls = []
 
-    def look() -> None:
-        broker.looked += 1
-        if broker.looked == ROUNDS:
-            broker._stopping.set()
+    def task(name: str) -> Any:
+        def call() -> None:
+            broker.calls.append(name)
+            raise fails
 
-    def beat() -> None:
-        broker.beats += 1
-        raise fails
+        call.__name__ = name
+        return call
 
-    def sample() -> None:
-        raise fails
+    class Stopping(threading.Event):
+        pauses = 0
 
-    broker.look_for_master = look
+        def wait(self, timeout: float | None = None) -> bool:
+            self.pauses += 1
+            if self.pauses == ROUNDS:
+                self.set()
+            return self.is_set()
+
+    broker.look_for_master = task("look")
     broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a")
-    broker._epoch, broker._stopping = 1, threading.Event()
-    broker._log = SimpleNamespace(is_ready=is_ready, snapshot=sample)
-    broker._registrar = SimpleNamespace(beat=beat)
-    broker._watch = SimpleNamespace(sample=sample, protect=sample, note_deletions=sample)
+    broker._stopping = Stopping()
+    broker._log = SimpleNamespace(is_ready=is_ready, snapshot=task("snapshot"))
+    broker._registrar = SimpleNamespace(beat=task("beat"))
+    broker._watch = SimpleNamespace(
+        sample=task("sample"), protect=task("protect"), note_deletions=task("note_deletions")
+    )
     return broker
 
 
 @pytest.mark.parametrize("fails", [ServiceNotAvailableError("broker-a is starting"), ValueError("a bug")])
-def test_no_failure_ends_the_search_for_the_next_master(monkeypatch, caplog, fails):
+@pytest.mark.parametrize(
+    ("thread", "tasks"),
+    [("_run", ["look"]), ("_register", ["beat"]), ("_keep", ["sample", "snapshot", "protect"])],
+)
+def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
     broker = broker_that(monkeypatch, is_ready=True, fails=fails)
-    broker._run()
-    assert (broker.looked, broker.beats) == (ROUNDS, ROUNDS)
-    assert "beat failed and is tried again later" in caplog.text
+    getattr(broker, thread)()
+    assert broker.calls == tasks * ROUNDS
+    assert f"{tasks[0]} failed and is tried again later" in caplog.text
 
 
-def test_nothing_is_told_before_the_masters_state_is_read(monkeypatch):
+def test_nothing_is_told_nor_kept_before_the_masters_state_is_read(monkeypatch):
     broker = broker_that(monkeypatch, is_ready=False, fails=ServiceNotAvailableError("broker-a is starting"))
-    broker._run()
-    assert (broker.looked, broker.beats) == (ROUNDS, 0)
+    for thread in (broker._run, broker._register, broker._keep):
+        thread()
+        broker._stopping.clear()
+        broker._stopping.pauses = 0
+    assert broker.calls == ["look"] * ROUNDS

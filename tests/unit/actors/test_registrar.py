@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from actors import registrar as module
@@ -17,9 +19,11 @@ class Server:
         self.known: BrokerRegistration | None = None
         self.gone = False
         self.calls: list[str] = []
+        self.on_call = lambda: None
 
     def call(self, method, *args, timeout_s):
         self.calls.append(method)
+        self.on_call()
         if self.gone:
             raise ServiceNotAvailableError("gone")
         if method == "register_broker":
@@ -96,3 +100,13 @@ def test_a_broker_that_leaves_tells_all_also_when_one_is_away(scene):
     scene.first.gone = True
     scene.registrar.leave()
     assert scene.second.known is None
+
+
+def test_a_nameserver_that_stands_still_does_not_hold_up_the_others(scene):
+    told, seen = threading.Event(), []
+    scene.first.on_call = lambda: seen.append(told.wait(30))
+    scene.second.on_call = told.set
+    scene.version = DataVersion(0, 2, 2)
+    scene.registrar.register()
+    assert seen == [True]
+    assert scene.second.known.data_version == scene.version
