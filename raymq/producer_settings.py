@@ -19,7 +19,9 @@ makes its death invisible to producers, so the default outlasts it."""
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 MAX_BUFFERED_MESSAGES: Final = 262_144
 
-ATTEMPT_TIMEOUT_S: Final = 10.0
+ATTEMPT_TIMEOUT_S: Final = 5.0
+"""Another replica leads about three seconds after a storage process began to stand still; until an attempt ends, nobody
+asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is unknown too) and copies (3 s)."""
 WhenFull = Literal["block", "raise"]
 
 
