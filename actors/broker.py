@@ -112,6 +112,9 @@ class Broker:
         self._master_lock = threading.Lock()
         self._storage_name, self._epoch = self._replicas[0], 0
         self._storage = self._storages.get(self._storage_name)
+        self._read_from = self._storage, 0
+        """The store whose state is the present one, and the epoch in which it led then."""
+        self._another_leads = threading.Event()
         self._life = time.time_ns()
         self._nodes: dict[int, str] = {}
         self._producer = self._make_producer("broker-send", allow_system_topics=False)
@@ -131,7 +134,8 @@ class Broker:
         self._watch = BrokerWatch(self._log, lambda: self._storage, settings.options, self.update_group)
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, name="broker", daemon=True),
+            threading.Thread(target=self._look, name="broker-master", daemon=True),
+            threading.Thread(target=self._follow, name="broker-state", daemon=True),
             threading.Thread(target=self._register, name="broker-registration", daemon=True),
             threading.Thread(target=self._keep, name="broker-housekeeping", daemon=True),
         ]
@@ -543,7 +547,8 @@ class Broker:
         }
 
     def look_for_master(self) -> None:
-        """Find out who leads this group's replicas, and go on from its store. Nothing to do where there is only one."""
+        """Find out who leads this group's replicas: what is under way goes there from now on, and its log is read by a
+        thread. Nothing to do where there is only one."""
         if self._settings.replicas == 1:
             return
         leader: GroupLeader = ActorRef(CONTROLLER).call(
@@ -554,19 +559,28 @@ class Broker:
                 return
             _log.warning("%s: replica %d leads epoch %d", self._settings.broker_name, leader.master, leader.epoch)
             name = str(StorageName(self._settings.broker_name, leader.master))
-            copies = [self._storages.get(other) for other in self._replicas if other != name]
-            self._storage, self._storage_name = self._storages.get(name), name
-            self._log.move(self._storage, copies)
-            # Each only once: where the new master has died, too, there will be another one to ask. Which topics were
-            # deleted is known where it led then; before it is told, none is created.
-            tell = partial(self._storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
-            self._log.load(lambda state: tell(list(state.topics)))
-            self._epoch = leader.epoch
+            self._storage, self._storage_name, self._epoch = self._storages.get(name), name, leader.epoch
+        self._another_leads.set()
+
+    def _read_master(self) -> None:
+        """Go on from the master's state, if it is another one than was read last, and say so to the NameServers."""
+        with self._master_lock:
+            storage, epoch = self._storage, self._epoch
+        if self._read_from[1] == epoch and self._log.is_ready:
+            return
+        # Nobody who looks for the next master waits here: a change that is under way may need it in order to end.
+        self._log.move(storage, [self._storages.get(name) for name in self._replicas if name != storage.name])
+        # Once only: where the new master has died, too, there will be another. Which topics were deleted is known where
+        # it led then; before it is told, none is created.
+        tell = partial(storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
+        self._log.load(lambda state: tell(list(state.topics)))
+        self._read_from = storage, epoch
         self._registrar.register()
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
         self._stopping.set()
+        self._another_leads.set()
         for thread in self._threads:
             thread.join(STORE_TIMEOUT_S)
         self._producer.close()
@@ -578,14 +592,22 @@ class Broker:
 
     # Threads, each for what must not wait for the others: a store or a NameServer may stand still.
 
-    def _run(self) -> None:
+    def _look(self) -> None:
         """Find the master, and the next one."""
+        while self._settings.replicas > 1 and not self._stopping.is_set():
+            self._try(self.look_for_master)
+            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+
+    def _follow(self) -> None:
+        """Read the master's state, and the next one's."""
         if self._settings.replicas == 1:
             self._log.load_until(self._stopping)
             return
         while not self._stopping.is_set():
-            self._try(self.look_for_master)
-            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+            if self._epoch:
+                self._try(self._read_master)
+            self._another_leads.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+            self._another_leads.clear()
 
     def _register(self) -> None:
         """Stay known to the NameServers. Before the master's state is read there is nothing to tell."""
@@ -626,12 +648,12 @@ class Broker:
             self._registrar.register()
 
     def _registration(self) -> BrokerRegistration:
-        with self._master_lock:
-            name, storage, epoch = self._storage_name, self._storage, self._epoch
+        storage, epoch = self._read_from
+        name = storage.name
         try:
             self._nodes = {MASTER_ID: storage.describe().node_id}
         except RaymqError as error:
-            _log.info("%s does not say where it is: %s", self._storage_name, error)
+            _log.info("%s does not say where it is: %s", name, error)
         topics, version = self._log.read(lambda state: (tuple(state.topics.values()), state.topics_version))
         if self._settings.options.auto_create_topic_enable:
             nums = self._settings.options.default_topic_queue_nums

@@ -43,7 +43,9 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
 
     broker.look_for_master = task("look")
     broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a")
-    broker._stopping = Stopping()
+    broker._stopping, broker._epoch = Stopping(), 1
+    broker._another_leads = SimpleNamespace(wait=broker._stopping.wait, clear=lambda: None)
+    broker._read_master = task("read")
     broker._log = SimpleNamespace(is_ready=is_ready, snapshot=task("snapshot"))
     broker._registrar = SimpleNamespace(beat=task("beat"))
     broker._watch = SimpleNamespace(
@@ -55,7 +57,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
 @pytest.mark.parametrize("fails", [ServiceNotAvailableError("broker-a is starting"), ValueError("a bug")])
 @pytest.mark.parametrize(
     ("thread", "tasks"),
-    [("_run", ["look"]), ("_register", ["beat"]), ("_keep", ["sample", "snapshot", "protect"])],
+    [("_look", ["look"]), ("_follow", ["read"]), ("_register", ["beat"]), ("_keep", ["sample", "snapshot", "protect"])],
 )
 def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
     broker = broker_that(monkeypatch, is_ready=True, fails=fails)
@@ -66,7 +68,7 @@ def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
 
 def test_nothing_is_told_nor_kept_before_the_masters_state_is_read(monkeypatch):
     broker = broker_that(monkeypatch, is_ready=False, fails=ServiceNotAvailableError("broker-a is starting"))
-    for thread in (broker._run, broker._register, broker._keep):
+    for thread in (broker._look, broker._register, broker._keep):
         thread()
         broker._stopping.clear()
         broker._stopping.pauses = 0
