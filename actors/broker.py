@@ -452,9 +452,10 @@ class Broker:
         """Store one message in a queue of this group. Not safe to repeat: each call is a new message.
 
         A sharding key chooses among this group's queues only: not the queue that a producer, which counts all groups,
-        sends it to. The answer and the errors need no raymq where they are read (actors.plain_answers): a dict with status,
-        message_id, offset_message_id, topic, broker_name, queue_id and queue_offset; ValueError for a message that
-        breaks a rule, RuntimeError named TopicNotExistError (unless auto_create_topic_enable is on), NoPermissionError…
+        sends it to. The answer and the errors need no raymq where they are read (actors.plain_answers): a dict with
+        status, message_id, offset_message_id, topic, broker_name, queue_id and queue_offset; ValueError for a message
+        that breaks a rule, RuntimeError named TopicNotExistError (unless auto_create_topic_enable is on),
+        NoPermissionError…
         """
         with plain_errors():
             self._log.ready()  # or calls of a broker that starts would hold its threads for the whole send timeout

@@ -175,12 +175,14 @@ class StorageClient:
             return self._reader
 
     def _call(self, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        # Of one time: where the actor stands still, each step would wait for all of its own.
+        deadline_s = time.monotonic() + timeout_s
         description = self.describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
         if description.node_id == self._node_id and self._lanes.acquire(blocking=False):
             try:
                 with self._lane(description) as lane:
                     if lane is not None:
-                        return lane.call(method, arguments, timeout_s)
+                        return lane.call(method, arguments, _left_s(deadline_s))
             except _LOST as error:
                 if isinstance(error, RaymqError):
                     raise  # RequestTimeoutError is an OSError by way of TimeoutError
@@ -189,7 +191,7 @@ class StorageClient:
             finally:
                 self._lanes.release()
         try:
-            return self._actor.call(method, *arguments, timeout_s=timeout_s)
+            return self._actor.call(method, *arguments, timeout_s=_left_s(deadline_s))
         except (ServiceNotAvailableError, RequestTimeoutError):
             self._forget()
             raise
@@ -225,6 +227,10 @@ def _may_read(root: str) -> bool:
     return os.access(root, os.R_OK | os.X_OK) or not os.path.exists(root)
 
 
+def _left_s(deadline_s: float) -> float:
+    return max(0.1, deadline_s - time.monotonic())
+
+
 def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
     """Repeat `call(seconds left)` while it fails retryably and time is left; the last failure is raised then.
 
@@ -233,7 +239,7 @@ def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
     backoff = Backoff()
     while True:
         try:
-            return call(max(0.1, deadline_s - time.monotonic()))
+            return call(_left_s(deadline_s))
         except RaymqError as error:
             pause_s = backoff.next()
             if not error.retryable or time.monotonic() + pause_s >= deadline_s:
