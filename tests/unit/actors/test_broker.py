@@ -11,6 +11,7 @@ import pytest
 from actors import broker as module
 from actors.broker import Broker
 from raymq.errors import ServiceNotAvailableError
+from raymq.replication import GroupLeader
 
 ROUNDS = 5
 
@@ -73,3 +74,35 @@ def test_nothing_is_told_nor_kept_before_the_masters_state_is_read(monkeypatch):
         broker._stopping.clear()
         broker._stopping.pauses = 0
     assert broker.calls == ["look"] * ROUNDS
+
+
+def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_before(monkeypatch):
+    """The change may be on its way to a store that leads no more: it needs to hear of the next one in order to end."""
+    leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
+    answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
+    monkeypatch.setattr(module, "ActorRef", lambda name: answer)
+    moving, ended = threading.Event(), threading.Event()
+
+    def move(storage: Any, copies: Any) -> None:
+        moving.set()
+        assert ended.wait(30)
+
+    broker: Any = object.__new__(Broker)
+    broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a")
+    broker._replicas = [f"storage-broker-a-{replica}" for replica in range(3)]
+    broker._storages = SimpleNamespace(get=lambda name: SimpleNamespace(name=name, control=print))
+    broker._master_lock, broker._another_leads = threading.Lock(), threading.Event()
+    broker._epoch, broker._read_from = 0, (None, 0)
+    broker._log = SimpleNamespace(is_ready=True, move=move, load=lambda agree: None)
+    broker._registrar = SimpleNamespace(register=lambda: None)
+    broker.look_for_master()
+    reader = threading.Thread(target=broker._read_master)
+    reader.start()
+    assert moving.wait(30)
+    broker.look_for_master()
+    assert (broker._storage_name, broker._epoch) == ("storage-broker-a-2", 6)
+    ended.set()
+    reader.join(30)
+    assert broker._read_from[0].name == "storage-broker-a-1"
+    broker._read_master()
+    assert broker._read_from[0].name == "storage-broker-a-2"
