@@ -50,6 +50,15 @@ class ReplicaGroup:
             raise AssertionError(f"{error}: {account}") from None
         return account
 
+    def led(self) -> dict[str, Any]:
+        """Wait until there is a master, whoever is in sync with it; the account then."""
+
+        def account() -> dict[str, Any] | None:
+            now = self.account()
+            return now if now["master"] is not None and not now["reason"] else None
+
+        return eventually(account, "a master", HEAL_TIMEOUT_S) or {}
+
     def equal_end(self) -> int:
         """Wait until nothing is under way: all replicas' logs end at one place, which is shown. Returns it."""
 
