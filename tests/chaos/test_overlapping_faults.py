@@ -66,13 +66,15 @@ class TimedHistory(History):
         super().__init__()
         self.acknowledged = 0
         self.last_s = time.monotonic()
-        self.longest_gap_s = 0.0
+        self.longest_gap_s, self.longest_gap_from_s = 0.0, self.last_s
 
     def add(self, operation: Operation) -> None:
         super().add(operation)
         if operation.outcome is Outcome.OK:
             now_s, self.acknowledged = time.monotonic(), self.acknowledged + 1
-            self.longest_gap_s, self.last_s = max(self.longest_gap_s, now_s - self.last_s), now_s
+            if now_s - self.last_s > self.longest_gap_s:
+                self.longest_gap_s, self.longest_gap_from_s = now_s - self.last_s, self.last_s
+            self.last_s = now_s
 
 
 class Listen:
@@ -168,8 +170,10 @@ def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothin
                 print("faults", *storm.faults, sep="\n  ")
                 senders.stop()
                 senders.join(120)
-        print(f"longest time without an acknowledgement {history.longest_gap_s:.1f} s, without an answer of the broker")
-        print(f"{users.longest_gap_s:.1f} s; after the last fault {resumed_s:.1f} s until all went on")
+        print(f"longest time without an acknowledgement: {history.longest_gap_s:.1f} s", end="")
+        print(f" from {history.longest_gap_from_s - storm.started_s:.1f} s on")
+        print(f"without an answer of the broker: {users.longest_gap_s:.1f} s")
+        print(f"after the last fault all went on within {resumed_s:.1f} s")
         replicas.settled()
         queues = read_back(mq, topic)
         report = check(history, queues)

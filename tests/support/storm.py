@@ -38,7 +38,7 @@ class Storm:
         """Who stands still, and until when."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storm", daemon=True)
-        self._started_s = time.monotonic()
+        self.started_s = time.monotonic()
         self.ended_s = 0.0
         """When the last fault was over, on `time.monotonic`'s clock."""
         self.faults: list[str] = []
@@ -60,9 +60,9 @@ class Storm:
             assert not self._thread.is_alive()
 
     def _run(self) -> None:
-        weather, self._started_s = self._weather, time.monotonic()
+        weather, self.started_s = self._weather, time.monotonic()
         try:
-            while time.monotonic() - self._started_s < self._seconds and not self._ending.is_set():
+            while time.monotonic() - self.started_s < self._seconds and not self._ending.is_set():
                 struck = [self._strike() for _ in range(self._rng.randint(1, weather.at_once))]
                 if self._rng.random() < 0.6:
                     self._pass(self._rng.uniform(*weather.again_s))
@@ -101,7 +101,7 @@ class Storm:
         self._note(f"stopped for {seconds:.1f} s", actor, process)
 
     def _note(self, what: str, actor: str, process: psutil.Process) -> None:
-        self.faults.append(f"{time.monotonic() - self._started_s:6.1f} s: {what} {actor} ({process.pid})")
+        self.faults.append(f"{time.monotonic() - self.started_s:6.1f} s: {what} {actor} ({process.pid})")
 
     def _pass(self, seconds: float) -> None:
         """Let time pass, in which those who stood still go on when it is their time."""
