@@ -38,6 +38,7 @@ def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_
     if real is Storage:
         assert made.fetch.__ray_concurrency_group__ == "fetch"
 
+
 def test_a_shell_does_what_the_real_object_does_and_raises_what_it_raises():
     made = shell(RouteTable)(expiry_s=5.0)
     assert made.topics() == []
