@@ -58,7 +58,12 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
 @pytest.mark.parametrize("fails", [ServiceNotAvailableError("broker-a is starting"), ValueError("a bug")])
 @pytest.mark.parametrize(
     ("thread", "tasks"),
-    [("_look", ["look"]), ("_follow", ["read"]), ("_register", ["beat"]), ("_keep", ["sample", "snapshot", "protect"])],
+    [
+        ("_look", ["look"]),
+        ("_follow", ["read"]),
+        ("_register", ["beat"]),
+        ("_keep", ["sample", "note_deletions", "snapshot", "protect"]),
+    ],
 )
 def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
     broker = broker_that(monkeypatch, is_ready=True, fails=fails)
