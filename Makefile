@@ -3,7 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-ALL_TESTS := tests/unit tests/store tests/property tests/integration tests/chaos
+ALL_TESTS := tests/unit tests/component tests/property tests/integration tests/chaos
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test unit check bench soak lock clean

@@ -20,14 +20,14 @@ from typing import Final
 
 import ray
 
-from actors.core.kv_config import KvConfig
-from actors.core.route_table import RouteTable
+from actors.actor_class import shell
+from actors.core.nameserver.kv_config import KvConfig
+from actors.core.nameserver.route_table import RouteTable
 from actors.options import PERSISTENT
-from actors.shell import shell
-from raymq.config import path_here
+from raymq.config.cluster import path_here
 from raymq.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
-from raymq.route import ORDER_TOPIC_CONFIG, BrokerData, BrokerRegistration, DataVersion, TopicRoute
-from storage import disk
+from raymq.protocol.route import ORDER_TOPIC_CONFIG, BrokerData, BrokerRegistration, DataVersion, TopicRoute
+from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0

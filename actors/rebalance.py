@@ -1,6 +1,6 @@
 """Rebalance: shares a consumer group's queues among its members.
 
-What survives its death: nothing. A new instance is rebuilt from the members' heartbeats (actors.core.rebalance_group).
+What survives its death: nothing. A new instance is rebuilt from the members' heartbeats (actors.core.rebalance.group).
 Every call is safe to repeat. It ends by itself when the group has had no member for IDLE_EXIT_S.
 
     heartbeats → RebalanceGroup ← route thread, once every ROUTE_INTERVAL_S and when a topic is new
@@ -20,14 +20,14 @@ from typing import Any, Final
 
 import ray
 
-from actors.core.rebalance_group import RebalanceGroup
+from actors.actor_class import shell
+from actors.core.rebalance.group import RebalanceGroup
 from actors.options import PERSISTENT
-from actors.shell import shell
 from raymq.errors import RaymqError, TopicNotExistError
-from raymq.membership import SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
 from raymq.names import NameServerName
-from raymq.route import MASTER_ID, TopicRoute
-from raymq.routes import Routes
+from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
+from raymq.protocol.route import MASTER_ID, TopicRoute
+from raymq.remoting.route_cache import Routes
 
 ROUTE_INTERVAL_S: Final = 5.0
 FIRST_ROUTE_WAIT_S: Final = 1.0

@@ -21,19 +21,19 @@ from typing import Any, Final
 
 import ray
 
+from actors.actor_class import shell
 from actors.options import PERSISTENT
-from actors.replicator import ReplicatorActor
-from actors.shell import shell
-from placement.caretaker import Caretaker
+from actors.replica.replicator_actor import ReplicatorActor
 from placement.controller_settings import ControllerSettings
 from placement.election import GroupControl, Record
+from placement.reconciler import Caretaker
 from placement.repair import GroupView
-from raymq.config import path_here
+from raymq.config.cluster import path_here
 from raymq.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.names import ReplicatorName, StorageName
-from raymq.ray_calls import ActorRef
-from raymq.replication import Follow, GroupLeader, Order, Renew, ReplicaState, SyncStateSet
-from storage.journal import Journal
+from raymq.remoting.actor_ref import ActorRef
+from storage.files.journal import Journal
+from storage.replication.epochs import Follow, GroupLeader, Order, Renew, ReplicaState, SyncStateSet
 
 PING_INTERVAL_S: Final = 0.3
 PING_TIMEOUT_S: Final = 1.0

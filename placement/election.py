@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from raymq.replication import LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
+from storage.replication.epochs import LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
 
 FIXED_MASTER: Final = 0
 """The replica that leads where roles are fixed (replication.broker_role)."""

@@ -9,13 +9,13 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.shell import task_shell
-from placement.homes import Node
-from raymq.config import data_dir_here
+from actors.actor_class import task_shell
+from placement.replica_nodes import Node
+from raymq.config.cluster import data_dir_here
+from raymq.config.store import COMMIT_LOG_DIR
 from raymq.names import NAMESPACE
-from raymq.ray_calls import resolve
-from raymq.store_settings import COMMIT_LOG_DIR
-from storage.lock import LOCK_FILE
+from raymq.remoting.actor_ref import resolve
+from storage.files.lock import LOCK_FILE
 
 INVENTORY_TIMEOUT_S: Final = 60.0
 ZONE_LABEL: Final = "ray.io/availability-zone"

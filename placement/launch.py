@@ -3,7 +3,7 @@
 Starting is idempotent: an actor that runs already is left alone. Each step has a deadline; when one fails, what this
 call started is stopped again, so that a failed start leaves nothing behind.
 
-Run by a program of its own (placement.launch_process), because Ray gives actors the import path of the program that
+Run by a program of its own (placement.launcher_main), because Ray gives actors the import path of the program that
 created them, and a user's program may have a folder called `storage`.
 """
 
@@ -15,16 +15,16 @@ from typing import Final
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.broker import BrokerActor
+from actors.broker.actor import BrokerActor
 from actors.nameserver import NameServerActor
+from placement.actor_lifecycle import end_actor, start_storage
 from placement.controller import ControllerActor
 from placement.controller_settings import ControllerSettings
 from placement.inventory import head_node_id, running
 from placement.plan import Plan
-from placement.server_actors import end_actor, start_storage
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.names import CONTROLLER
-from raymq.ray_calls import ActorRef
+from raymq.remoting.actor_ref import ActorRef
 
 READY_TIMEOUT_S: Final = 120.0
 """For one actor to answer. Opening a store may mean recovering gigabytes of log."""

@@ -1,7 +1,7 @@
 """The plan: which actors run, and on which nodes. Pure; nothing is started here.
 
 From settings and an inventory of nodes to a `Plan` that `placement.launch` carries out. Which node gets which replica
-is decided in `placement.homes`.
+is decided in `placement.replica_nodes`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 
 from placement.controller_settings import ControllerSettings
 from placement.election import FIXED_MASTER, ControlRules
-from placement.homes import Node, choose_homes, store_directory
+from placement.replica_nodes import Node, choose_homes, store_directory
 from placement.storage_plan import StoragePlan
-from raymq.config import BrokerSettings, ClusterSettings
+from raymq.config.cluster import BrokerSettings, ClusterSettings
+from raymq.config.store import StoreOptions, StoreSettings
 from raymq.names import CONTROLLER, NameServerName, StorageName
-from raymq.store_settings import StoreOptions, StoreSettings
 
 FIRST_PORT = 10911
 """RocketMQ's listen port. Nothing listens there: with the node's address it names a store in message ids."""
@@ -45,7 +45,7 @@ class Plan:
 
 
 def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[StorageName, str] | None = None) -> Plan:
-    """Place every replica's store. ConfigError when the rules of placement cannot be kept (placement.homes).
+    """Place every replica's store. ConfigError when the rules of placement cannot be kept (placement.replica_nodes).
 
     `known`: replica to the id of the node its storage actor runs on now.
     """

@@ -5,7 +5,7 @@ A storage actor is pinned to its node, and is gone for good when Ray gives the n
 1. Where a node has its directory, the actor is made there again: also after the node came back under another id.
 2. While its directory is in the sync-state set, or nobody leads the group, it is waited for: only there may be what
    was acknowledged. A master that leads drops a member that is gone within moments.
-3. After `replace_after_s` it begins anew on another node (placement.homes), and is filled from the master.
+3. After `replace_after_s` it begins anew on another node (placement.replica_nodes), and is filled from the master.
 
 A node that is drained gives up its replicas one by one, each when all replicas of its group are in sync and enough are
 left; a master first hands over. Nothing here survives the process: waiting begins again.
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from placement.homes import Node, choose_homes, store_directory
+from placement.replica_nodes import Node, choose_homes, store_directory
 from raymq.errors import ConfigError
 from raymq.names import StorageName
 

@@ -12,7 +12,7 @@ from placement.inventory import running
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.names import CONTROLLER
-from raymq.ray_calls import ActorRef
+from raymq.remoting.actor_ref import ActorRef
 
 CALL_TIMEOUT_S: Final = 5.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from placement.homes import Node
-from raymq.config import ReplicationOptions
+from placement.replica_nodes import Node
+from raymq.config.cluster import ReplicationOptions
+from raymq.config.store import StoreSettings
 from raymq.names import StorageName
-from raymq.store_settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from raymq.errors import DataLossError, InvalidArgumentError, OffsetOutOfRangeError
 from raymq.message import MessageQueue
 from raymq.names import check_topic
-from raymq.store_api import QueueBounds
+from raymq.protocol.store import QueueBounds
 
 LATEST: Final = -1
 EARLIEST: Final = -2

@@ -36,13 +36,13 @@ from pyspark.sql.types import (
 
 from raydp_jobs.ranges import OffsetsOption, QueueBoundsSource, QueueRange, plan_ranges
 from raymq.client import Client, connect
-from raymq.columns import SCHEMA, decode_columns
+from raymq.columnar.columns import SCHEMA, decode_columns
+from raymq.consumer.range_reader import RangeReader
+from raymq.consumer.subscription import ALL, Subscription
 from raymq.errors import DataLossError
 from raymq.message import MessageQueue
-from raymq.range_reader import RangeReader
-from raymq.storages import ask_master
-from raymq.store_api import QueueBounds
-from raymq.subscription import ALL, Subscription
+from raymq.protocol.store import QueueBounds
+from raymq.remoting.storage_clients import ask_master
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """How many bytes of records become one Arrow batch, which bounds the memory of a worker and of its executor."""
@@ -72,7 +72,7 @@ _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 _ARROW_SCHEMA: Final = pa.schema(
     [field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field for field in SCHEMA]
 )
-"""`raymq.columns.SCHEMA` with the only timestamps that Spark takes."""
+"""`raymq.columnar.columns.SCHEMA` with the only timestamps that Spark takes."""
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def read_ranges(
 
 
 def open_range(client: Client, queue_range: QueueRange, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
-    """The messages of one range, in order, with `raymq.columns.SCHEMA`.
+    """The messages of one range, in order, with `raymq.columnar.columns.SCHEMA`.
 
     DataLossError when some of them are gone; without `fail_on_data_loss` the rest of the range is read instead.
     """

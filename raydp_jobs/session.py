@@ -24,8 +24,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
+from raymq.cluster.java import java_environment
 from raymq.errors import ClientStateError, InvalidArgumentError
-from raymq.java import java_environment
 
 _LOG4J_FILE: Final = Path(__file__).with_name("log4j2.properties")
 _STOP_TIMEOUT_S: Final = 10.0

@@ -12,164 +12,143 @@ other package of the server side.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    from raymq.async_consumer import AsyncPullConsumer
-    from raymq.async_producer import AsyncProducer
-    from raymq.client import Client, connect
-    from raymq.compression import Compression, CompressionType
-    from raymq.consume_hook import ConsumeContext, ConsumeHook
-    from raymq.consume_result import ConsumeLater
+if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test compares it with _HOMES
+    from raymq.client import Client as Client, connect as connect
+    from raymq.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
+    from raymq.consumer.pull.consumer import PullConsumer as PullConsumer
+    from raymq.consumer.push.hook import ConsumeContext as ConsumeContext, ConsumeHook as ConsumeHook
     from raymq.errors import (
-        ClientStateError,
-        ClusterNotFoundError,
-        ConfigError,
-        DataLossError,
-        GroupNotExistError,
-        IllegalNameError,
-        InSyncReplicasError,
-        InvalidArgumentError,
-        ListenerError,
-        MessageIllegalError,
-        NoPermissionError,
-        NotMasterError,
-        OffsetOutOfRangeError,
-        RaymqError,
-        RequestTimeoutError,
-        SendUnknownError,
-        ServiceNotAvailableError,
-        StoreCorruptError,
-        StoreError,
-        StoreFailedError,
-        StoreLockedError,
-        StoreNotWritableError,
-        SystemBusyError,
-        TopicExistsError,
-        TopicNotExistError,
+        ClientStateError as ClientStateError,
+        ClusterNotFoundError as ClusterNotFoundError,
+        ConfigError as ConfigError,
+        DataLossError as DataLossError,
+        GroupNotExistError as GroupNotExistError,
+        IllegalNameError as IllegalNameError,
+        InSyncReplicasError as InSyncReplicasError,
+        InvalidArgumentError as InvalidArgumentError,
+        ListenerError as ListenerError,
+        MessageIllegalError as MessageIllegalError,
+        NoPermissionError as NoPermissionError,
+        NotMasterError as NotMasterError,
+        OffsetOutOfRangeError as OffsetOutOfRangeError,
+        RaymqError as RaymqError,
+        RequestTimeoutError as RequestTimeoutError,
+        SendUnknownError as SendUnknownError,
+        ServiceNotAvailableError as ServiceNotAvailableError,
+        StoreCorruptError as StoreCorruptError,
+        StoreError as StoreError,
+        StoreFailedError as StoreFailedError,
+        StoreLockedError as StoreLockedError,
+        StoreNotWritableError as StoreNotWritableError,
+        SystemBusyError as SystemBusyError,
+        TopicExistsError as TopicExistsError,
+        TopicNotExistError as TopicNotExistError,
     )
-    from raymq.membership import AllocateStrategy, Allocation
     from raymq.message import (
-        ConsumeFromWhere,
-        ConsumeStatus,
-        Message,
-        MessageExt,
-        MessageModel,
-        MessageQueue,
-        PullResult,
-        PullStatus,
-        SendResult,
-        SendStatus,
+        ConsumeFromWhere as ConsumeFromWhere,
+        ConsumeStatus as ConsumeStatus,
+        Message as Message,
+        MessageExt as MessageExt,
+        MessageModel as MessageModel,
+        MessageQueue as MessageQueue,
+        PullResult as PullResult,
+        PullStatus as PullStatus,
+        SendResult as SendResult,
+        SendStatus as SendStatus,
     )
-    from raymq.producer import Producer
-    from raymq.producer_settings import ProducerSettings
-    from raymq.pull_consumer import PullConsumer
-    from raymq.queue_selection import QueueSelector, select_queue_by_hash, select_queue_by_random
-    from raymq.send_hooks import CheckForbiddenHook, SendContext, SendMessageHook
-    from raymq.table_send import QueueRange, TableResult
+    from raymq.producer.async_producer import AsyncProducer as AsyncProducer
+    from raymq.producer.hooks import (
+        CheckForbiddenHook as CheckForbiddenHook,
+        SendContext as SendContext,
+        SendMessageHook as SendMessageHook,
+    )
+    from raymq.producer.producer import Producer as Producer
+    from raymq.producer.queue_selector import (
+        QueueSelector as QueueSelector,
+        select_queue_by_hash as select_queue_by_hash,
+        select_queue_by_random as select_queue_by_random,
+    )
+    from raymq.producer.settings import ProducerSettings as ProducerSettings
+    from raymq.producer.table import QueueRange as QueueRange, TableResult as TableResult
+    from raymq.protocol.consume_result import ConsumeLater as ConsumeLater
+    from raymq.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
+    from raymq.record.compression import Compression as Compression, CompressionType as CompressionType
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AllocateStrategy",
-    "Allocation",
-    "AsyncProducer",
-    "AsyncPullConsumer",
-    "CheckForbiddenHook",
-    "Client",
-    "ClientStateError",
-    "ClusterNotFoundError",
-    "Compression",
-    "CompressionType",
-    "ConfigError",
-    "ConsumeContext",
-    "ConsumeFromWhere",
-    "ConsumeHook",
-    "ConsumeLater",
-    "ConsumeStatus",
-    "DataLossError",
-    "GroupNotExistError",
-    "IllegalNameError",
-    "InSyncReplicasError",
-    "InvalidArgumentError",
-    "ListenerError",
-    "Message",
-    "MessageExt",
-    "MessageIllegalError",
-    "MessageModel",
-    "MessageQueue",
-    "NoPermissionError",
-    "NotMasterError",
-    "OffsetOutOfRangeError",
-    "Producer",
-    "ProducerSettings",
-    "PullConsumer",
-    "PullResult",
-    "PullStatus",
-    "QueueRange",
-    "QueueSelector",
-    "RaymqError",
-    "RequestTimeoutError",
-    "SendContext",
-    "SendMessageHook",
-    "SendResult",
-    "SendStatus",
-    "SendUnknownError",
-    "ServiceNotAvailableError",
-    "StoreCorruptError",
-    "StoreError",
-    "StoreFailedError",
-    "StoreLockedError",
-    "StoreNotWritableError",
-    "SystemBusyError",
-    "TableResult",
-    "TopicExistsError",
-    "TopicNotExistError",
-    "__version__",
-    "connect",
-    "select_queue_by_hash",
-    "select_queue_by_random",
-]
+_HOMES: Final = {
+    "AllocateStrategy": "raymq.protocol.membership",
+    "Allocation": "raymq.protocol.membership",
+    "AsyncProducer": "raymq.producer.async_producer",
+    "AsyncPullConsumer": "raymq.consumer.pull.async_consumer",
+    "CheckForbiddenHook": "raymq.producer.hooks",
+    "Client": "raymq.client",
+    "ClientStateError": "raymq.errors",
+    "ClusterNotFoundError": "raymq.errors",
+    "Compression": "raymq.record.compression",
+    "CompressionType": "raymq.record.compression",
+    "ConfigError": "raymq.errors",
+    "ConsumeContext": "raymq.consumer.push.hook",
+    "ConsumeFromWhere": "raymq.message",
+    "ConsumeHook": "raymq.consumer.push.hook",
+    "ConsumeLater": "raymq.protocol.consume_result",
+    "ConsumeStatus": "raymq.message",
+    "DataLossError": "raymq.errors",
+    "GroupNotExistError": "raymq.errors",
+    "IllegalNameError": "raymq.errors",
+    "InSyncReplicasError": "raymq.errors",
+    "InvalidArgumentError": "raymq.errors",
+    "ListenerError": "raymq.errors",
+    "Message": "raymq.message",
+    "MessageExt": "raymq.message",
+    "MessageIllegalError": "raymq.errors",
+    "MessageModel": "raymq.message",
+    "MessageQueue": "raymq.message",
+    "NoPermissionError": "raymq.errors",
+    "NotMasterError": "raymq.errors",
+    "OffsetOutOfRangeError": "raymq.errors",
+    "Producer": "raymq.producer.producer",
+    "ProducerSettings": "raymq.producer.settings",
+    "PullConsumer": "raymq.consumer.pull.consumer",
+    "PullResult": "raymq.message",
+    "PullStatus": "raymq.message",
+    "QueueRange": "raymq.producer.table",
+    "QueueSelector": "raymq.producer.queue_selector",
+    "RaymqError": "raymq.errors",
+    "RequestTimeoutError": "raymq.errors",
+    "SendContext": "raymq.producer.hooks",
+    "SendMessageHook": "raymq.producer.hooks",
+    "SendResult": "raymq.message",
+    "SendStatus": "raymq.message",
+    "SendUnknownError": "raymq.errors",
+    "ServiceNotAvailableError": "raymq.errors",
+    "StoreCorruptError": "raymq.errors",
+    "StoreError": "raymq.errors",
+    "StoreFailedError": "raymq.errors",
+    "StoreLockedError": "raymq.errors",
+    "StoreNotWritableError": "raymq.errors",
+    "SystemBusyError": "raymq.errors",
+    "TableResult": "raymq.producer.table",
+    "TopicExistsError": "raymq.errors",
+    "TopicNotExistError": "raymq.errors",
+    "connect": "raymq.client",
+    "select_queue_by_hash": "raymq.producer.queue_selector",
+    "select_queue_by_random": "raymq.producer.queue_selector",
+}
+"""The module that defines each public name."""
+
+__all__ = sorted({*_HOMES, "__version__"})
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'raymq' has no attribute {name!r}")
-    value = getattr(import_module(f"raymq.{_module_of(name)}"), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
 
-_MODULES = {
-    "AsyncProducer": "async_producer",
-    "CheckForbiddenHook": "send_hooks",
-    "AsyncPullConsumer": "async_consumer",
-    "AllocateStrategy": "membership",
-    "Allocation": "membership",
-    "Client": "client",
-    "ConsumeContext": "consume_hook",
-    "ConsumeHook": "consume_hook",
-    "ConsumeLater": "consume_result",
-    "PullConsumer": "pull_consumer",
-    "Compression": "compression",
-    "CompressionType": "compression",
-    "Producer": "producer",
-    "ProducerSettings": "producer_settings",
-    "QueueRange": "table_send",
-    "QueueSelector": "queue_selection",
-    "SendContext": "send_hooks",
-    "SendMessageHook": "send_hooks",
-    "TableResult": "table_send",
-    "connect": "client",
-    "select_queue_by_hash": "queue_selection",
-    "select_queue_by_random": "queue_selection",
-}
-"""Where a public name is, unless it is an error's or a message's."""
-
-
-def _module_of(name: str) -> str:
-    return _MODULES.get(name) or ("errors" if name.endswith("Error") else "message")
-
-
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
 import ray
 
-from raymq.attach import attach_ray
-from raymq.config import ClusterSettings, load_settings
-from raymq.embedded import EmbeddedCluster
+from raymq.cluster.attach import attach_ray
+from raymq.cluster.embedded import EmbeddedCluster
+from raymq.cluster.launcher import Progress
+from raymq.config.cluster import ClusterSettings, load_settings
 from raymq.errors import ClientStateError, ClusterNotFoundError
-from raymq.group_info import StartOffsetQuery
-from raymq.heartbeats import Heartbeats
-from raymq.launcher import Progress
 from raymq.message import ConsumeFromWhere
 from raymq.names import NAMESPACE, NameServerName
-from raymq.producer import Producer
-from raymq.producer_settings import ProducerSettings
-from raymq.routes import Routes
-from raymq.storages import Storages
+from raymq.producer.producer import Producer
+from raymq.producer.settings import ProducerSettings
+from raymq.protocol.group import StartOffsetQuery
+from raymq.remoting.heartbeats import Heartbeats
+from raymq.remoting.route_cache import Routes
+from raymq.remoting.storage_clients import Storages
 
 if TYPE_CHECKING:
-    from raymq.admin import Admin
-    from raymq.async_consumer import AsyncPullConsumer
-    from raymq.async_producer import AsyncProducer
-    from raymq.pull_consumer import PullConsumer
-    from raymq.pull_engine import PullEngine
-    from raymq.pull_settings import PullOptions
-    from raymq.push_consumer import PushConsumer, PushOptions
+    from raymq.admin.admin import Admin
+    from raymq.consumer.pull.async_consumer import AsyncPullConsumer
+    from raymq.consumer.pull.consumer import PullConsumer
+    from raymq.consumer.pull.engine import PullEngine
+    from raymq.consumer.pull.settings import PullOptions
+    from raymq.consumer.push.consumer import PushConsumer, PushOptions
+    from raymq.producer.async_producer import AsyncProducer
 
 NAME_SERVERS_MAX: Final = 3
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
@@ -54,7 +54,7 @@ def connect(
     """Connect to the raymq of a Ray cluster, or start one on this machine.
 
     Without `embedded`: uses the Ray this process is connected to, else connects to the one at `address`, else to this
-    machine's (raymq.attach); ClusterNotFoundError when no Ray or no raymq is there.
+    machine's (raymq.cluster.attach); ClusterNotFoundError when no Ray or no raymq is there.
 
     With `embedded=True`: starts a local Ray unless this process has one, and the servers, from the settings in `config`
     (default: `raymq.yaml` here, if any) with `data_dir` and `broker_groups` on top; closing the client stops what was
@@ -127,7 +127,7 @@ class Client:
     @property
     def admin(self) -> Admin:
         """Topics and groups."""
-        from raymq.admin import Admin
+        from raymq.admin.admin import Admin
 
         self._check_open()
         return Admin(self.routes, self.storages)
@@ -149,26 +149,26 @@ class Client:
 
     def async_producer(self, group: str = "default", **settings: Any) -> AsyncProducer:
         """A producer for programs with an event loop, with the settings of `producer`."""
-        from raymq.async_producer import AsyncProducer
+        from raymq.producer.async_producer import AsyncProducer
 
         return AsyncProducer(self.producer(group, **settings))
 
     def pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> PullConsumer:
-        """A consumer in this process, read with `poll`. The options are raymq.pull_settings.PullSettings', and
+        """A consumer in this process, read with `poll`. The options are raymq.consumer.pull.settings.PullSettings', and
         `consume_from`, `consume_timestamp_ms`: where to start in queues the group has committed nothing in."""
-        from raymq.pull_consumer import PullConsumer
+        from raymq.consumer.pull.consumer import PullConsumer
 
         return PullConsumer(self._pull_engine(group, options))
 
     def async_pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
         """As `pull_consumer`, for the event loop that runs now: ``async with client.async_pull_consumer("g") as c:``"""
-        from raymq.async_consumer import AsyncPullConsumer
+        from raymq.consumer.pull.async_consumer import AsyncPullConsumer
 
         return AsyncPullConsumer(self._pull_engine(group, options))
 
     def _pull_engine(self, group: str, options: PullOptions) -> PullEngine:
-        from raymq.pull_engine import PullEngine
-        from raymq.pull_settings import PullSettings
+        from raymq.consumer.pull.engine import PullEngine
+        from raymq.consumer.pull.settings import PullSettings
 
         self._check_open()
         settings = PullSettings.of(group, **options)
@@ -193,10 +193,11 @@ class Client:
         """A consumer in the cluster that calls a listener: subscribe, give it a listener, start it.
 
         `consume_from` counts where the group has not committed yet, `consume_timestamp_ms` (by default 30 minutes ago)
-        is for CONSUME_FROM_TIMESTAMP. The `options` are settings (raymq.push_settings), such as ``orderly=True``: one
-        message of a queue after another, ``threads=4``, ``message_model=MessageModel.BROADCASTING``.
+        is for CONSUME_FROM_TIMESTAMP. The `options` are settings (raymq.consumer.push.settings), such as
+        ``orderly=True``: one message of a queue after another, ``threads=4``,
+        ``message_model=MessageModel.BROADCASTING``.
         """
-        from raymq.push_consumer import PushConsumer
+        from raymq.consumer.push.consumer import PushConsumer
 
         self._check_open()
         if consume_timestamp_ms is None:

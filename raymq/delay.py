@@ -1,8 +1,8 @@
 """Where a message waits until it is due: by level as in RocketMQ, or for a time of its own.
 
 A delayed message is stored in a queue of an internal topic, with REAL_TOPIC and REAL_QID naming where it is for; the
-store's scheduler puts it there when it is due (storage.schedule_service). Its consume-queue unit holds the time, in ms,
-at which the scheduler has to do something with it.
+store's scheduler puts it there when it is due (storage.schedule.schedule_service). Its consume-queue unit holds the
+time, in ms, at which the scheduler has to do something with it.
 
     SCHEDULE_TOPIC_XXXX   queue level - 1        stored + the level's delay (spec/storage.md §1, §2, §12)
     rmq_sys_timer         queue 0 to 31          TIMER_DELIVER_MS: due within the next day or so
@@ -11,7 +11,7 @@ at which the scheduler has to do something with it.
 A timer queue holds what is due in one hour of the day and a quarter (hour modulo 32), so that few of them have to be
 looked at. RocketMQ's levels are FIFO. In a timer queue, units are not in the order of their times; that is why a unit's
 time is never before the store time of its record, plus one: what is appended later is due later than everything that
-was delivered before (storage.schedule).
+was delivered before (storage.schedule.delay_queues).
 
 All of it is in the record: the unit can be made again from the log.
 """
@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from raymq.errors import InvalidArgumentError
-from raymq.java_text import parse_number
 from raymq.names import SCHEDULE_TOPIC, SYSTEM_PREFIX
+from raymq.record.java_text import parse_number
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_LEVELS_MAX: Final = 18

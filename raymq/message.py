@@ -1,7 +1,7 @@
 """What a message is, before it is sent and after it was read, and the small values around it.
 
 `Message` is what users hand to a producer; `MessageExt` is the same message with what the store added. The names are
-RocketMQ's (spec/messaging.md §3). The bytes are in `raymq.record`.
+RocketMQ's (spec/messaging.md §3). The bytes are in `raymq.record.decode`.
 
 Properties: RocketMQ keeps tags, keys, the unique id and its own flags in one map beside the user's properties. Here
 `properties` holds the user's alone, and what raymq or RocketMQ reserve is in attributes and `system_properties`.

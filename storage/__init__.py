@@ -20,18 +20,19 @@ can be made again. So can the index.
 
 An append, under one lock: recognise what was sent before (dedup.py), choose places, fill in the offsets, write the
 records (commit_log.py) and the queues' units (consume_queue.py). Then, outside the lock, wait for the flush thread
-(flush.py). Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py. Written
-means in the files: with a transient store pool (transient_store_pool.py, off by default) records are in memory first,
-and commit_service.py writes them.
+(flush_service.py). Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py.
+Written means in the files: with a transient store pool (transient_store_pool.py, off by default) records are in memory
+first, and commit_service.py writes them.
 
-Files are written with pwrite and read through read-only maps (raymq.log_reader). Writing through a map costs more (a
-page fault each 4 KiB, and slower flushes), and turns a disk error into a SIGBUS instead of an OSError. But where a
-thread has made the pages ahead of a fast writer (warm_up.py, ASYNC_FLUSH only), a store into them costs the copy alone.
+Files are written with pwrite and read through read-only maps (raymq.logfiles.log_reader). Writing through a map costs
+more (a page fault each 4 KiB, and slower flushes), and turns a disk error into a SIGBUS instead of an OSError. But
+where a thread has made the pages ahead of a fast writer (warm_up.py, ASYNC_FLUSH only), a store into them costs the
+copy alone.
 
 After a crash, recovery.py walks the newest part of the log, cuts it at the last good record and brings the queues in
 line with it.
 
-The index (index_service.py) follows the log in a thread of its own. Retention (retention.py decides, cleaner.py does)
-deletes the oldest log files, and what only leads to them. raw_log.py, raw_append.py and epoch_file.py are for
+The index (index_service.py) follows the log in a thread of its own. Retention (rules.py decides, cleaner.py does)
+deletes the oldest log files, and what only leads to them. log_chunks.py, chunk_appender.py and epoch_file.py are for
 replication: the log as bytes, and which master wrote which part of it.
 """

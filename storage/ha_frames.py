@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
-from raymq.replication import EpochEntry
+from storage.replication.epochs import EpochEntry
 
 _LONG = struct.Struct(">q")
 _DATA = struct.Struct(">qi")

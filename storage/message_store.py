@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
+from raymq.config.store import StoreSettings
 from raymq.errors import (
     RaymqError,
     ServiceNotAvailableError,
@@ -21,9 +22,7 @@ from raymq.errors import (
     StoreNotWritableError,
 )
 from raymq.message import SendStatus
-from raymq.record import EncodedBatch, encode_host
-from raymq.record_layout import IPV6_HOST_BYTES
-from raymq.store_api import (
+from raymq.protocol.store import (
     AppendResult,
     Boundary,
     DeletedRange,
@@ -34,35 +33,36 @@ from raymq.store_api import (
     StoreStatistics,
     StoreStatus,
 )
-from raymq.store_settings import StoreSettings
-from storage import disk
-from storage.append import Appender
-from storage.bookkeeper import Bookkeeper
-from storage.checkpoint import read_checkpoint
-from storage.cleaner import Cleaner
-from storage.deliveries import Delivery, Source
-from storage.fetching import Fetcher
-from storage.fit_batch import fit_batch, name_places
-from storage.index_file import IndexShape
-from storage.index_service import IndexService
-from storage.lock import DirectoryLock
-from storage.log_paths import disk_usage
-from storage.long_polls import LongPolls
+from raymq.record.encode import EncodedBatch
+from raymq.record.layout import IPV6_HOST_BYTES, encode_host
+from storage.append.appender import Appender
+from storage.append.durability import degraded, must_wait
+from storage.append.fit_batch import fit_batch, name_places
+from storage.append.write_gate import WriteGate
+from storage.checkpoint_service import Bookkeeper
+from storage.dispatch.delivery_progress import Delivery, Source
+from storage.files import disk
+from storage.files.lock import DirectoryLock
+from storage.index.index_file import IndexShape
+from storage.index.index_service import IndexService
+from storage.log.log_paths import disk_usage
 from storage.parts import StoreParts
-from storage.queries import StoreQueries
 from storage.queue_flush import QueueFlushService
-from storage.raw_append import RawAppender
-from storage.raw_log import read_chunk
-from storage.recovery import Recovery
-from storage.retention import RetentionRules
+from storage.read.fetch_service import Fetcher
+from storage.read.long_polls import LongPolls
+from storage.read.queries import StoreQueries
+from storage.recovery.checkpoint import read_checkpoint
+from storage.recovery.recovery import Recovery
+from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
+from storage.replication.chunk_appender import RawAppender
+from storage.replication.log_chunks import read_chunk
+from storage.retention.cleaner import Cleaner
+from storage.retention.rules import RetentionRules
 from storage.running_flags import AGAINST_REPLICATION, RunningFlag, RunningFlags
-from storage.schedule_service import ScheduleService
-from storage.scheduler import Scheduler
-from storage.snapshot import SNAPSHOT_FILE, read_snapshot
+from storage.schedule.delay_queue_reader import WaitingQueues
+from storage.schedule.schedule_service import ScheduleService
+from storage.schedule.scheduler import Scheduler
 from storage.stats import StoreStats
-from storage.store_wait import degraded, must_wait
-from storage.waiting import WaitingQueues
-from storage.write_gate import WriteGate
 
 logger = logging.getLogger(__name__)
 

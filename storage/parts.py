@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from raymq.log_reader import LogReader
-from raymq.store_settings import StoreSettings
-from storage.commit_log import CommitLog
-from storage.config_files import ConfigFiles
-from storage.dedup import DedupTable
-from storage.deliveries import Deliveries
-from storage.held_units import HeldUnits
-from storage.log_paths import LogPaths
-from storage.queue_table import QueueTable
-from storage.transient_store_pool import TransientStorePool
-from storage.visibility import Visibility
-from storage.write_handles import WriteHandles
+from raymq.config.store import StoreSettings
+from raymq.logfiles.log_reader import LogReader
+from storage.dispatch.dedup import DedupTable
+from storage.dispatch.delivery_progress import Deliveries
+from storage.dispatch.held_units import HeldUnits
+from storage.dispatch.visibility import Visibility
+from storage.files.config_files import ConfigFiles
+from storage.files.write_handles import WriteHandles
+from storage.log.commit_log import CommitLog
+from storage.log.log_paths import LogPaths
+from storage.log.transient_store_pool import TransientStorePool
+from storage.queue.queue_table import QueueTable
 
 
 @dataclass(frozen=True, slots=True)

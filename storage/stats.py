@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from raymq.store_api import TopicPuts
+from raymq.protocol.store import TopicPuts
 
 SAMPLES_KEPT: Final = 600
 TPS_PERIODS_S: Final = (10, 60, 600)

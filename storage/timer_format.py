@@ -23,7 +23,7 @@ import struct
 from enum import IntFlag
 from typing import Final, NamedTuple
 
-from raymq.record_layout import RecordError
+from raymq.record.layout import RecordError
 
 PRECISION_MS: Final = 1000
 WHEEL_SLOTS: Final = 2 * 604_800

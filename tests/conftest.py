@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 import raymq
-from tests.support.cluster import SETTINGS, Sandbox, embedded, sandbox
+from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 # What CI says about a change must not depend on the dice; elsewhere, each run tries other examples. How long an example
 # takes, or is made, says how busy the machine is.
@@ -37,10 +37,10 @@ NICE_MAX = 19
 
 def group_of(path: Path) -> str:
     """Which of the tests that start Ray those of a file are among, by where it is; empty if they do not."""
-    folder, *_ = parts = path.relative_to(TESTS).parts
-    if "nodes" in parts:
+    folders = path.relative_to(TESTS).parts[:-1]
+    if folders[:2] == ("chaos", "nodes"):
         return "nodes"
-    return "ray" if folder == "integration" or (folder == "chaos" and not path.name.startswith("test_store_")) else ""
+    return "ray" if folders[:1] == ("integration",) or folders[:2] == ("chaos", "processes") else ""
 
 
 class RayApart(LoadScopeScheduling):

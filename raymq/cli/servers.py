@@ -32,8 +32,7 @@ def up(
 
     Example: raymq up --data-dir /var/lib/raymq --broker-groups 2
     """
-    from raymq.local_server import WAIT_NODES_TIMEOUT_S
-    from raymq.local_server import up as start
+    from raymq.cluster.local_server import WAIT_NODES_TIMEOUT_S, up as start
 
     with steps() as progress:
         actors = start(
@@ -56,7 +55,7 @@ def down(address: str | None, as_json: bool) -> None:
 
     Example: raymq down
     """
-    from raymq.local_server import down as stop
+    from raymq.cluster.local_server import down as stop
 
     with steps() as progress:
         actors = stop(address, progress)
@@ -72,7 +71,7 @@ def status(address: str | None, as_json: bool) -> None:
     Exit code 1 when something that should run does not answer, or a broker group has no master.
     Example: raymq status --json
     """
-    from raymq.local_server import status as ask
+    from raymq.cluster.local_server import status as ask
 
     report = ask(address)
     broken = [
@@ -98,7 +97,7 @@ def drain(node: str, undo: bool, address: str | None, as_json: bool) -> None:
     Its replicas begin anew on other nodes and are filled from their masters; a master hands over first. Exit code 1
     when some are left after four minutes: the cluster goes on moving them. Example: raymq drain 10.0.0.7
     """
-    from raymq.local_server import drain as empty
+    from raymq.cluster.local_server import drain as empty
 
     with steps() as progress:
         result = empty(node, undo, address, progress)
@@ -117,7 +116,7 @@ def balance(address: str | None, as_json: bool) -> None:
 
     Exit code 1 when one could not, because it is not in sync. Example: raymq balance
     """
-    from raymq.local_server import balance as hand_over
+    from raymq.cluster.local_server import balance as hand_over
 
     with steps() as progress:
         result = hand_over(address, progress)

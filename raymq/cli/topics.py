@@ -18,7 +18,7 @@ from raymq.cli.output import (
     say,
     table,
 )
-from raymq.route import PERM_READ, PERM_WRITE
+from raymq.protocol.route import PERM_READ, PERM_WRITE
 
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
 

@@ -28,20 +28,20 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import raymq
-from actors.core.replica_rules import ReplicaRules
+from actors.core.replica.rules import ReplicaRules
+from raymq.config.store import FlushDiskType
 from raymq.errors import SystemBusyError
 from raymq.message import Message
-from raymq.record import EncodedBatch, ProducerSequence, encode_batch
-from raymq.replication import Copied
-from raymq.store_settings import FlushDiskType
+from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from storage.message_store import MessageStore
-from storage.raw_log import CHUNK_MAX_BYTES
-from tests.support.cluster import sandbox
-from tests.support.nodes import nodes
-from tests.support.placed_group import PlacedGroup
-from tests.support.replica_group import GROUP, ReplicaGroup
-from tests.support.replicas import ReplicaGroup as Group
-from tests.support.stores import small_settings
+from storage.replication.epochs import Copied
+from storage.replication.log_chunks import CHUNK_MAX_BYTES
+from tests.support.clusters.cluster import sandbox
+from tests.support.clusters.nodes import nodes
+from tests.support.replicas.local_replicas import GROUP, ReplicaGroup
+from tests.support.replicas.placed_group import PlacedGroup
+from tests.support.replicas.ray_replicas import ReplicaGroup as Group
+from tests.support.stores.stores import small_settings
 
 BODY = b"x" * 1024
 BATCH = 100

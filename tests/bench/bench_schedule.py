@@ -21,11 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from raymq.config.store import FlushDiskType, StoreSettings
 from raymq.delay import TIMER_TOPIC, timer_queue
 from raymq.message import Message
-from raymq.record import EncodedBatch, Waiting, decode_records, encode_batch
-from raymq.store_api import FetchRequest
-from raymq.store_settings import FlushDiskType, StoreSettings
+from raymq.protocol.store import FetchRequest
+from raymq.record.decode import decode_records
+from raymq.record.encode import EncodedBatch, Waiting, encode_batch
 from storage.message_store import MessageStore
 
 BATCH = 1000

@@ -27,11 +27,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from raymq.columns import decode_columns
-from raymq.log_reader import LogReader
+from raymq.columnar.columns import decode_columns
+from raymq.config.store import FlushDiskType, StoreSettings
+from raymq.logfiles.log_reader import LogReader
 from raymq.message import Message
-from raymq.record import EncodedBatch, encode_batch
-from raymq.store_settings import FlushDiskType, StoreSettings
+from raymq.record.encode import EncodedBatch, encode_batch
 from storage.message_store import MessageStore
 
 GIB = 1 << 30

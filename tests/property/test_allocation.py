@@ -6,18 +6,17 @@ import random
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from actors.core.allocation import (
+from actors.core.rebalance.allocation import (
     allocate_averagely,
     allocate_by_circle,
     allocate_by_config,
     allocate_by_machine_room,
     allocate_nearby,
 )
-from actors.core.consistent_hash import allocate_by_consistent_hash
-from actors.core.sticky import allocate_sticky
+from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
+from actors.core.rebalance.sticky import allocate_sticky
 from raymq.message import MessageQueue
 
 BROKERS = ["room1@x", "room1@y", "room2@x", "room3@x"]

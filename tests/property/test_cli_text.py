@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from raymq import cli
+from raymq.admin.dead_letters import DeadLetter, Replayed
 from raymq.cli import dead_letters, messages
 from raymq.cli.output import out, table
 from raymq.cli.terminal_text import error_text, json_text, printable
-from raymq.dead_letters import DeadLetter, Replayed
 from raymq.message import MessageExt
 
 MARKUP = st.sampled_from(

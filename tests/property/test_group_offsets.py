@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.core.broker_state import BrokerState, dump_snapshot, load_snapshot
-from actors.core.group_offsets import Owners
-from raymq.group_info import OffsetCommit, QueueOffset
-from storage.config_files import parse_fastjson
+from actors.core.broker.offsets import Owners
+from actors.core.broker.state import BrokerState, dump_snapshot, load_snapshot
+from raymq.protocol.group import OffsetCommit, QueueOffset
+from storage.files.config_files import parse_fastjson
 
 OFFSETS = st.integers(0, 50)
 MEMBERS = st.integers(0, 3)

@@ -1,4 +1,5 @@
-"""A whole consumer group, simulated (tests.support.group_simulation), keeps its laws (tests.support.group_laws).
+"""A whole consumer group, simulated (tests.support.group_sim.world), keeps its laws
+(tests.support.group_sim.invariants).
 
 1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, RAYMQ_GROUP_SEED repeats one. The other half are tests of the test:
 each known way to get this wrong is put in, and the simulation must find it.
@@ -11,11 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.rebalance_group import RebalanceGroup
-from raymq.group_info import CommitAnswer
-from tests.support.group_laws import LawBrokenError
-from tests.support.group_processes import Broker, Member, Rebalance
-from tests.support.group_simulation import World
+from actors.core.rebalance.group import RebalanceGroup
+from raymq.protocol.group import CommitAnswer
+from tests.support.group_sim.invariants import LawBrokenError
+from tests.support.group_sim.processes import Broker, Member, Rebalance
+from tests.support.group_sim.world import World
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 ONE_SEED = os.environ.get("RAYMQ_GROUP_SEED")

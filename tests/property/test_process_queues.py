@@ -13,15 +13,15 @@ import random
 
 import pytest
 
-from actors.core.consume_service import SendBack
-from actors.core.process_queue import ProcessQueue, Task
-from actors.core.process_queues import ProcessQueues
-from raymq.consume_result import ConsumeReport, Failure
-from raymq.group_info import CommitAnswer, OffsetCommit, QueueOffset
+from actors.core.consume.consume_service import SendBack
+from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queues import ProcessQueues
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
-from raymq.push_settings import PushSettings
-from raymq.subscription import Subscription
-from tests.support.runs import run_of
+from raymq.protocol.consume_result import ConsumeReport, Failure
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from tests.support.clients.records import run_of
 
 NAMES = [MessageQueue("orders", "broker-a", number) for number in range(3)]
 LENGTH = 40

@@ -30,10 +30,10 @@ from raymq.errors import (
     SystemBusyError,
 )
 from raymq.message import Message, MessageQueue, SendResult
-from raymq.record import decode_records
-from raymq.route import BrokerData, QueueData, TopicRoute
-from tests.support.fakes import WAIT_S, FakeStore
-from tests.support.producers import producers_of_fakes
+from raymq.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.record.decode import decode_records
+from tests.support.clients.fakes import WAIT_S, FakeStore
+from tests.support.clients.producers import producers_of_fakes
 
 SEEDS = 1000 if os.environ.get("RAYMQ_SOAK") else 150
 BROKERS = ("a", "b", "c")

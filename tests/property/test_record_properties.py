@@ -9,30 +9,16 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-import raymq.record_shapes
-from raymq.columns import decode_columns
-from raymq.compression import Compression, CompressionType
-from raymq.hashing import index_key_hash, index_key_hashes, java_hash, tags_code
+import raymq.columnar.templates
+from raymq.columnar.columns import decode_columns
 from raymq.message import RESERVED_PROPERTIES, Message, MessageExt
-from raymq.record import (
-    EncodedBatch,
-    ProducerSequence,
-    RecordError,
-    check_record,
-    decode_properties,
-    decode_record,
-    decode_records,
-    dispatch_view,
-    encode_batch,
-    encode_host,
-    encode_properties,
-    record_starts,
-    stamp,
-    validate_batch,
-)
+from raymq.record.compression import Compression, CompressionType
+from raymq.record.decode import check_record, decode_record, decode_records, dispatch_view, record_starts
+from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch, stamp, validate_batch
+from raymq.record.hashing import index_key_hash, index_key_hashes, java_hash, tags_code
+from raymq.record.layout import RecordError, decode_properties, encode_host, encode_properties
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -174,7 +160,7 @@ def column_rows(data: bytes, starts: list[int], body_type: Any) -> list[dict[str
 def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_shape: int) -> None:
     data = b"".join(stored.records for stored in batches)
     rows = [as_row(message) for message in decode_records(data, broker_name="broker-a")]
-    with mock.patch.object(raymq.record_shapes, "_ROWS_PER_SHAPE", rows_per_shape):
+    with mock.patch.object(raymq.columnar.templates, "_ROWS_PER_SHAPE", rows_per_shape):
         assert column_rows(data, record_starts(data).tolist(), body_type) == rows
 
 

@@ -16,11 +16,11 @@ from unittest import mock
 
 import pytest
 
-import storage.record_blocks
-import storage.recovery
+import storage.dispatch.record_blocks
+import storage.recovery.recovery
 from storage.message_store import MessageStore
-from tests.support.random_logs import FILE_BYTES, Log
-from tests.support.stores import killed_copy, open_store
+from tests.support.stores.random_logs import FILE_BYTES, Log
+from tests.support.stores.stores import killed_copy, open_store
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 ONE_SEED = os.environ.get("RAYMQ_RECOVERY_SEED")
@@ -73,7 +73,7 @@ def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) 
 
 
 def one_by_one() -> Any:
-    return mock.patch.object(storage.recovery, "read_block", return_value=None)
+    return mock.patch.object(storage.recovery.recovery, "read_block", return_value=None)
 
 
 def state_of(store: MessageStore, root: Path) -> dict[str, object]:
@@ -120,18 +120,18 @@ def directory() -> Iterator[Path]:
 def test_blocks_and_single_records_come_to_the_same(
     part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = mock.Mock(side_effect=storage.recovery.read_block)
+    taken = mock.Mock(side_effect=storage.dispatch.record_blocks.read_block)
     for seed in [int(ONE_SEED)] if ONE_SEED else seeds(part):
         dice = random.Random(seed)
         changes = settings(dice)
         made = directory / "made"
         make_store(dice, made, changes)
         block_bytes = dice.choice((1, 300, 2000, 4 << 20))
-        monkeypatch.setattr(storage.record_blocks, "BLOCK_BYTES", block_bytes)
-        monkeypatch.setattr(storage.recovery, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(storage.recovery.recovery, "BLOCK_BYTES", block_bytes)
         with one_by_one():
             singly = outcomes(killed_copy(made, directory / "singly"), changes)
-        with mock.patch.object(storage.recovery, "read_block", taken):
+        with mock.patch.object(storage.recovery.recovery, "read_block", taken):
             together = outcomes(killed_copy(made, directory / "together"), changes)
         assert together == singly, f"seed {seed}; RAYMQ_RECOVERY_SEED repeats it"
         for name in ("made", "singly", "together"):

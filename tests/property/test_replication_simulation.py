@@ -10,7 +10,7 @@ import os
 import pytest
 
 from placement.election import FIXED_MASTER
-from tests.support.replication_simulation import Bugs, run_seed
+from tests.support.replication_sim.replication_simulation import Bugs, run_seed
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SEEDS = 100_000 if SOAK else 1000

@@ -1,8 +1,8 @@
 """Delayed messages under a clock of the test's own: any levels and times, restarts, crashes, a clock that jumps.
 
-The decisions (storage.schedule, storage.deliveries) run on a model of the log: a list of what was put and delivered, in
-order. A crash keeps a prefix of it, and the progress that was saved before that. The laws: whatever the log still has
-is delivered once, never before its time, and each level in its order.
+The decisions (storage.schedule.delay_queues, storage.dispatch.delivery_progress) run on a model of the log: a list of
+what was put and delivered, in order. A crash keeps a prefix of it, and the progress that was saved before that. The
+laws: whatever the log still has is delivered once, never before its time, and each level in its order.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from raymq.delay import (
     DELAY_LEVELS_MS,
@@ -25,9 +24,9 @@ from raymq.delay import (
     waiting_code,
 )
 from raymq.names import SCHEDULE_TOPIC
-from storage import schedule
-from storage.deliveries import Deliveries, Progress, Source, waiting_codes
-from storage.schedule import Bounds, Due, LevelQueue, TimerQueue
+from storage.dispatch.delivery_progress import Deliveries, Progress, Source, waiting_codes
+from storage.schedule import delay_queues as schedule
+from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -49,7 +48,7 @@ class Entry:
 
 
 class Files:
-    """In place of storage.config_files: texts in memory."""
+    """In place of storage.files.config_files: texts in memory."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -143,7 +142,8 @@ class Model:
         return self.queues[source]
 
     def round(self, stop_after: int | None = None) -> bool:
-        """What storage.scheduler does in a round; whether there was anything. It may be killed after some puts."""
+        """What storage.schedule.scheduler does in a round; whether there was anything. It may be killed after some
+        puts."""
         self.store_ms = max(self.store_ms, self.clock_ms)
         busy = False
         for source in [source for source in list(self.units) if source != TARGET]:

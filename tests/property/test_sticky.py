@@ -11,11 +11,10 @@ from collections import Counter
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from actors.core.allocation import allocate_averagely
-from actors.core.sticky import allocate_sticky
+from actors.core.rebalance.allocation import allocate_averagely
+from actors.core.rebalance.sticky import allocate_sticky
 from raymq.message import MessageQueue
 
 Queues = dict[str, list[MessageQueue]]

@@ -13,19 +13,19 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raymq.hashing import tags_code
+from raymq.config.store import FlushDiskType
 from raymq.message import PullStatus
-from raymq.record import EncodedBatch, decode_records
-from raymq.store_api import AppendResult, FetchRequest
-from raymq.store_settings import FlushDiskType
-from storage import cleaner
-from storage.raw_log import truncate_log
-from tests.support.power import LossyDisk
-from tests.support.stores import bodies_of, killed_copy, make_batch, open_store, small_settings
+from raymq.protocol.store import AppendResult, FetchRequest
+from raymq.record.decode import decode_records
+from raymq.record.encode import EncodedBatch
+from raymq.record.hashing import tags_code
+from storage.replication.log_chunks import truncate_log
+from storage.retention import cleaner
+from tests.support.stores.power import LossyDisk
+from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store, small_settings
 
 TOPICS = ["alpha", "beta"]
 QUEUES = [(topic, queue_id) for topic in TOPICS for queue_id in (0, 1)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wheels import REPOSITORY, build_raymq
+from tests.support.clusters.wheels import REPOSITORY, build_raymq
 
 TOP = ("raymq", "raydp_jobs")
 FLOORS = ("storage", "actors", "placement")
@@ -22,12 +22,12 @@ import sys
 import storage
 print(storage.__file__)
 del sys.modules["storage"]
-from raymq import server_path
+from raymq.cluster import server_path
 server_path.put_floors_first()
-import actors.core.route_table, placement.homes, storage
+import actors.core.nameserver.route_table, placement.replica_nodes, storage
 print(storage.__file__)
-print(actors.core.route_table.__file__)
-print(placement.homes.__file__)
+print(actors.core.nameserver.route_table.__file__)
+print(placement.replica_nodes.__file__)
 """
 
 
@@ -90,6 +90,6 @@ def test_servers_get_raymqs_floors_and_users_their_own_packages(built: tuple[Pat
     assert done.stdout.splitlines() == [
         str(user / "storage/__init__.py"),
         str(inside / "storage/__init__.py"),
-        str(inside / "actors/core/route_table.py"),
-        str(inside / "placement/homes.py"),
+        str(inside / "actors/core/nameserver/route_table.py"),
+        str(inside / "placement/replica_nodes.py"),
     ], done.stderr

@@ -3,8 +3,8 @@
     python tests/chaos/nodes/sender.py TOPIC PRODUCER FILE
 
 It connects to the raymq of the Ray cluster that RAY_ADDRESS names. FILE gets a line before each message is handed over,
-and one as soon as it was acknowledged (tests.support.history.Journal), whatever becomes of those behind it; each is in
-the file before the program goes on.
+and one as soon as it was acknowledged (tests.support.history.history.Journal), whatever becomes of those behind it;
+each is in the file before the program goes on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
-from tests.support.history import Journal, Outcome, Sent
-from tests.support.workload import outcome_of
+from tests.support.history.history import Journal, Outcome, Sent
+from tests.support.history.workload import outcome_of
 
 PAUSE_EVERY = 50
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 import raymq
-from tests.support.checker import check
-from tests.support.cluster import Sandbox, sandbox
-from tests.support.history import Operation, Sent, acknowledged_in, read_journal
-from tests.support.nodes import Nodes, nodes
-from tests.support.replicas import ReplicaGroup, log_checksum
-from tests.support.waiting import eventually
-from tests.support.workload import read_back
+from tests.support.clusters.cluster import Sandbox, sandbox
+from tests.support.clusters.nodes import Nodes, nodes
+from tests.support.history.checker import check
+from tests.support.history.history import Operation, Sent, acknowledged_in, read_journal
+from tests.support.history.waiting import eventually
+from tests.support.history.workload import read_back
+from tests.support.replicas.ray_replicas import ReplicaGroup, log_checksum
 
 ROUNDS = 3 if os.environ.get("RAYMQ_SOAK") == "1" else 1
 NAMES = ("head", "left", "right")

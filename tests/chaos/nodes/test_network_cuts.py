@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from raymq.message import MessageQueue
-from raymq.replication import LEASE_S
-from tests.support.checker import check
-from tests.support.history import Operation, Sent, acknowledged_in, read_journal
-from tests.support.network import WHY_IMPOSSIBLE, Hand, Network, network
-from tests.support.replicas import log_checksum
-from tests.support.waiting import eventually
+from storage.replication.epochs import LEASE_S
+from tests.support.clusters.network import WHY_IMPOSSIBLE, Hand, Network, network
+from tests.support.history.checker import check
+from tests.support.history.history import Operation, Sent, acknowledged_in, read_journal
+from tests.support.history.waiting import eventually
+from tests.support.replicas.ray_replicas import log_checksum
 
 HEAD, MASTER, OTHER = NAMES = ("head", "left", "right")
 BROKER, TOPIC = "broker-a", "cut"
@@ -110,7 +110,7 @@ def cluster(directory: Path) -> Iterator[Cluster]:
             return process
 
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        hand = Hand(spawn(HEAD, "group_hand.py", BROKER, str(len(NAMES)), **pipes))
+        hand = Hand(spawn(HEAD, "remote_group.py", BROKER, str(len(NAMES)), **pipes))
         journals = {name: directory / f"{name}.journal" for name in (HEAD, MASTER)}
         made = Cluster(machines, hand, journals)
         hand.ask("create_topic", TOPIC)

@@ -1,4 +1,5 @@
-"""`ray up cluster.yaml` for real, on machines with an sshd each, a head and a worker (tests/support/machines.py).
+"""`ray up cluster.yaml` for real, on machines with an sshd each, a head and a worker
+(tests/support/clusters/machines.py).
 
 The file is the one that is shipped, but for what has to be filled in, its settings for three machines, and the commands
 that install packages: in their place stands this interpreter's environment.
@@ -15,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.support.cluster import descendants, title
-from tests.support.machines import OPERATOR, REPOSITORY, SSHD, World, why_impossible, world
+from tests.support.clusters.cluster import descendants, title
+from tests.support.clusters.machines import OPERATOR, REPOSITORY, SSHD, World, why_impossible, world
 
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
 IMPOSSIBLE = why_impossible("ssh", "ssh-keygen", "rsync", SSHD)

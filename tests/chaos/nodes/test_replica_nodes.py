@@ -1,7 +1,7 @@
 """A broker group of three replicas on three nodes: nodes are killed, come back, are replaced and emptied.
 
-Each node is a raylet on this machine with a data directory of its own (tests.support.nodes). Everything acknowledged is
-read back, once; the replicas' logs are equal by checksum.
+Each node is a raylet on this machine with a data directory of its own (tests.support.clusters.nodes). Everything
+acknowledged is read back, once; the replicas' logs are equal by checksum.
 
 RAYMQ_SOAK=1 also kills the master's process 20 times, its node 5 times, and stops it for 10 to 30 s 5 times;
 RAYMQ_CHAOS_SEED repeats their order.
@@ -20,14 +20,14 @@ import psutil
 import pytest
 
 import raymq
-from placement.operate import balance, drain
-from tests.support.checker import check
-from tests.support.cluster import Sandbox, descendants
-from tests.support.history import History
-from tests.support.nodes import LOOPBACK, Nodes, nodes
-from tests.support.placed_group import PlacedGroup
-from tests.support.waiting import eventually
-from tests.support.workload import Senders, read_back
+from placement.operations import balance, drain
+from tests.support.clusters.cluster import Sandbox, descendants
+from tests.support.clusters.nodes import LOOPBACK, Nodes, nodes
+from tests.support.history.checker import check
+from tests.support.history.history import History
+from tests.support.history.waiting import eventually
+from tests.support.history.workload import Senders, read_back
+from tests.support.replicas.placed_group import PlacedGroup
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))

@@ -10,7 +10,7 @@ import pytest
 from actors import nameserver as module
 from actors.nameserver import WARM_UP_S, NameServer
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
-from raymq.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, TopicConfig
+from raymq.protocol.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, TopicConfig
 
 
 class Scene:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from placement.election import RECOVERED_EPOCH_GAP, ControlRules, GroupControl, Record
-from raymq.replication import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
+from storage.replication.epochs import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
 
 RULES = ControlRules(dead_after_s=1.0, lease_s=1.5, lease_margin_s=0.5)
 LEASE_OVER_S = RULES.lease_s + RULES.lease_margin_s

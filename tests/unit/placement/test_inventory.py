@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from placement.inventory import _list_stores
-from tests.support.stores import make_batch, open_store
+from tests.support.stores.stores import make_batch, open_store
 
 
 def test_stores_are_found_wherever_their_logs_are_and_nothing_else(tmp_path: Path) -> None:

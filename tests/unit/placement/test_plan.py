@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from placement.homes import Node, store_directory
 from placement.plan import make_plan
-from raymq.config import ClusterSettings
+from placement.replica_nodes import Node, store_directory
+from raymq.config.cluster import ClusterSettings
+from raymq.config.store import FlushDiskType, StoreOptions
 from raymq.errors import ConfigError
 from raymq.names import NameServerName, StorageName
-from raymq.store_settings import FlushDiskType, StoreOptions
 
 
 def places(settings: ClusterSettings, *nodes: Node) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from placement.homes import Node
 from placement.repair import GroupView, Moves, Repair
+from placement.replica_nodes import Node
 from raymq.names import StorageName
 
 A0, A1, A2 = (StorageName("broker-a", replica) for replica in range(3))

@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from raydp_jobs.ranges import QueueRange, plan_ranges, split_ranges
 from raymq.errors import (
@@ -21,7 +20,7 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.message import MessageQueue
-from raymq.store_api import QueueBounds
+from raymq.protocol.store import QueueBounds
 
 TOPIC = "orders"
 BOUNDS = {("broker-a", 0): (10, 100), ("broker-a", 1): (0, 30), ("broker-b", 0): (5, 5)}

@@ -15,8 +15,9 @@ from raydp_jobs import reader
 from raydp_jobs.ranges import QueueRange
 from raymq.errors import DataLossError
 from raymq.message import Message, MessageQueue
-from raymq.record import encode_batch, record_starts, stamp
-from raymq.store_api import QueueBounds
+from raymq.protocol.store import QueueBounds
+from raymq.record.decode import record_starts
+from raymq.record.encode import encode_batch, stamp
 
 RANGE = QueueRange("orders", "broker-a", 3, 0, 100)
 

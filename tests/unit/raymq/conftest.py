@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq import async_producer, producer, sender, table_send
-from tests.support.producers import Clock, MakeProducer, producers_of_fakes
+from raymq.producer import async_producer, producer, sender, table as table_send
+from tests.support.clients.producers import Clock, MakeProducer, producers_of_fakes
 
 
 @pytest.fixture

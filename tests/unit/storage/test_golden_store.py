@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raymq.config.store import StoreSettings
 from raymq.errors import MessageIllegalError
-from raymq.log_reader import LogReader, file_name
-from raymq.record import UNIT_DTYPE, encode_blank
-from raymq.store_settings import StoreSettings
-from storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from storage.commit_log import CommitLog
-from storage.consume_queue import ConsumeQueue
-from storage.log_paths import LogPaths
-from storage.write_handles import WriteHandles
-from tests.support.stores import make_batch, open_store
+from raymq.logfiles.log_reader import LogReader, file_name
+from raymq.record.layout import UNIT_DTYPE, encode_blank
+from storage.files.write_handles import WriteHandles
+from storage.log.commit_log import CommitLog
+from storage.log.log_paths import LogPaths
+from storage.queue.consume_queue import ConsumeQueue
+from storage.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from tests.support.stores.stores import make_batch, open_store
 
 RECORD_8 = bytes.fromhex(
     "00000065daa320a758932aac000000000000000000000000000000000000000000000000000000000000018bcfe568007f000001000030390000"

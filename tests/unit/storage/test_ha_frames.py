@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication import EpochEntry
 from storage.ha_frames import (
     ConnectionState,
     DataHeader,
@@ -17,6 +16,7 @@ from storage.ha_frames import (
     encode_master_handshake,
     parse_epochs,
 )
+from storage.replication.epochs import EpochEntry
 
 CLASSIC = [
     (DataHeader(1024, 16), "000000000000040000000010"),

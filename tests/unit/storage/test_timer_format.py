@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.hashing import java_hash
-from raymq.record_layout import RecordError
+from raymq.record.hashing import java_hash
+from raymq.record.layout import RecordError
 from storage.timer_format import (
     NO_PREVIOUS,
     TIMER_LOG_FILE_BYTES,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raymq.message import MessageQueue
-from tests.support.checker import check
-from tests.support.history import History, Operation, Outcome, Sent
+from tests.support.history.checker import check
+from tests.support.history.history import History, Operation, Outcome, Sent
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 A, B, C = Sent(0, 0), Sent(0, 1), Sent(0, 2)

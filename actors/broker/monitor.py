@@ -1,0 +1,167 @@
+"""What a broker watches: how much goes in and out, whether a group falls too far behind, and what was deleted unread.
+
+All of it is soft and begins anew with the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from actors.broker.state_log import StateLog
+from actors.core.broker.state import BrokerState
+from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS, TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, BrokerStats
+from raymq.config.cluster import BrokerOptions
+from raymq.message import MessageExt
+from raymq.protocol.group import GroupConfig
+from raymq.protocol.stats import GroupStats, TopicStats
+from raymq.protocol.store import DeletedRange, FetchRequest, StoreStatistics
+from raymq.record.decode import decode_records
+from raymq.remoting.storage_client import StorageClient, persist_until
+
+READ_TIMEOUT_S: Final = 20.0
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerWatch:
+    """Counters of one broker and its protection against slow groups. Thread-safe."""
+
+    def __init__(
+        self,
+        log: StateLog,
+        storage: Callable[[], StorageClient],
+        options: BrokerOptions,
+        update_group: Callable[[GroupConfig], None],
+    ) -> None:
+        self._log = log
+        self._storage = storage
+        self._options = options
+        self._update_group = update_group
+        self._lock = threading.Lock()
+        self._stats = BrokerStats()
+        self._committed: dict[str, dict[str, dict[int, int]]] = {}
+        """By group and topic, what was committed when it was looked last."""
+        self._unread: dict[tuple[str, str, int], DeletedRange] = {}
+
+    def count(self, kind: str, key: str, value: int) -> None:
+        """Count `value` more (actors.core.broker.stats)."""
+        with self._lock:
+            self._stats.add(kind, key, value)
+
+    def forget(self, topic: str | None = None, group: str | None = None) -> None:
+        """Forget a topic's counters, or a group's."""
+        with self._lock:
+            for key in [key for key in self._unread if group == key[0] or topic == key[1]]:
+                del self._unread[key]
+            self._stats.forget(topic, group)
+
+    def topic_stats(self, topic: str) -> TopicStats:
+        """What was put into a topic."""
+        with self._lock:
+            return TopicStats(self._stats.figures(TOPIC_PUT_NUMS, topic), self._stats.figures(TOPIC_PUT_SIZE, topic))
+
+    def group_stats(self, group: str) -> dict[str, GroupStats]:
+        """What a group got and gave back, by topic."""
+        with self._lock:
+            keys = {key for kind in (GROUP_GET_NUMS, SNDBCK_PUT_NUMS) for key in self._stats.keys(kind)}
+            return {
+                key.partition("@")[0]: GroupStats(
+                    self._stats.figures(GROUP_GET_NUMS, key), self._stats.figures(SNDBCK_PUT_NUMS, key)
+                )
+                for key in sorted(keys)
+                if key.partition("@")[2] == group
+            }
+
+    def sample(self) -> None:
+        """Take the store's counters along, and remember all of them now."""
+        statistics: StoreStatistics = self._storage().control("statistics", timeout_s=READ_TIMEOUT_S)
+        topics = self._log.ready().topics
+        with self._lock:
+            for topic, puts in statistics.topics.items():
+                if topic in topics:
+                    self._stats.take_total(TOPIC_PUT_NUMS, topic, puts.messages)
+                    self._stats.take_total(TOPIC_PUT_SIZE, topic, puts.bytes)
+            self._stats.sample(time.monotonic())
+
+    def note_deletions(self) -> None:
+        """Look which groups had not read what a full disk took before its time (clean_file_forcibly_enable).
+
+        A group that meets the gap goes on behind it, and commits that. So the offsets count that it had committed when
+        it was looked last.
+        """
+        deleted: list[DeletedRange] | None = self._storage().control("deleted_young", timeout_s=READ_TIMEOUT_S)
+        if deleted is None:
+            return
+        state = self._log.ready()
+        for group, topics in self._committed.items():
+            for one in deleted:
+                committed = topics.get(one.topic, {}).get(one.queue_id)
+                if committed is not None and committed < one.end_offset:
+                    self._note_unread(group, replace(one, begin_offset=max(one.begin_offset, committed)))
+        self._committed = {
+            group: {topic: state.offsets.committed(group, topic) for topic in state.offsets.topics(group)}
+            for group in list(state.groups)
+        }
+
+    def _note_unread(self, group: str, lost: DeletedRange) -> None:
+        key = (group, lost.topic, lost.queue_id)
+        with self._lock:
+            known = self._unread.get(key)
+            if known is not None:
+                lost = replace(lost, begin_offset=min(known.begin_offset, lost.begin_offset))
+            self._unread[key] = lost
+        if lost != known:
+            _log.warning(
+                "group %s had not read messages %d to %d of %s:%d, which a full disk took before their time",
+                *(group, lost.begin_offset, lost.end_offset - 1, lost.topic, lost.queue_id),
+            )
+
+    def unread(self) -> list[dict[str, Any]]:
+        """The messages that a full disk took before their time, by group and topic: how many it had not read, since
+        this broker was started."""
+        with self._lock:
+            noted = sorted(self._unread.items())
+        counts: dict[tuple[str, str], int] = {}
+        for (group, topic, _), lost in noted:
+            counts[group, topic] = counts.get((group, topic), 0) + lost.end_offset - lost.begin_offset
+        return [{"group": group, "topic": topic, "messages": count} for (group, topic), count in counts.items()]
+
+    def protect(self) -> None:
+        """Let groups that are too far behind consume no more, where the settings say so (spec/messaging.md §2.4).
+
+        Reading what left the memory long ago takes the disk from everybody.
+        """
+        if not self._options.disable_consume_if_consumer_read_slowly:
+            return
+        state = self._log.ready()
+        end = int(self._storage().control("status", timeout_s=READ_TIMEOUT_S)["max_physical_offset"])
+        for group, config in list(state.groups.items()):
+            behind = self._behind_bytes(state, group, end)
+            if config.consume_enable and behind > self._options.consumer_fallbehind_threshold_bytes:
+                _log.warning("group %s is %d bytes behind and may consume no more (consume_enable)", group, behind)
+                self._update_group(replace(config, consume_enable=False))
+
+    def _behind_bytes(self, state: BrokerState, group: str, end: int) -> int:
+        """How much of the log lies behind the first message that the group has not committed."""
+        behind = 0
+        for topic in state.offsets.topics(group):
+            for queue_id, offset in state.offsets.committed(group, topic).items():
+                message = self.message_at(topic, queue_id, offset)
+                behind = max(behind, 0 if message is None else end - message.physical_offset)
+        return behind
+
+    def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
+        """The message at an offset, or the first one held if that was deleted; None where there is none."""
+        for _ in range(2):
+            read = partial(self._storage().fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)
+            [result] = persist_until(time.monotonic() + READ_TIMEOUT_S, read)
+            if result.count:
+                return decode_records(result.records, check_crc=False)[0]
+            offset = result.next_offset
+        return None

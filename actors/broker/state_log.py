@@ -1,0 +1,282 @@
+"""The broker's state on disk: a log of changes in its own store, and a snapshot that shortens it.
+
+    change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
+    start  ← snapshot in config/ ← records behind it
+
+A change is answered once its record is in what every replica that may lead next has: it is acknowledged as durable, or
+it can be read. While a change is stored no other is decided, so that the log's order is the state's; and from the
+moment another replica is to lead until its log was read, none is decided at all.
+
+What the log has and the state has not, such as a change whose outcome was not known in time, shows: the next record
+does not get the offset that was expected, and what lies before it is read. A change after a doubtful one first writes a
+mark, which says nothing: whatever is stored before it has been read then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from actors.core.broker import state as broker_state
+from actors.core.broker.state import STATE_TOPIC, BrokerState, Change
+from raymq.errors import NotMasterError, RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
+from raymq.message import Message, SendResult, SendStatus
+from raymq.protocol.store import FetchRequest
+from raymq.record.decode import decode_records
+from raymq.remoting.storage_client import StorageClient, persist_until
+from storage.files.config_files import parse_fastjson
+from storage.retention.cleaner import HOLDS_FILE
+
+STORE_TIMEOUT_S: Final = 20.0
+READY_WAIT_S: Final = 10.0
+CALL_TIMEOUT_S: Final = 5.0
+"""How long one call to a store may take: where it stands still, another replica leads long before."""
+CONFIRM_WAIT_S: Final = 5.0
+"""How long a record that was stored late, or with too few copies, is waited for to be read."""
+REPLAY_BATCH: Final = 1000
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Decision = Change | Sequence[Change] | None
+
+
+class StateLog:
+    """One broker's state. `send` stores records in the state topic's queue, in order; `copies` are the other replicas
+    of `storage`, which get the snapshots too: one of them may be the master next. Thread-safe."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        storage: StorageClient,
+        send: Callable[[list[Message]], list[SendResult]],
+        copies: Sequence[StorageClient] = (),
+    ) -> None:
+        self._broker_name = broker_name
+        self._storage, self._copies = storage, copies
+        self._send = send
+        self._lock = threading.Lock()
+        self._state = BrokerState()
+        self._position = self._snapshot_position = 0
+        self._doubtful = True  # who was the broker before may have left a change under way
+        self._snapshots: dict[str, int] = {}
+        """The position of the last whole snapshot in each store, by its name, as far as that is known."""
+        self._ready = threading.Event()
+        self._replaced = threading.Event()
+        self.waiting_for = f"{storage.name} to open its store"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the state was read."""
+        return self._ready.is_set()
+
+    def ready(self) -> BrokerState:
+        """The state, to be read; ServiceNotAvailableError while the store cannot be read."""
+        if not self._ready.wait(READY_WAIT_S):
+            raise ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
+        return self._state
+
+    def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
+        """Another replica is the master: what counts is in its log. Call `load` again; nothing is changed until then.
+
+        Waits for a change that is being stored, which may be in the new master's log already.
+        """
+        self._replaced.set()
+        with self._lock:
+            self._ready.clear()
+            self._replaced.clear()
+            self._storage, self._copies = storage, copies
+            self.waiting_for = f"{storage.name} to lead"
+
+    def load_until(self, stopping: threading.Event) -> None:
+        """Read snapshot and records; again and again until it works or `stopping` is set."""
+        while not stopping.is_set() and not self._ready.is_set():
+            try:
+                self.load()
+            except RaymqError as error:
+                _log.warning("%s waits for its state: %s", self._broker_name, error)
+                stopping.wait(0.5)
+
+    def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
+        """Read snapshot and records once, and have `agree` look at the state before anything is changed.
+
+        Raises RaymqError where the store cannot be read now, and what `agree` raises; nothing can be changed then.
+        """
+        storage = self._storage
+        try:
+            state, position, snapshot_position = self._load(storage)
+            agree(state)
+        except RaymqError as error:
+            self.waiting_for = str(error)
+            raise
+        with self._lock:
+            if self._storage is not storage:
+                raise ServiceNotAvailableError(f"{storage.name} was replaced while it was read; read the new master")
+            self._state, self._position, self._snapshot_position = state, position, snapshot_position
+            self._ready.set()
+
+    def _load(self, storage: StorageClient) -> tuple[BrokerState, int, int]:
+        state, position = broker_state.load_snapshot(
+            lambda name: storage.control("read_config", name, timeout_s=CALL_TIMEOUT_S), parse_fastjson
+        )
+        # Before anything is changed: retention keeps the state's records from here on until a snapshot has them.
+        if storage.control("read_config", HOLDS_FILE, timeout_s=CALL_TIMEOUT_S) is None:
+            _hold(storage, position)
+        bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
+        if position > bounds.max_offset:
+            # The log has lost its end, which the snapshot has. Records to come would count as known to it.
+            _log.warning(
+                "%s: the snapshot in %s ends at %d, its log at %d; written again",
+                self._broker_name,
+                storage.name,
+                position,
+                bounds.max_offset,
+            )
+            position = bounds.max_offset
+            _write(storage, broker_state.dump_snapshot(state, position))
+        # A snapshot may be behind a log whose start was deleted by retention: what is missing then is in the snapshot.
+        snapshot_position = position = max(position, bounds.min_offset)
+        self._snapshots[storage.name] = snapshot_position
+        while position < bounds.max_offset:
+            before, position = position, self._replay(storage, state, position, 0.0)
+            if position == before:
+                raise ServiceNotAvailableError(
+                    f"{storage.name} shows its state up to {position} and not up to {bounds.max_offset}; read it again"
+                )
+        return state, position, snapshot_position
+
+    def _replay(self, storage: StorageClient, state: BrokerState, position: int, wait_s: float) -> int:
+        """Apply the next records from `position` on, waiting up to `wait_s` for one; returns where to go on."""
+        request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
+        [result] = storage.fetch([request], 4 << 20, wait_s, CALL_TIMEOUT_S)
+        if result.count:
+            records = decode_records(result.records, broker_name=self._broker_name)
+            broker_state.replay(state, [(record.body, record.store_timestamp_ms) for record in records])
+        return max(position, result.next_offset)
+
+    def change(self, decide: Callable[[BrokerState], Decision]) -> bool:
+        """Decide, store, apply. Returns whether topics changed. RequestTimeoutError: it may have been stored; the same
+        change may be tried again."""
+        with self._held() as state:
+            before = state.topics_version
+            if self._doubtful:
+                self._store([broker_state.MARK])
+            decided = decide(state)
+            changes = [decided] if isinstance(decided, dict) else list(decided or ())
+            if changes:
+                self._open_topics(changes)
+                self._store(changes)
+            return state.topics_version != before
+
+    def read(self, look: Callable[[BrokerState], T]) -> T:
+        """What `look` makes of the state while nothing changes it."""
+        with self._held() as state:
+            return look(state)
+
+    @contextmanager
+    def _held(self) -> Iterator[BrokerState]:
+        """The state, which nothing else changes meanwhile, and which is that of the present master's log."""
+        while True:
+            self.ready()
+            with self._lock:
+                if self._ready.is_set():  # else another replica became the master while the lock was waited for
+                    yield self._state
+                    return
+
+    def _store(self, changes: Sequence[Change]) -> None:
+        """Have records of changes in the log, and them and everything before them in the state."""
+        self._doubtful = True
+        try:
+            results = self._send([Message(STATE_TOPIC, broker_state.encode_change(change)) for change in changes])
+        except SendUnknownError:
+            # Stored or not, storing the same changes again does no harm: the caller may try again.
+            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", STORE_TIMEOUT_S) from None
+        next_offset = results[-1].queue_offset + 1
+        durable = all(result.status is SendStatus.SEND_OK for result in results)
+        between = results[0].queue_offset > self._position or len(results) != next_offset - results[0].queue_offset
+        if durable and not between:
+            now_ms = time.time_ns() // 1_000_000
+            for change in changes:
+                self._state.apply(change, now_ms)
+            self._position = next_offset
+        else:
+            self._read_up_to(next_offset)
+        self._doubtful = False
+
+    def _read_up_to(self, next_offset: int) -> None:
+        """Take from the log what lies before an offset: what can be read there does not go away with this master."""
+        deadline_s = time.monotonic() + CONFIRM_WAIT_S
+        try:
+            while self._position < next_offset:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise RequestTimeoutError(
+                        f"{self._storage.name}, to copy a change to its replicas,", CONFIRM_WAIT_S
+                    )
+                self._position = self._replay(self._storage, self._state, self._position, left_s)
+        except NotMasterError as error:
+            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CONFIRM_WAIT_S) from error
+
+    def _open_topics(self, changes: Sequence[Change]) -> None:
+        """Before a topic exists its store must take messages for it: one of its name may have been deleted."""
+        for change in changes:
+            if change["kind"] == "topic" and change["topic"] not in self._state.topics:
+                self._open_topic(change["topic"])
+
+    def _open_topic(self, topic: str) -> None:
+        def call(left_s: float) -> RaymqError | None:
+            if self._replaced.is_set():
+                return ServiceNotAvailableError(f"{self._storage.name} is being replaced as master; try again")
+            try:
+                self._storage.control("open_topic", topic, timeout_s=min(left_s, CALL_TIMEOUT_S))
+            except NotMasterError as error:
+                return error  # not tried again: `move` may wait for a change that is under way
+            return None
+
+        replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
+        if replaced is not None:
+            raise replaced
+
+    def snapshot(self) -> None:
+        """Write the snapshot, if anything changed since the last. Raises RaymqError: the log has everything then."""
+        with self._lock:
+            position, storage, copies = self._position, self._storage, self._copies
+            if position == self._snapshot_position or not self._ready.is_set():
+                return  # while another store's state is not read, what is here is not its
+            files = broker_state.dump_snapshot(self._state, position)
+        self._write_snapshot(storage, files, position)
+        with self._lock:
+            if self._storage is storage and self._ready.is_set():
+                self._snapshot_position = position
+        for copy in copies:
+            try:
+                self._write_snapshot(copy, files, position)
+            except RaymqError as error:
+                # It keeps the records instead, from which a snapshot is made.
+                _log.info("%s does not get the snapshot now: %s", copy.name, error)
+
+    def _write_snapshot(self, store: StorageClient, files: Mapping[str, str], position: int) -> None:
+        """All of it, to one store. It ends at the first file that fails: the position, which is the last, must not be
+        ahead of any of them."""
+        _write(store, files)
+        known = self._snapshots.get(store.name)
+        if known is not None:
+            # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
+            _hold(store, known)
+        self._snapshots[store.name] = position
+
+
+def _write(store: StorageClient, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        store.control("write_config", name, text, timeout_s=CALL_TIMEOUT_S)
+
+
+def _hold(store: StorageClient, position: int) -> None:
+    """Let a store's retention delete the state's records before `position`, which its snapshots have, and no others."""
+    _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})

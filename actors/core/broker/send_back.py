@@ -1,0 +1,169 @@
+"""Messages that a consumer could not consume, given back to be tried again later (spec/messaging.md §5.9).
+
+    consumed record ──┬── SCHEDULE_TOPIC_XXXX, queue level - 1 ── after the level's delay ──→ %RETRY%group
+                      └── %DLQ%group ── tried often enough, or not to be tried again          ↑
+                              └── replayed, when somebody asks for it, as if never tried ─────┘
+
+Body, flags, born host and time, tags, keys and the message id stay as they are, also over several returns; RETRY_TOPIC
+names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first place. `reconsume_times` grows by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from raymq.delay import DELAY_LEVELS_MAX
+from raymq.errors import InvalidArgumentError
+from raymq.message import (
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+)
+from raymq.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from raymq.protocol.group import GroupConfig, SendBackAnswer
+from raymq.record.decode import check_record, record_starts
+from raymq.record.encode import EncodedBatch, ProducerSequence
+from raymq.record.hashing import tags_code
+from raymq.record.layout import RecordError, decode_properties
+from raymq.record.rewrite import RecordParts, put_together, take_apart
+
+FIRST_RETRY_LEVEL: Final = 3
+"""A message waits at this level the first time, then one level more each time (golden fact 13)."""
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A record and where it goes: to the retry topic after the delay of `level`, at once for 0, and to the dead-letter
+    topic for None."""
+
+    parts: RecordParts
+    level: int | None
+    reconsume_times: int
+
+
+def read_returned(
+    records: bytes, config: GroupConfig, *, delay_level: int, max_reconsume_times: int
+) -> tuple[list[Returned], SendBackAnswer]:
+    """Decide about whole records back to back. InvalidArgumentError when they are damaged.
+
+    A message that was given back `max_reconsume_times` times before (negative: the group's retry_max_times) is dead,
+    and each one is with a negative `delay_level`. `delay_level` 0 lets the message wait longer each time.
+    """
+    most = config.retry_max_times if max_reconsume_times < 0 else max_reconsume_times
+    returned = []
+    for record in _split(records):
+        parts = take_apart(record)
+        times = parts.header[12]
+        assert isinstance(times, int)
+        level = delay_level or FIRST_RETRY_LEVEL + times
+        dead = delay_level < 0 or times >= most
+        returned.append(Returned(parts, None if dead else min(level, DELAY_LEVELS_MAX), times + 1))
+    dead_count = sum(item.level is None for item in returned)
+    return returned, SendBackAnswer(len(returned) - dead_count, dead_count)
+
+
+def read_replayed(records: bytes) -> list[Returned]:
+    """Dead letters that are to be tried again, from the beginning. InvalidArgumentError when they are damaged."""
+    return [Returned(take_apart(record), 0, 0) for record in _split(records)]
+
+
+def _split(records: bytes) -> list[bytes]:
+    try:
+        ends = [*record_starts(records).tolist(), len(records)]
+        parts = [records[start:end] for start, end in pairwise(ends)]
+        if not all(check_record(part).ok for part in parts):
+            raise RecordError("a record is damaged")
+    except RecordError as error:
+        raise InvalidArgumentError(f"what is given back are not whole records as consumed: {error}") from None
+    return parts
+
+
+@dataclass(slots=True)
+class ReturnWriter:
+    """Makes batches of records that were given back. Sequences grow per queue, so the caller must append one call's
+    batches before it asks for the next. `choose` picks a number below its argument."""
+
+    producer_id: str
+    choose: Callable[[int], int]
+    store_host_ipv6: bool = False
+    _sequences: dict[Place, int] = field(default_factory=dict)
+
+    def batches(self, group: str, returned: Sequence[Returned], retry_queue_nums: int) -> list[EncodedBatch]:
+        """One batch for each queue that some of the records go to, for one append.
+
+        MessageIllegalError when a record's properties leave no room for what has to be added.
+        """
+        places: dict[Place, list[tuple[Returned, int]]] = {}
+        for item in returned:
+            retry_queue = self.choose(retry_queue_nums)
+            places.setdefault(_place(item, group, retry_queue), []).append((item, retry_queue))
+        return [self._batch(place, items, group) for place, items in places.items()]
+
+    def _batch(self, place: Place, items: Sequence[tuple[Returned, int]], group: str) -> EncodedBatch:
+        first = self._sequences.get(place, 0)
+        records, codes = [], []
+        for index, (item, retry_queue) in enumerate(items):
+            properties = decode_properties(item.parts.properties)
+            target = (retry_topic(group), retry_queue) if item.level else None
+            records.append(
+                put_together(
+                    item.parts,
+                    *place,
+                    _exchanged(item, properties, target),
+                    producer=ProducerSequence(self.producer_id, 0, first + index),
+                    reconsume_times=item.reconsume_times,
+                    store_host_ipv6=self.store_host_ipv6,
+                )
+            )
+            codes.append(0 if item.level else tags_code(properties.get(PROPERTY_TAGS)))
+        self._sequences[place] = first + len(items)
+        return EncodedBatch(
+            *place,
+            b"".join(records),
+            np.array([len(record) for record in records], np.int32),
+            np.array(codes, np.int64),
+            ProducerSequence(self.producer_id, 0, first),
+            (),
+        )
+
+
+def _place(item: Returned, group: str, retry_queue: int) -> Place:
+    """The queue where a record is stored now."""
+    if item.level is None:
+        return dlq_topic(group), 0
+    return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
+
+
+def _exchanged(item: Returned, properties: dict[str, str], target: Place | None) -> dict[str, str]:
+    """The properties that differ from the record's; an empty text takes one out."""
+    place = _offset_message_id(item.parts)
+    return {
+        PROPERTY_RETRY_TOPIC: properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic),
+        PROPERTY_ORIGIN_MESSAGE_ID: properties.get(PROPERTY_ORIGIN_MESSAGE_ID, place),
+        PROPERTY_UNIQ_KEY: properties.get(PROPERTY_UNIQ_KEY, place),
+        PROPERTY_WAIT: "false",
+        PROPERTY_TIMER_DELIVER_MS: "",
+        PROPERTY_DELAY: str(item.level) if target else "",
+        PROPERTY_REAL_TOPIC: target[0] if target else "",
+        PROPERTY_REAL_QUEUE_ID: str(target[1]) if target else "",
+    }
+
+
+def _offset_message_id(parts: RecordParts) -> str:
+    store_host, physical_offset = parts.header[11], parts.header[6]
+    assert isinstance(store_host, bytes)
+    assert isinstance(physical_offset, int)
+    return f"{store_host.hex().upper()}{physical_offset:016X}"

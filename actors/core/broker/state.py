@@ -1,0 +1,468 @@
+"""What a broker group remembers besides messages: topics, consumer groups and their committed offsets.
+
+Every change is one JSON record in the internal topic `rmq_sys_broker_state`, queue 0, of the group's own store, so it
+is flushed, recovered and replicated as messages are (design §3). The state is what the records say, applied in order:
+
+    {"kind": "topic",        "topic": T, "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6, "order": false,
+     "order_config": "", "layout": "broker-a:4;broker-b:4"}
+    {"kind": "topic_delete", "topic": T, "next_reset_version": 1}
+    {"kind": "group",        "group": G, "consume_enable": true, "retry_max_times": 16, … as GroupConfig}
+    {"kind": "group_delete", "group": G}
+    {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
+    {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
+    {"kind": "mark"}         says nothing: who has read up to it has read everything before
+
+Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
+before the place the snapshot in `config/*.json` covers. The snapshot has RocketMQ's names and shapes (spec/storage.md
+§4) and is only a shortcut, except that it lets retention delete old records.
+
+After a crash: every change that was acknowledged is in the log, hence here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
+from raymq.errors import (
+    GroupNotExistError,
+    InvalidArgumentError,
+    NoPermissionError,
+    TopicExistsError,
+    TopicNotExistError,
+)
+from raymq.names import SYSTEM_PREFIX, check_group, check_user_topic, is_internal_topic, is_system_group, retry_topic
+from raymq.protocol.group import GroupConfig, OffsetCommit
+from raymq.protocol.route import DataVersion, TopicConfig, check_perm, merge_layouts, parse_order_config
+
+STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
+QUEUE_NUMS_MAX: Final = 1024
+
+TOPICS_FILE: Final = "topics.json"
+GROUPS_FILE: Final = "subscriptionGroup.json"
+OFFSETS_FILE: Final = "consumerOffset.json"
+POSITION_FILE: Final = "brokerStatePosition.json"
+"""raymq's own: {"queueOffset": n}, the first state record that the other three files do not contain; and for what
+RocketMQ's files have no place, "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
+"orderConfigs" {"topic": "broker-a:4"} and "layouts" {"topic": "broker-a:4;broker-b:4"}."""
+
+Change = dict[str, Any]
+
+MARK: Final[Change] = {"kind": "mark"}
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """Pure state of one broker group. `decide_…` checks a request and returns the record to store, changing nothing;
+    `apply` carries a stored record out. None from a decision means: it is so already."""
+
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    groups: dict[str, GroupConfig] = field(default_factory=dict)
+    offsets: OffsetTable = field(default_factory=OffsetTable)
+    topics_version: DataVersion = field(default_factory=DataVersion)
+
+    def decide_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = "") -> Change | None:
+        """Create a topic. `layout`: its queues in all broker groups (raymq.protocol.route.TopicConfig).
+
+        Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if it differs.
+        """
+        check_user_topic(topic)
+        for nums in (read_queue_nums, write_queue_nums):
+            check_queue_nums(nums)
+        known = self.topics.get(topic)
+        if known is not None:
+            if (known.read_queue_nums, known.write_queue_nums) == (read_queue_nums, write_queue_nums):
+                return _layout_change(known, layout)
+            raise TopicExistsError(topic, f"with {known.write_queue_nums} queues on this broker group")
+        return _topic_change(TopicConfig(topic, read_queue_nums, write_queue_nums, layout=merge_layouts(layout)))
+
+    def decide_topic_update(
+        self, topic: str, queue_nums: int | None, perm: int | None, order_config: str | None, layout: str = ""
+    ) -> list[Change]:
+        """Change what is not None of a topic. Its queues may become more, never fewer: messages may be in each. An
+        empty `order_config` makes it an ordinary topic. What `layout` names is added to what is known.
+
+        Raises TopicNotExistError, IllegalNameError (a system topic), NoPermissionError (no permission) or
+        InvalidArgumentError.
+        """
+        known = self.require_topic(check_user_topic(topic))
+        config = known
+        if perm is not None:
+            config = replace(config, perm=check_perm(perm))
+        if order_config is not None:
+            if order_config:
+                parse_order_config(order_config)
+            config = replace(config, order=bool(order_config), order_config=order_config)
+        if queue_nums is not None:
+            check_queue_nums(queue_nums)
+            if queue_nums < max(known.read_queue_nums, known.write_queue_nums):
+                raise InvalidArgumentError(
+                    f"topic {topic!r} has {known.read_queue_nums} queues on this broker group and cannot have "
+                    f"{queue_nums}: messages may be in each of them"
+                )
+            config = replace(config, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
+        config = replace(config, layout=merge_layouts(known.layout, layout))
+        return [] if config == known else [_topic_change(config)]
+
+    def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
+        """Create a topic because somebody sends to it (spec/messaging.md §2.5, golden fact 12); of one that exists,
+        only the layout grows.
+
+        `queue_nums` is what the client would like. IllegalNameError; TopicNotExistError for a retry or dead-letter
+        topic, which only a group makes.
+        """
+        check_user_topic(topic)
+        if topic in self.topics:
+            change = _layout_change(self.topics[topic], layout)
+            return [] if change is None else [change]
+        if is_internal_topic(topic):
+            raise TopicNotExistError(topic)
+        queues = max(1, min(queue_nums, queue_nums_max))
+        return [_topic_change(TopicConfig(topic, queues, queues, layout=merge_layouts(layout)))]
+
+    def decide_topic_delete(self, topic: str) -> Change:
+        check_user_topic(topic)
+        self.require_topic(topic)
+        return {"kind": "topic_delete", "topic": topic, "next_reset_version": self.offsets.next_version(topic)}
+
+    def decide_group(self, group: str, *, auto_create: bool = True) -> list[Change]:
+        """Make a group known, with the topic of its retries (spec/messaging.md §2.7, §2.8).
+
+        Raises IllegalNameError, and GroupNotExistError for a new one unless `auto_create` or it is a system group.
+        """
+        check_group(group)
+        config = self.groups.get(group)
+        if config is None and not auto_create and not is_system_group(group):
+            raise GroupNotExistError(group)
+        return self.decide_group_config(config or GroupConfig(group))
+
+    def decide_group_config(self, config: GroupConfig) -> list[Change]:
+        """Set a group's configuration, and give its retry topic as many queues. IllegalNameError, InvalidArgumentError.
+
+        The retry topic keeps the queues it has: a message may wait in each.
+        """
+        check_group(config.group)
+        _check_group_config(config)
+        changes: list[Change] = [] if self.groups.get(config.group) == config else [_group_change(config)]
+        return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
+
+    def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
+        """Make sure that a retry or dead-letter topic has so many queues."""
+        known = self.topics.get(topic)
+        if known is None:
+            return [_topic_change(TopicConfig(topic, queue_nums, queue_nums))]
+        if known.read_queue_nums >= queue_nums and known.write_queue_nums >= queue_nums:
+            return []
+        read_queue_nums = max(known.read_queue_nums, queue_nums)
+        write_queue_nums = max(known.write_queue_nums, queue_nums)
+        return [_topic_change(replace(known, read_queue_nums=read_queue_nums, write_queue_nums=write_queue_nums))]
+
+    def decide_group_delete(self, group: str) -> Change:
+        self.require_group(group)
+        return {"kind": "group_delete", "group": group}
+
+    def decide_commits(
+        self, owners: Owners, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]
+    ) -> tuple[list[Change], dict[str, TopicCommits], list[str]]:
+        """Commit offsets per topic and queue id (actors.core.broker.offsets).
+
+        Returns the records to store, what became of each topic's commits, and the topics that are not here. Raises
+        GroupNotExistError, and InvalidArgumentError for an offset or a queue that cannot be.
+        """
+        self.require_group(group)
+        changes, verdicts, gone = [], {}, []
+        for topic, by_queue in commits.items():
+            if topic not in self.topics:
+                gone.append(topic)
+                continue
+            self._check_queues(topic, by_queue)
+            verdict = verdicts[topic] = judge_commits(self.offsets, owners, group, topic, by_queue)
+            if verdict.offsets:
+                offsets = {str(queue_id): offset for queue_id, offset in verdict.offsets.items()}
+                changes.append({"kind": "offsets", "group": group, "topic": topic, "offsets": offsets})
+        return changes, verdicts, gone
+
+    def decide_start(self, group: str, topic: str, queue_id: int, offset: int) -> Change | None:
+        """Commit where the group starts in a queue, unless it has committed there."""
+        self.require_group(group)
+        self._check_queues(topic, [queue_id])
+        if self.offsets.get(group, topic, queue_id) is not None:
+            return None
+        return {"kind": "offsets", "group": group, "topic": topic, "offsets": {str(queue_id): offset}}
+
+    def decide_reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
+        """Set offsets outright, whoever owns the queues.
+
+        Raises GroupNotExistError, TopicNotExistError or InvalidArgumentError.
+        """
+        self.require_group(group)
+        self._check_queues(topic, offsets)
+        for offset in offsets.values():
+            if offset < 0:
+                raise InvalidArgumentError(f"cannot reset to offset {offset}: offsets start at 0")
+        versions = {queue_id: self.offsets.version(group, topic, queue_id) + 1 for queue_id in offsets}
+        if not offsets:
+            return None
+        return {
+            "kind": "reset",
+            "group": group,
+            "topic": topic,
+            "offsets": {str(queue_id): offset for queue_id, offset in offsets.items()},
+            "reset_versions": {str(queue_id): version for queue_id, version in versions.items()},
+        }
+
+    def _check_queues(self, topic: str, queue_ids: Iterable[int]) -> None:
+        config = self.require_topic(topic)
+        for queue_id in queue_ids:
+            if not 0 <= queue_id < config.read_queue_nums:
+                raise InvalidArgumentError(
+                    f"topic {topic!r} has no queue {queue_id} here; it has {config.read_queue_nums}"
+                )
+
+    def require_topic(self, topic: str) -> TopicConfig:
+        """The topic's configuration, or TopicNotExistError."""
+        config = self.topics.get(topic)
+        if config is None:
+            raise TopicNotExistError(topic)
+        return config
+
+    def require_group(self, group: str) -> GroupConfig:
+        """The group's configuration, or GroupNotExistError."""
+        config = self.groups.get(group)
+        if config is None:
+            raise GroupNotExistError(group)
+        return config
+
+    def check_broadcast(self, group: str) -> None:
+        """NoPermissionError for a known group that may not consume, or not in BROADCASTING."""
+        config = self.groups.get(group)
+        off = [name for name in ("consume_enable", "consume_broadcast_enable") if config and not getattr(config, name)]
+        if off:
+            raise NoPermissionError(
+                f"group {group!r} may not consume in BROADCASTING: its {' and its '.join(off)} is off; see "
+                "admin.update_group"
+            )
+
+    def apply(self, change: Change, now_ms: int) -> None:
+        """Carry out a record. Raises InvalidArgumentError for a kind this version does not know."""
+        handler = _APPLY.get(str(change.get("kind")))
+        if handler is None:
+            raise InvalidArgumentError(
+                f"state record of unknown kind {change.get('kind')!r}; a newer raymq wrote this store"
+            )
+        handler(self, change, now_ms)
+
+    def _apply_topic(self, change: Change, now_ms: int) -> None:
+        topic = change["topic"]
+        values = {name: change[name] for name in (*_TOPIC_KEYS, *_OWN_TOPIC_KEYS) if name in change}
+        self.topics[topic] = TopicConfig(topic, **values)
+        self.topics_version = self.topics_version.next(now_ms)
+
+    def _apply_topic_delete(self, change: Change, now_ms: int) -> None:
+        topic = change["topic"]
+        self.topics.pop(topic, None)
+        self.offsets.drop_topic(topic, change.get("next_reset_version", 0))
+        self.topics_version = self.topics_version.next(now_ms)
+
+    def _apply_group(self, change: Change, now_ms: int) -> None:
+        values = {name: change[name] for name in _GROUP_KEYS if name in change}
+        self.groups[change["group"]] = GroupConfig(change["group"], **values)
+
+    def _apply_group_delete(self, change: Change, now_ms: int) -> None:
+        self.groups.pop(change["group"], None)
+        self.offsets.drop_group(change["group"])
+
+    def _apply_offsets(self, change: Change, now_ms: int) -> None:
+        versions = _by_queue(change.get("reset_versions", {}))
+        self.offsets.set(change["group"], change["topic"], _by_queue(change["offsets"]), versions)
+
+    def _apply_mark(self, change: Change, now_ms: int) -> None:
+        """Nothing changes."""
+
+
+def check_queue_nums(nums: int) -> None:
+    """InvalidArgumentError unless a topic may have so many queues in one broker group."""
+    if isinstance(nums, bool) or not isinstance(nums, int) or not 1 <= nums <= QUEUE_NUMS_MAX:
+        raise InvalidArgumentError(f"a topic has 1 to {QUEUE_NUMS_MAX} queues per broker group, not {nums}")
+
+
+def _check_group_config(config: GroupConfig) -> None:
+    bounds = {
+        "retry_queue_nums": (1, QUEUE_NUMS_MAX),
+        "retry_max_times": (0, 1000),
+    }
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InvalidArgumentError(f"{name} of group {config.group!r} must be {low} to {high}, not {value!r}")
+    for name in ("consume_enable", "consume_broadcast_enable"):
+        if not isinstance(getattr(config, name), bool):
+            raise InvalidArgumentError(f"{name} of group {config.group!r} is a bool, not {getattr(config, name)!r}")
+
+
+def _topic_change(config: TopicConfig) -> Change:
+    return {"kind": "topic", **asdict(config)}
+
+
+def _layout_change(known: TopicConfig, layout: str) -> Change | None:
+    """Add what a layout names to what a topic's configuration knows."""
+    merged = merge_layouts(known.layout, layout)
+    return None if merged == known.layout else _topic_change(replace(known, layout=merged))
+
+
+def _group_change(config: GroupConfig) -> Change:
+    return {"kind": "group", **asdict(config)}
+
+
+def _by_queue(table: Mapping[str, int]) -> dict[int, int]:
+    return {int(queue_id): value for queue_id, value in table.items()}
+
+
+_APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
+    "topic": BrokerState._apply_topic,
+    "topic_delete": BrokerState._apply_topic_delete,
+    "group": BrokerState._apply_group,
+    "group_delete": BrokerState._apply_group_delete,
+    "offsets": BrokerState._apply_offsets,
+    "reset": BrokerState._apply_offsets,
+    "mark": BrokerState._apply_mark,
+}
+
+
+def encode_change(change: Change) -> bytes:
+    """A change as the body of its record."""
+    return json.dumps(change, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode_change(body: bytes) -> Change:
+    change = json.loads(body)
+    if not isinstance(change, dict):
+        raise InvalidArgumentError(f"state record {body[:80]!r} is not a JSON object")
+    return change
+
+
+def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
+    """The state as RocketMQ's config files (spec/storage.md §4), name to text, in the order they must be written: the
+    position last, so that a crash in between leaves an older position, which is harmless."""
+    version = state.topics_version
+    data_version = {
+        "counter": version.counter,
+        "stateVersion": version.state_version,
+        "timestamp": version.timestamp_ms,
+    }
+    topics = {
+        config.topic: {
+            "attributes": {},
+            "order": config.order,
+            "perm": config.perm,
+            "readQueueNums": config.read_queue_nums,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": config.topic,
+            "topicSysFlag": 0,
+            "writeQueueNums": config.write_queue_nums,
+        }
+        for config in state.topics.values()
+    }
+    groups = {group: _group_entry(config) for group, config in sorted(state.groups.items())}
+    tables = sorted(state.offsets.tables.items())
+    offsets = {f"{topic}@{group}": {q: at.queue_offset for q, at in table.items()} for (topic, group), table in tables}
+    versions = {
+        f"{topic}@{group}": {q: at.reset_version for q, at in table.items()} for (topic, group), table in tables
+    }
+    own = {
+        "queueOffset": position,
+        "resetVersions": versions,
+        "firstResetVersions": state.offsets.first_versions,
+        **{
+            key: {topic: getattr(config, name) for topic, config in state.topics.items() if getattr(config, name)}
+            for name, key in _OWN_TOPIC_KEYS.items()
+        },
+    }
+    return {
+        TOPICS_FILE: _pretty({"dataVersion": data_version, "topicConfigTable": topics}),
+        GROUPS_FILE: _pretty({"dataVersion": data_version, "forbiddenTable": {}, "subscriptionGroupTable": groups}),
+        OFFSETS_FILE: _pretty({"dataVersion": data_version, "offsetTable": offsets}),
+        POSITION_FILE: _pretty(own),
+    }
+
+
+def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
+    """State and position from the config files. `read` gives a file's text or None, `parse` reads RocketMQ's dialect.
+
+    Files RocketMQ wrote are taken as they are, with position 0. Missing files mean an empty state.
+    """
+
+    def table(name: str, key: str) -> dict[Any, Any]:
+        text = read(name)
+        value = {} if text is None else parse(text).get(key, {})
+        return dict(value) if isinstance(value, dict) else {}
+
+    state = BrokerState()
+    for name, entry in table(TOPICS_FILE, "topicConfigTable").items():
+        values = {field: entry[key] for field, key in _TOPIC_KEYS.items() if key in entry}
+        state.topics[str(name)] = TopicConfig(str(name), **values)
+    version = table(TOPICS_FILE, "dataVersion")
+    state.topics_version = DataVersion(
+        version.get("stateVersion", 0), version.get("counter", 0), version.get("timestamp", 0)
+    )
+    for name, entry in table(GROUPS_FILE, "subscriptionGroupTable").items():
+        values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
+        state.groups[str(name)] = GroupConfig(str(name), **values)
+    own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
+    for name, key in _OWN_TOPIC_KEYS.items():
+        for topic, text in own.get(key, {}).items():
+            if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
+                state.topics[topic] = replace(state.topics[topic], **{name: text})
+    state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
+    for key, offsets in table(OFFSETS_FILE, "offsetTable").items():
+        topic, _, group = str(key).partition("@")
+        state.offsets.set(group, topic, _by_queue(offsets), _by_queue(own.get("resetVersions", {}).get(key, {})))
+    return state, int(own["queueOffset"])
+
+
+def replay(state: BrokerState, records: Iterable[tuple[bytes, int]]) -> None:
+    """Apply stored records, given as (body, store time in ms), in their order."""
+    for body, stored_ms in records:
+        state.apply(decode_change(body), stored_ms)
+
+
+_TOPIC_KEYS: Final = {
+    "read_queue_nums": "readQueueNums",
+    "write_queue_nums": "writeQueueNums",
+    "perm": "perm",
+    "order": "order",
+}
+"""TopicConfig's fields and their names in topics.json."""
+
+_OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts"}
+"""TopicConfig's fields that RocketMQ's file has no place for, and their names in ours."""
+
+_GROUP_KEYS: Final = {
+    "consume_enable": "consumeEnable",
+    "consume_broadcast_enable": "consumeBroadcastEnable",
+    "retry_queue_nums": "retryQueueNums",
+    "retry_max_times": "retryMaxTimes",
+}
+"""GroupConfig's fields and their names in subscriptionGroup.json."""
+
+_GROUP_CONSTANTS: Final = {
+    "brokerId": 0,
+    "consumeFromMinEnable": True,
+    "consumeMessageOrderly": False,
+    "consumeTimeoutMinute": 15,
+    "groupSysFlag": 0,
+    "notifyConsumerIdsChangedEnable": True,
+    "whichBrokerWhenConsumeSlowly": 1,
+}
+
+
+def _group_entry(config: GroupConfig) -> dict[str, Any]:
+    fields = {key: getattr(config, name) for name, key in _GROUP_KEYS.items()}
+    return {**_GROUP_CONSTANTS, **fields, "groupName": config.group}
+
+
+def _pretty(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent="\t", sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,96 @@
+"""Counters of a broker, and their rates over the last minute, hour and day (spec/messaging.md §9.6).
+
+A counter is sampled every 10 s, 10 min and 1 h; 7, 7 and 25 samples make a minute, an hour and a day. A rate is the
+difference of the newest and the oldest sample, by the time between them. Keys are RocketMQ's, such as
+`TOPIC_PUT_NUMS` and `orders@billing`. Nothing here is durable.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from raymq.protocol.stats import Figures
+
+SPANS: Final = (("minute", 10.0, 7), ("hour", 600.0, 7), ("day", 3600.0, 25))
+"""Name, seconds between samples, samples kept."""
+
+TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
+TOPIC_PUT_SIZE: Final = "TOPIC_PUT_SIZE"
+GROUP_GET_NUMS: Final = "GROUP_GET_NUMS"
+SNDBCK_PUT_NUMS: Final = "SNDBCK_PUT_NUMS"
+
+
+class _Sample(NamedTuple):
+    at_s: float
+    total: int
+
+
+@dataclass(slots=True)
+class _Counter:
+    total: int = 0
+    seen: int = 0
+    samples: list[deque[_Sample]] = field(default_factory=lambda: [deque(maxlen=kept) for _, _, kept in SPANS])
+
+    def sample(self, now_s: float) -> None:
+        for samples, (_, every_s, _) in zip(self.samples, SPANS, strict=True):
+            if not samples or now_s - samples[-1].at_s >= every_s:
+                samples.append(_Sample(now_s, self.total))
+
+    def figures(self) -> Figures:
+        values: dict[str, float] = {}
+        for samples, (name, _, _) in zip(self.samples, SPANS, strict=True):
+            oldest, newest = (samples[0], samples[-1]) if samples else (_Sample(0.0, 0), _Sample(0.0, 0))
+            passed_s = newest.at_s - oldest.at_s
+            values[name] = newest.total - oldest.total
+            values[f"{name}_tps"] = (newest.total - oldest.total) / passed_s if passed_s > 0 else 0.0
+        return Figures(self.total, **values)  # type: ignore[arg-type]  # sums are whole, rates are not
+
+
+class BrokerStats:
+    """All counters of one broker, by kind and key. Not thread-safe. A counter begins with its first sample at 0."""
+
+    def __init__(self) -> None:
+        self._counters: dict[tuple[str, str], _Counter] = {}
+        self._sampled_s: float | None = None
+
+    def add(self, kind: str, key: str, value: int) -> None:
+        """Count `value` more."""
+        self._counter(kind, key).total += value
+
+    def take_total(self, kind: str, key: str, total: int) -> None:
+        """Count what somebody else's counter shows, which begins at 0 again when it is restarted."""
+        counter = self._counter(kind, key)
+        counter.total += total - counter.seen if total >= counter.seen else total
+        counter.seen = total
+
+    def sample(self, now_s: float) -> None:
+        """Remember the counters now, where it is time."""
+        self._sampled_s = now_s
+        for counter in self._counters.values():
+            counter.sample(now_s)
+
+    def figures(self, kind: str, key: str) -> Figures:
+        """A counter's figures; zeros for what was never counted."""
+        counter = self._counters.get((kind, key))
+        return Figures() if counter is None else counter.figures()
+
+    def keys(self, kind: str) -> list[str]:
+        """What was counted, sorted."""
+        return sorted(key for name, key in self._counters if name == kind)
+
+    def forget(self, topic: str | None = None, group: str | None = None) -> None:
+        """Forget a topic's counters, or a group's."""
+        for kind, key in list(self._counters):
+            name, _, of_group = key.partition("@")
+            if name == topic or (of_group and of_group == group):
+                del self._counters[kind, key]
+
+    def _counter(self, kind: str, key: str) -> _Counter:
+        counter = self._counters.get((kind, key))
+        if counter is None:
+            counter = self._counters[kind, key] = _Counter()
+            if self._sampled_s is not None:
+                counter.sample(self._sampled_s)
+        return counter

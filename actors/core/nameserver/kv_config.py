@@ -1,0 +1,57 @@
+"""The NameServer's one durable table: namespace → key → value (spec/messaging.md §1.6).
+
+On disk, in RocketMQ's shape, rewritten whole at each change: {"configTable": {"namespace": {"key": "value"}}}
+
+Order topics are not in it, as they are in RocketMQ: a NameServer may come back on another node, without this file, and
+a sharding key would change its queue. They are in the logs of the topic's brokers, which register them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.protocol.route import ORDER_TOPIC_CONFIG
+
+VALUE_MAX_CHARACTERS = 65_536
+
+
+class KvConfig:
+    """A table as it is in memory. Changed only by `changed` and `load`, so that the file can be written before."""
+
+    def __init__(self, table: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self._table = {namespace: dict(values) for namespace, values in (table or {}).items()}
+
+    def list(self, namespace: str) -> dict[str, str]:
+        """All keys and values of a namespace; empty where there are none."""
+        return dict(self._table.get(namespace, {}))
+
+    def changed(self, namespace: str, key: str, value: str | None) -> KvConfig:
+        """A copy with one value set, or deleted with None. InvalidArgumentError for what cannot be kept here."""
+        for what, text in (("namespace", namespace), ("key", key), ("value", "-" if value is None else value)):
+            if not isinstance(text, str) or not text.strip() or len(text) > VALUE_MAX_CHARACTERS:
+                raise InvalidArgumentError(f"a {what} is text of 1 to {VALUE_MAX_CHARACTERS} characters, not {text!r}")
+        if namespace == ORDER_TOPIC_CONFIG:
+            raise InvalidArgumentError(f"{ORDER_TOPIC_CONFIG} is kept by the brokers: use admin.set_order_config")
+        copy = KvConfig(self._table)
+        if value is None:
+            copy._table.get(namespace, {}).pop(key, None)
+        else:
+            copy._table.setdefault(namespace, {})[key] = value
+        return copy
+
+    def dump(self) -> str:
+        """The file's text."""
+        return json.dumps({"configTable": self._table}, indent=1, sort_keys=True, ensure_ascii=False)
+
+    @classmethod
+    def load(cls, text: str) -> KvConfig:
+        """The table of a file's text. StoreCorruptError when it is not one."""
+        try:
+            table = json.loads(text)["configTable"]
+            if not all(isinstance(value, str) for values in table.values() for value in values.values()):
+                raise TypeError("a value is not text")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreCorruptError(f"this is not a NameServer's KV configuration: {error}") from None
+        return cls(table)

@@ -1,0 +1,172 @@
+"""The NameServer's tables (spec/messaging.md §1): which broker groups exist, and which queues of a topic each holds.
+
+All of it is soft. A NameServer that lost its tables has them back as soon as each broker has registered again, which a
+broker does when a heartbeat tells it that it is not known. A registration is always complete: what it does not name,
+the broker does not hold.
+
+Each register call says which life of the broker it comes from. A newer life, or a newer version in the same life, takes
+the place of what is known; an older one was overtaken on its way and is ignored, and so is everything of an older state
+version: that is of a replica that is master no more.
+
+Of a broker that was silent for too long it is remembered which topics it held: that nobody else holds one does not mean
+that it does not exist.
+
+Permissions may be changed here alone (`wipe_write_perm`), to take writes off a broker; its next change undoes that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.protocol.route import (
+    PERM_ALL,
+    PERM_WRITE,
+    BrokerData,
+    BrokerRegistration,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+    merge_layouts,
+)
+
+
+@dataclass(slots=True)
+class _LiveBroker:
+    registration: BrokerRegistration
+    topics: dict[str, TopicConfig]
+    last_update_s: float
+
+
+class RouteTable:
+    """Pure state of one NameServer. `expiry_s`: a broker silent for longer is forgotten."""
+
+    def __init__(self, expiry_s: float) -> None:
+        self._expiry_s = expiry_s
+        self._brokers: dict[str, _LiveBroker] = {}
+        self._silent: dict[str, frozenset[str]] = {}
+        """The topics of brokers that were silent for too long."""
+        self.heard: set[str] = set()
+        """The names of all brokers that have registered since this table was made."""
+
+    def register(self, registration: BrokerRegistration, now_s: float) -> None:
+        """Take all of a broker's data, in place of what it registered before. An older one is ignored.
+
+        The time in a version does not count here: a broker that was restarted may have its last change a little earlier
+        in its log than it had in memory, and must not stay unregistered for that.
+        """
+        known = self._brokers.get(registration.broker_name)
+        if known is not None and _order(registration) < _order(known.registration):
+            return
+        topics = {config.topic: config for config in registration.topics}
+        if known is not None and registration.data_version == known.registration.data_version:
+            topics = known.topics  # the broker says what it said before: permissions changed here stay
+        self._brokers[registration.broker_name] = _LiveBroker(registration, topics, now_s)
+        self._silent.pop(registration.broker_name, None)
+        self.heard.add(registration.broker_name)
+
+    def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
+        """Note that a broker lives. False means: register, what is known here is not that version."""
+        broker = self._brokers.get(broker_name)
+        if broker is None or broker.registration.data_version != data_version:
+            return False
+        broker.last_update_s = now_s
+        return True
+
+    def unregister(self, broker_name: str) -> None:
+        """Forget a broker group and its queues."""
+        self._brokers.pop(broker_name, None)
+        self._silent.pop(broker_name, None)
+
+    def expire(self, now_s: float) -> list[str]:
+        """Forget the brokers that were silent for too long; returns their names."""
+        silent = [name for name, broker in self._brokers.items() if now_s - broker.last_update_s > self._expiry_s]
+        for name in silent:
+            self._silent[name] = frozenset(self._brokers.pop(name).topics)
+        return silent
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Let nothing be written to a broker until it registers a change; returns how many topics it holds."""
+        return self._change_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Let its topics be read and written again; returns how many. As RocketMQ does, it sets READ and WRITE whatever
+        was set before."""
+        return self._change_perm(broker_name, lambda perm: PERM_ALL)
+
+    def _change_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
+        broker = self._brokers.get(broker_name)
+        if broker is None:
+            return 0
+        broker.topics = {topic: replace(config, perm=change(config.perm)) for topic, config in broker.topics.items()}
+        return len(broker.topics)
+
+    def route(self, topic: str) -> TopicRoute:
+        """Where `topic` is. TopicNotExistError when no broker holds it, ServiceNotAvailableError when only brokers do
+        that are silent."""
+        holders = self._holders(topic)
+        if not holders:
+            away = sorted(name for name, topics in self._silent.items() if topic in topics)
+            if away:
+                raise ServiceNotAvailableError(
+                    f"topic {topic!r} is on {', '.join(away)}, not heard of for {self._expiry_s:.0f} s; "
+                    "see `raymq status`"
+                )
+            raise TopicNotExistError(topic)
+        return TopicRoute(
+            topic,
+            {name: _broker_data(broker) for name, broker in holders.items()},
+            tuple(_queue_data(name, broker.topics[topic]) for name, broker in holders.items()),
+            _order_config(topic, holders.values()),
+            layout=merge_layouts(*(broker.topics[topic].layout for broker in holders.values())),
+        )
+
+    def _holders(self, topic: str) -> dict[str, _LiveBroker]:
+        return {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
+
+    def order_configs(self) -> dict[str, str]:
+        """The queues of each order topic, by topic."""
+        configs = {topic: _order_config(topic, self._holders(topic).values()) for topic in self.topics()}
+        return {topic: config for topic, config in configs.items() if config}
+
+    def brokers(self) -> dict[str, BrokerData]:
+        """Every live broker group, by name."""
+        return {name: _broker_data(broker) for name, broker in sorted(self._brokers.items())}
+
+    def clusters(self) -> dict[str, list[str]]:
+        """The broker groups of each cluster, sorted."""
+        names: dict[str, list[str]] = {}
+        for name, broker in sorted(self._brokers.items()):
+            names.setdefault(broker.registration.cluster, []).append(name)
+        return names
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return sorted({topic for broker in self._brokers.values() for topic in broker.topics})
+
+
+def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
+    """As the first says that does: one that came later may not have been told."""
+    return next(filter(None, (broker.topics[topic].order_config for broker in holders)), "")
+
+
+def _order(registration: BrokerRegistration) -> tuple[int, int, int]:
+    version = registration.data_version
+    return version.state_version, registration.life, version.counter
+
+
+def _broker_data(broker: _LiveBroker) -> BrokerData:
+    registration = broker.registration
+    return BrokerData(
+        registration.cluster,
+        registration.broker_name,
+        dict(registration.storages),
+        dict(registration.nodes),
+        registration.slave_read_enable,
+    )
+
+
+def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:
+    return QueueData(broker_name, config.read_queue_nums, config.write_queue_nums, config.perm)

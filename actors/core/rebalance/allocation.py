@@ -1,0 +1,135 @@
+"""How one topic's queues are shared among the members of a group (spec/messaging.md §5.2).
+
+A strategy is a pure function of queues, members and what else it needs to a list of queues per member. The rules: no
+queue has two owners; the order in which queues and members are given does not matter. CONSISTENT_HASH is in
+consistent_hash.py, STICKY in sticky.py, and which strategy a group uses in target.py.
+
+    strategy               owners             shares of the members
+    AVG                    every queue        differ by one at most; blocks of neighbours
+    AVG_BY_CIRCLE          every queue        differ by one at most; every n-th queue
+    CONFIG                 configured queues  as configured
+    MACHINE_ROOM           the rooms' queues  differ by one at most
+    MACHINE_ROOM_NEARBY    every queue        differ by one at most within each room
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+
+Shares = dict[str, list[MessageQueue]]
+"""Every member, with its queues."""
+
+ROOM_MARK: Final = "@"
+"""A broker named `room@broker` stands in a machine room."""
+
+
+def check_shareable(
+    queues: Iterable[MessageQueue], members: Iterable[str]
+) -> tuple[tuple[MessageQueue, ...], tuple[str, ...]]:
+    """Queues and members, sorted. InvalidArgumentError where there are none, or for a blank member (golden fact 10)."""
+    queues, members = tuple(sorted(queues)), tuple(sorted(members))
+    if not members:
+        raise InvalidArgumentError("queues cannot be shared among no members: the list of members is empty")
+    if not all(member.strip() for member in members):
+        raise InvalidArgumentError(f"a member's name is blank: {list(members)}")
+    if not queues:
+        raise InvalidArgumentError("there is nothing to share: the list of queues is empty")
+    return queues, members
+
+
+def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
+    """AVG: blocks of neighbours, the first members taking the larger ones. Ten queues and four members give 3, 3, 2, 2.
+
+    InvalidArgumentError as `check_shareable` says; so do all strategies but CONFIG.
+    """
+    queues, members = check_shareable(queues, members)
+    size, rest = divmod(len(queues), len(members))
+    shares: Shares = {}
+    start = 0
+    for index, member in enumerate(members):
+        end = start + size + (index < rest)
+        shares[member] = list(queues[start:end])
+        start = end
+    return shares
+
+
+def allocate_by_circle(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
+    """AVG_BY_CIRCLE: the queues are dealt out like cards."""
+    queues, members = check_shareable(queues, members)
+    return {member: list(queues[index :: len(members)]) for index, member in enumerate(members)}
+
+
+def allocate_by_config(
+    queues: Iterable[MessageQueue],
+    members: Iterable[str],
+    wishes: Mapping[str, Collection[MessageQueue]],
+    present: Mapping[MessageQueue, str],
+) -> Shares:
+    """CONFIG: each member gets those of the queues that it wishes, and no more. Nothing is refused.
+
+    A queue that several wish for stays with the one of them that has it (`present`), else goes to the first by name.
+    """
+    shares: Shares = {member: [] for member in sorted(members)}
+    for queue in sorted(queues):
+        askers = [member for member in shares if queue in wishes.get(member, ())]
+        if askers:
+            present_owner = present.get(queue)
+            shares[present_owner if present_owner in askers else askers[0]].append(queue)
+    return shares
+
+
+def allocate_by_machine_room(queues: Iterable[MessageQueue], members: Iterable[str], rooms: Collection[str]) -> Shares:
+    """MACHINE_ROOM: the queues of brokers named `room@broker` with a room of `rooms`; the others have no owner.
+
+    Each member gets a block of n/c queues; of the n mod c left at the end, the first members get one each.
+    """
+    queues, members = check_shareable(queues, members)
+    in_rooms = [queue for queue in queues if _room_by_name(queue.broker_name) in rooms]
+    size, rest = divmod(len(in_rooms), len(members))
+    left_over = in_rooms[size * len(members) :]
+    return {
+        member: in_rooms[index * size : (index + 1) * size] + left_over[index : index + (index < rest)]
+        for index, member in enumerate(members)
+    }
+
+
+def _room_by_name(broker_name: str) -> str | None:
+    parts = broker_name.split(ROOM_MARK)
+    return parts[0] if len(parts) == 2 else None
+
+
+def allocate_nearby(
+    queues: Iterable[MessageQueue],
+    members: Iterable[str],
+    broker_rooms: Mapping[str, str],
+    member_rooms: Mapping[str, str],
+) -> Shares:
+    """MACHINE_ROOM_NEARBY over AVG: a room's queues go to the members in that room; those of each room without a member
+    are shared among all members.
+
+    `broker_rooms`: broker name to room; `member_rooms`: member to room. InvalidArgumentError where one has none.
+    """
+    queues, members = check_shareable(queues, members)
+    queues_by_room: dict[str, list[MessageQueue]] = defaultdict(list)
+    for queue in queues:
+        queues_by_room[_room_of("broker", queue.broker_name, broker_rooms)].append(queue)
+    members_by_room: dict[str, list[str]] = defaultdict(list)
+    for member in members:
+        members_by_room[_room_of("member", member, member_rooms)].append(member)
+    shares: Shares = {member: [] for member in members}
+    for room, in_room in sorted(queues_by_room.items()):
+        for member, share in allocate_averagely(in_room, members_by_room.get(room) or members).items():
+            shares[member] += share
+    return shares
+
+
+def _room_of(kind: str, name: str, rooms: Mapping[str, str]) -> str:
+    room = rooms.get(name, "")
+    if not room.strip():
+        raise InvalidArgumentError(f"{kind} {name} has no room: MACHINE_ROOM_NEARBY needs the Ray node of each {kind}")
+    return room

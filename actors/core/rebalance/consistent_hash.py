@@ -1,0 +1,47 @@
+"""CONSISTENT_HASH: queues and members on one ring, so that a member that comes or goes moves only its own queues
+(spec/messaging.md §5.2).
+
+Each member stands on the ring at several places (virtual nodes) `member-0`, `member-1`, …; a queue belongs to the first
+place at or after its own, and past the last place to the first. Places are the first four bytes of an MD5, big-endian.
+Shares may differ a lot: hashing spreads the queues, nothing evens them out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final
+
+from actors.core.rebalance.allocation import Shares, check_shareable
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+
+VIRTUAL_NODES: Final = 10
+
+
+def ring_place(key: str) -> int:
+    """Where on the ring a key stands, 0 to 2**32 - 1."""
+    return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+def queue_key(queue: MessageQueue) -> str:
+    """A queue's key: what Java prints for it."""
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+def allocate_by_consistent_hash(
+    queues: Iterable[MessageQueue], members: Iterable[str], virtual_nodes: int = VIRTUAL_NODES
+) -> Shares:
+    """Share the queues by the ring. InvalidArgumentError as `check_shareable`, and for less than one virtual node."""
+    queues, members = check_shareable(queues, members)
+    if virtual_nodes < 1:
+        raise InvalidArgumentError(f"virtual_nodes must be at least 1, not {virtual_nodes}")
+    # Where two members meet in one place, the last by name has it.
+    owners = {ring_place(f"{member}-{node}"): member for member in members for node in range(virtual_nodes)}
+    places = sorted(owners)
+    shares: Shares = {member: [] for member in members}
+    for queue in queues:
+        index = bisect_left(places, ring_place(queue_key(queue)))
+        shares[owners[places[index % len(places)]]].append(queue)
+    return shares

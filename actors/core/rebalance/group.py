@@ -1,0 +1,227 @@
+"""Who in a consumer group holds which queue: the decisions of the Rebalance actor.
+
+Two maps. `target`: the member each queue should go to, by the group's strategy (actors.core.rebalance.target); made
+anew when members, their wishes or routes change, and every RETARGET_INTERVAL_S. `holder`: the member that has the queue
+in its hands, as its own heartbeats say. A queue is granted to its target only while nobody else holds it. So two
+members never hold one queue, at the price that a queue waits until its old holder has let go or is known dead
+(raymq.protocol.membership).
+
+Nothing survives: a new instance learns the holders from the members' heartbeats, and grants nothing that might be held
+until every member of the old instance has had the time to say so. Whoever starts an instance says if there was one
+before it (`grace`); where it did not know, the first heartbeat that tells of another instance's generation says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from actors.core.rebalance.target import GroupView, Target, Wish, disagreements, make_target
+from raymq.message import MessageQueue
+from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
+
+RETARGET_INTERVAL_S: Final = 20.0
+
+
+@dataclass(slots=True)
+class _Member:
+    """`session`: which process of this name speaks; `sequence`: its newest heartbeat."""
+
+    session: int
+    wish: Wish
+    last_seen_s: float
+    sequence: int
+
+
+class RebalanceGroup:
+    """One consumer group.
+
+    `session_timeout_s`: silence after which a member is dead. `grace`: an instance before this one may have granted
+    queues. `first_version`: where generation and offsets version begin; it must be more than in any instance before.
+    """
+
+    def __init__(self, started_s: float, *, session_timeout_s: float, grace: bool, first_version: int) -> None:
+        self._session_timeout_s = session_timeout_s
+        self._old_leases_end_s = started_s + session_timeout_s
+        self._grants_from_s = self._old_leases_end_s if grace else started_s
+        self._members: dict[str, _Member] = {}
+        self._invited: dict[str, tuple[int, float]] = {}
+        self._last_session = first_version
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        self._broker_rooms: dict[str, str] = {}
+        self._target: Target = {}
+        self._targeted_s = started_s
+        self._failures: dict[str, str] = {}
+        self._holder: dict[MessageQueue, str] = {}
+        self._first_generation = first_version
+        self.generation = first_version
+        self.offsets_version = first_version
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(sorted(self._members))
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """All topics that some member subscribes to."""
+        return frozenset(topic for member in self._members.values() for topic in member.wish.topics)
+
+    def holders(self) -> dict[MessageQueue, str]:
+        return dict(self._holder)
+
+    def set_queues(
+        self, topic: str, queues: Iterable[MessageQueue], broker_rooms: Mapping[str, str] | None = None
+    ) -> None:
+        """Take a topic's queues from its route, and the rooms its brokers stand in (broker name to room)."""
+        queues, rooms = tuple(sorted(queues)), {**self._broker_rooms, **(broker_rooms or {})}
+        if self._queues.get(topic) != queues or self._broker_rooms != rooms:
+            self._queues[topic], self._broker_rooms = queues, rooms
+            self._retarget()
+
+    def offsets_reset(self) -> int:
+        """Somebody has reset offsets of the group at the brokers. The new offsets version, which members see."""
+        self.offsets_version += 1
+        return self.offsets_version
+
+    def heartbeat(self, heartbeat: GroupHeartbeat, now_s: float) -> GroupAssignment:
+        """Hear one member and answer what it may hold. The first heartbeat joins, `leaving` leaves.
+
+        A heartbeat of no session, or of one that is over, changes nothing and is answered with a new session. Safe to
+        repeat: the second of two equal heartbeats frees nothing that the first was granted.
+        """
+        self.expire(now_s)
+        name = heartbeat.member
+        self._heed_generation(heartbeat.generation)
+        if not self._admits(heartbeat):
+            return self._assignment(self._invite(heartbeat, now_s), frozenset())
+        member = self._members.get(name)
+        same = member is not None and member.session == heartbeat.session
+        if same and member is not None and heartbeat.sequence < member.sequence:
+            return self._assignment(heartbeat.session, frozenset())  # late: its sender waits no more
+        if heartbeat.leaving:
+            self._remove(name)
+            return self._assignment(heartbeat.session, frozenset())
+        repeated = same and member is not None and heartbeat.sequence == member.sequence
+        changed = self._note_member(heartbeat, now_s)
+        self._note_holding(name, heartbeat.holding, may_free=not repeated)
+        if changed or now_s - self._targeted_s >= RETARGET_INTERVAL_S:
+            self._targeted_s = now_s
+            self._retarget()
+        return self._assignment(heartbeat.session, self._grant(name, now_s))
+
+    def expire(self, now_s: float) -> list[str]:
+        """Drop the members that were silent for too long; returns their names."""
+        silent = [
+            name for name, member in self._members.items() if now_s - member.last_seen_s > self._session_timeout_s
+        ]
+        for name in silent:
+            self._remove(name)
+        late_s = now_s - self._session_timeout_s
+        self._invited = {name: invited for name, invited in self._invited.items() if invited[1] >= late_s}
+        return silent
+
+    def describe(self, now_s: float) -> dict[str, Any]:
+        """The group for people, as plain data.
+
+        `strategy`: the one in use. `disagreements`: what members ask for and do not get. `failures`: by topic, why the
+        strategy left it as it was. `unassigned`: queues that go to nobody. Per member: what it holds, what it waits
+        for, and the age of its last heartbeat in seconds.
+        """
+        view = self._view()
+        known = [queue for topic in view.topics() for queue in self._queues.get(topic, ())]
+        return {
+            "generation": self.generation,
+            "offsets_version": self.offsets_version,
+            "strategy": view.allocation.strategy.value,
+            "disagreements": disagreements(view),
+            "failures": dict(self._failures),
+            "unassigned": [str(queue) for queue in known if queue not in self._target],
+            "members": [self._describe_member(name, now_s) for name in self.members],
+            "holders": {str(queue): member for queue, member in sorted(self._holder.items())},
+        }
+
+    def _describe_member(self, name: str, now_s: float) -> dict[str, Any]:
+        member = self._members[name]
+        held = {queue for queue, holder in self._holder.items() if holder == name}
+        promised = {queue for queue, target in self._target.items() if target == name}
+        return {
+            "member": name,
+            "topics": sorted(member.wish.topics),
+            "room": member.wish.room,
+            "strategy": member.wish.allocation.strategy.value,
+            "queues": [str(queue) for queue in sorted(held)],
+            "waits_for": [str(queue) for queue in sorted(promised - held)],
+            "last_heartbeat_age_s": round(now_s - member.last_seen_s, 3),
+        }
+
+    def _assignment(self, session: int, queues: frozenset[MessageQueue]) -> GroupAssignment:
+        return GroupAssignment(self.generation, queues, len(self._members), self.offsets_version, session)
+
+    def _admits(self, heartbeat: GroupHeartbeat) -> bool:
+        """Whether it is of the process that speaks for the member, or of one that was invited to."""
+        member = self._members.get(heartbeat.member)
+        if member is not None and member.session == heartbeat.session:
+            return True
+        session, _ = self._invited.get(heartbeat.member, (0, 0.0))
+        return 0 < heartbeat.session == session
+
+    def _invite(self, heartbeat: GroupHeartbeat, now_s: float) -> int:
+        """A session for a process that is alive, as it will have the answer; it begins when it is used."""
+        self._last_session = max(self._last_session, heartbeat.session) + 1
+        self._invited[heartbeat.member] = (self._last_session, now_s)
+        return self._last_session
+
+    def _heed_generation(self, generation: int) -> None:
+        """A generation that is not of this instance tells of one before it, whose grants may still be in use."""
+        if generation and not self._first_generation <= generation <= self.generation:
+            self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
+        if generation > self.generation:  # a clock went back between the two
+            self.generation = generation + 1
+
+    def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
+        """True if the member is new or wishes something else than before."""
+        wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.room)
+        before = self._members.get(heartbeat.member)
+        # A process that follows one of its name takes its place in the order of joining, too.
+        self._members[heartbeat.member] = _Member(heartbeat.session, wish, now_s, heartbeat.sequence)
+        if before is None or before.session != heartbeat.session:
+            self._invited.pop(heartbeat.member, None)
+        return before is None or before.wish != wish
+
+    def _note_holding(self, name: str, holding: frozenset[MessageQueue], *, may_free: bool) -> None:
+        if may_free:
+            for queue in [queue for queue, holder in self._holder.items() if holder == name and queue not in holding]:
+                del self._holder[queue]
+        for queue in holding:
+            # A queue that someone else was granted meanwhile stays theirs: this member was dead to us and comes back.
+            self._holder.setdefault(queue, name)
+
+    def _grant(self, name: str, now_s: float) -> frozenset[MessageQueue]:
+        topics = self._members[name].wish.topics
+        granted = set()
+        for queue, target in self._target.items():
+            if target != name or queue.topic not in topics:  # a topic it gave up, kept by a strategy that failed
+                continue
+            holder = self._holder.get(queue)
+            if holder == name or (holder is None and now_s >= self._grants_from_s):
+                self._holder[queue] = name
+                granted.add(queue)
+        return frozenset(granted)
+
+    def _remove(self, name: str) -> None:
+        if self._members.pop(name, None) is None:
+            return
+        for queue in [queue for queue, holder in self._holder.items() if holder == name]:
+            del self._holder[queue]
+        self._retarget()
+
+    def _view(self) -> GroupView:
+        wishes = {name: member.wish for name, member in self._members.items()}
+        return GroupView(wishes, self._queues, self._broker_rooms, self._holder, self._target)
+
+    def _retarget(self) -> None:
+        target, self._failures = make_target(self._view())
+        if target != self._target:
+            self._target = target
+            self.generation += 1

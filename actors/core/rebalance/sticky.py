@@ -1,0 +1,187 @@
+"""STICKY: queues stay where they are as far as balance lets them. raymq's own strategy.
+
+It looks at all topics of a group at once and promises, each as far as the ones before it allow:
+
+1. Per topic, the subscribers' shares differ by one at most, as with AVG.
+2. Over all topics, the members' totals are as even as can be (the least sum of squares). AVG promises nothing here: its
+   first members take the larger share of every topic.
+3. As many queues as possible stay with the member that has them.
+4. Of the plans that are left, one that was made before stays; so a hand-over that is under way is not overturned.
+
+By 1, a topic of n queues and c subscribers gives each of them n // c queues, and n mod c of them one more. The only
+thing to choose is who takes those *extra* queues. That is a flow from topics to members, with a convex cost for a
+member's total (2) and a gain where an extra queue lets a member keep one (3). A choice is best if and only if no cycle
+of exchanges would make it cheaper; so `_Extras` starts from a good choice and exchanges until there is none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from actors.core.rebalance.allocation import Shares, check_shareable
+from raymq.message import MessageQueue
+
+_ALL: Final = ("all",)
+"""The node of the exchange graph that every member's total hangs on."""
+
+_Node = tuple[str, ...]
+
+
+def allocate_sticky(
+    queues: Mapping[str, Iterable[MessageQueue]],
+    subscribers: Mapping[str, Iterable[str]],
+    present: Mapping[MessageQueue, str],
+    planned: Mapping[MessageQueue, str],
+) -> Shares:
+    """Share all topics' queues among their subscribers (both by topic).
+
+    `present`: the member that has a queue in its hands, where one does. `planned`: what this function answered last.
+    InvalidArgumentError as `check_shareable` says, for any of the topics.
+    """
+    topics = {
+        topic: _Topic(*check_shareable(queues[topic], subscribers.get(topic, ())), present, planned)
+        for topic in sorted(queues)
+    }
+    extras = _Extras(topics)
+    extras.improve()
+    shares: Shares = {member: [] for topic in topics.values() for member in topic.members}
+    for name, topic in topics.items():
+        for member, share in topic.share_out(extras.chosen[name]).items():
+            shares[member] += share
+    return {member: sorted(share) for member, share in sorted(shares.items())}
+
+
+class _Topic:
+    """One topic: its queues, its subscribers, and where the queues are and were meant to go."""
+
+    def __init__(
+        self,
+        queues: tuple[MessageQueue, ...],
+        members: tuple[str, ...],
+        present: Mapping[MessageQueue, str],
+        planned: Mapping[MessageQueue, str],
+    ) -> None:
+        self.queues, self.members = queues, members
+        self.size, self.extras = divmod(len(queues), len(members))
+        self._planned = {queue: planned.get(queue) for queue in queues}
+        self._held: dict[str, list[MessageQueue]] = {member: [] for member in members}
+        for queue in queues:
+            holder = present.get(queue)
+            if holder in self._held:
+                self._held[holder].append(queue)
+        planned_counts = Counter(self._planned.values())
+        self.planned_extra = {member: planned_counts[member] > self.size for member in members}
+        self.keeps_more = {member: len(held) > self.size for member, held in self._held.items()}
+
+    def share_out(self, with_extra: set[str]) -> dict[str, list[MessageQueue]]:
+        """Give each member its number of queues: first what it has, then what was meant for it, then any."""
+        shares: dict[str, list[MessageQueue]] = {}
+        for member, held in self._held.items():
+            held.sort(key=lambda queue, member=member: (self._planned[queue] != member, queue))  # type: ignore[misc]
+            shares[member] = held[: self._room(member, with_extra)]
+        kept = {queue for share in shares.values() for queue in share}
+        homeless = []
+        for queue in self.queues:
+            if queue in kept:
+                continue
+            planned = self._planned[queue]
+            if planned in shares and len(shares[planned]) < self._room(planned, with_extra):
+                shares[planned].append(queue)
+            else:
+                homeless.append(queue)
+        for member, share in shares.items():
+            missing = self._room(member, with_extra) - len(share)
+            share.extend(homeless[:missing])
+            del homeless[:missing]
+        return shares
+
+    def _room(self, member: str, with_extra: set[str]) -> int:
+        return self.size + (member in with_extra)
+
+
+class _Extras:
+    """Who takes the extra queues: `chosen` members by topic."""
+
+    def __init__(self, topics: Mapping[str, _Topic]) -> None:
+        self._topics = topics
+        self._totals: Counter[str] = Counter()
+        for topic in topics.values():
+            self._totals.update(dict.fromkeys(topic.members, topic.size))
+        # One step of a total counts for more than all queues that could be kept.
+        self._total_weight = 1 + sum(len(topic.members) for topic in topics.values())
+        self.chosen = {name: self._start(topic) for name, topic in topics.items()}
+
+    def _start(self, topic: _Topic) -> set[str]:
+        """The plan of before, so far as it serves; then who can keep a queue by it; then who has the least."""
+        ranked = sorted(
+            topic.members,
+            key=lambda name: (not topic.planned_extra[name], not topic.keeps_more[name], self._totals[name], name),
+        )
+        chosen = set(ranked[: topic.extras])
+        self._totals.update(chosen)
+        return chosen
+
+    def improve(self) -> None:
+        """Exchange until nothing can be gained. Each exchange lowers the cost, an integer: so this ends."""
+        while cycle := _negative_cycle(self._arcs()):
+            for tail, head in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+                if tail[0] == "member" and head[0] == "topic":
+                    self.chosen[head[1]].remove(tail[1])
+                    self._totals[tail[1]] -= 1
+                elif tail[0] == "topic":
+                    self.chosen[tail[1]].add(head[1])
+                    self._totals[head[1]] += 1
+
+    def _arcs(self) -> list[tuple[_Node, _Node, int]]:
+        """Each single step of an exchange, with its cost: a member gives up an extra queue of a topic, a topic gives it
+        to a member, a total shrinks or grows by one."""
+        arcs: list[tuple[_Node, _Node, int]] = []
+        for name, topic in self._topics.items():
+            if not topic.extras:
+                continue
+            chosen = self.chosen[name]
+            for member in topic.members:
+                kept = int(topic.keeps_more[member])
+                if member in chosen:
+                    arcs.append((("member", member), ("topic", name), kept))
+                else:
+                    arcs.append((("topic", name), ("member", member), -kept))
+        for member, total in sorted(self._totals.items()):
+            arcs.append((("member", member), _ALL, self._total_weight * (2 * total + 1)))
+            arcs.append((_ALL, ("member", member), -self._total_weight * (2 * total - 1)))
+        return arcs
+
+
+def _negative_cycle(arcs: list[tuple[_Node, _Node, int]]) -> list[_Node]:
+    """The nodes of a cycle whose costs add up to less than nothing; empty if there is none (Bellman and Ford)."""
+    distance: dict[_Node, int] = defaultdict(int)
+    before: dict[_Node, _Node] = {}
+    changed = True
+    while changed:
+        changed = False
+        for tail, head, cost in arcs:
+            if distance[tail] + cost < distance[head]:
+                distance[head] = distance[tail] + cost
+                before[head] = tail
+                changed = True
+        if changed and (cycle := _cycle_of(before)):
+            return cycle
+    return []
+
+
+def _cycle_of(before: Mapping[_Node, _Node]) -> list[_Node]:
+    """A cycle among the links from each node to the one before it, in the direction of the arcs."""
+    seen: set[_Node] = set()
+    for start in before:
+        path: dict[_Node, None] = {}
+        node: _Node | None = start
+        while node is not None and node not in seen:
+            seen.add(node)
+            path[node] = None
+            node = before.get(node)
+        if node is not None and node in path:
+            nodes = list(path)
+            return nodes[nodes.index(node) :][::-1]
+    return []

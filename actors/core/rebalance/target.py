@@ -1,0 +1,171 @@
+"""Which member of a group each queue should go to: the strategies applied to a whole group.
+
+All members should ask for the same strategy. Where they do not, the one that joined first decides, and the group says
+so (`disagreements`). A strategy that refuses what it is given, for example because a broker has no room, leaves the
+topic as it is (spec/messaging.md §5.2); with STICKY, which looks at all topics at once, it leaves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from actors.core.rebalance.allocation import (
+    Shares,
+    allocate_averagely,
+    allocate_by_circle,
+    allocate_by_config,
+    allocate_by_machine_room,
+    allocate_nearby,
+)
+from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
+from actors.core.rebalance.sticky import allocate_sticky
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+from raymq.protocol.membership import AllocateStrategy, Allocation
+
+Target = dict[MessageQueue, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one member asks for: topics, a strategy, and the room it stands in ("" if it did not say)."""
+
+    topics: frozenset[str]
+    allocation: Allocation = field(default_factory=Allocation)
+    room: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """All that a strategy may look at.
+
+    `wishes`: by member, in the order of joining. `queues`: by topic, for the topics whose route is known.
+    `broker_rooms`: broker name to room. `holders`: who has a queue in its hands. `target`: the plan of before.
+    """
+
+    wishes: Mapping[str, Wish]
+    queues: Mapping[str, tuple[MessageQueue, ...]]
+    broker_rooms: Mapping[str, str]
+    holders: Mapping[MessageQueue, str]
+    target: Mapping[MessageQueue, str]
+
+    @property
+    def allocation(self) -> Allocation:
+        """The first member's."""
+        return next(iter(self.wishes.values())).allocation if self.wishes else Allocation()
+
+    def subscribers(self, topic: str) -> list[str]:
+        return sorted(member for member, wish in self.wishes.items() if topic in wish.topics)
+
+    def topics(self) -> list[str]:
+        """All that somebody subscribes to."""
+        return sorted({topic for wish in self.wishes.values() for topic in wish.topics})
+
+
+def make_target(view: GroupView) -> tuple[Target, dict[str, str]]:
+    """The member for each queue, and by topic why it was left as it was (empty if all went well).
+
+    A topic without a known route keeps its plan, too, but that is no failure.
+    """
+    target: Target = {}
+    failures: dict[str, str] = {}
+    for topics, share in _steps(view):
+        try:
+            target.update({queue: member for member, queues in share().items() for queue in queues})
+        except InvalidArgumentError as error:
+            failures.update(dict.fromkeys(topics, str(error)))
+            target.update(_kept(view, topics))
+    target.update(_kept(view, [topic for topic in view.topics() if topic not in view.queues]))
+    return target, failures
+
+
+@dataclass(frozen=True, slots=True)
+class _ShareTopic:
+    """One topic's part of the work, by a strategy that looks at one topic."""
+
+    view: GroupView
+    topic: str
+
+    def __call__(self) -> Shares:
+        view, allocation = self.view, self.view.allocation
+        queues, members = view.queues[self.topic], view.subscribers(self.topic)
+        match allocation.strategy:
+            case AllocateStrategy.AVG_BY_CIRCLE:
+                return allocate_by_circle(queues, members)
+            case AllocateStrategy.CONFIG:
+                wished = {member: view.wishes[member].allocation.queues for member in members}
+                return allocate_by_config(queues, members, wished, {**view.target, **view.holders})
+            case AllocateStrategy.MACHINE_ROOM:
+                return allocate_by_machine_room(queues, members, allocation.machine_rooms)
+            case AllocateStrategy.MACHINE_ROOM_NEARBY:
+                rooms = {member: view.wishes[member].room for member in members}
+                return allocate_nearby(queues, members, view.broker_rooms, rooms)
+            case AllocateStrategy.CONSISTENT_HASH:
+                return allocate_by_consistent_hash(queues, members)
+            case _:
+                return allocate_averagely(queues, members)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShareAll:
+    """All topics at once, by STICKY."""
+
+    view: GroupView
+    topics: list[str]
+
+    def __call__(self) -> Shares:
+        view = self.view
+        queues = {topic: view.queues[topic] for topic in self.topics}
+        subscribers = {topic: view.subscribers(topic) for topic in self.topics}
+        return allocate_sticky(queues, subscribers, view.holders, view.target)
+
+
+def _steps(view: GroupView) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
+    """Topics that are shared together, and how. A topic that has no queues needs no sharing."""
+    topics = [topic for topic in view.topics() if view.queues.get(topic)]
+    if view.allocation.strategy is AllocateStrategy.STICKY:
+        yield topics, _ShareAll(view, topics)
+    else:
+        yield from (([topic], _ShareTopic(view, topic)) for topic in topics)
+
+
+def _kept(view: GroupView, topics: list[str]) -> Target:
+    return {queue: member for queue, member in view.target.items() if queue.topic in topics}
+
+
+def disagreements(view: GroupView) -> list[str]:
+    """What members ask for and do not get, one sentence each."""
+    said: list[str] = []
+    if not view.wishes:
+        return said
+    first, allocation = next(iter(view.wishes)), view.allocation
+    for member, wish in sorted(view.wishes.items()):
+        other = wish.allocation
+        if other.strategy is not allocation.strategy:
+            said.append(
+                f"{member} asks for {other.strategy.value}; the group uses {allocation.strategy.value}, "
+                f"as {first} joined first"
+            )
+        elif other.machine_rooms != allocation.machine_rooms:
+            said.append(
+                f"{member} asks for machine rooms {sorted(other.machine_rooms)}; the group uses "
+                f"{sorted(allocation.machine_rooms)}, as {first} joined first"
+            )
+    if allocation.strategy is AllocateStrategy.CONFIG:
+        said += _config_disagreements(view)
+    return said
+
+
+def _config_disagreements(view: GroupView) -> list[str]:
+    askers: dict[MessageQueue, list[str]] = {}
+    for member, wish in sorted(view.wishes.items()):
+        for queue in wish.allocation.queues:
+            askers.setdefault(queue, []).append(member)
+    said = []
+    for queue, members in sorted(askers.items()):
+        if len(members) > 1:
+            said.append(f"{queue} is configured for {', '.join(members)}; {view.target.get(queue, 'nobody')} gets it")
+        elif view.target.get(queue) != members[0]:
+            said.append(f"{queue} is configured for {members[0]}, which does not subscribe to such a queue")
+    return said

@@ -1,0 +1,83 @@
+"""The topics that a store takes no messages for, because they were deleted and not created since.
+
+A client may have a route to a topic for half a minute after it was deleted, and what it sends then must not be
+acknowledged. On disk: config/closedTopics.json, a list of names, written before a deletion is carried out. Bounded: the
+name that was deleted first is forgotten, long after every route to it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from raymq.delay import is_waiting_topic
+from raymq.errors import TopicNotExistError
+from raymq.message import PROPERTY_REAL_TOPIC
+from raymq.record.encode import EncodedBatch
+from raymq.record.layout import RecordError, decode_properties
+from raymq.record.rewrite import take_apart
+
+CLOSED_TOPICS_FILE: Final = "closedTopics.json"
+CLOSED_TOPICS_MAX: Final = 10_000
+
+
+class DeletedTopics:
+    """Thread-safe. `read` and `write` are those of the store's config files."""
+
+    def __init__(self, read: Callable[[str], str | None], write: Callable[[str, str], None]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._names: dict[str, None] = dict.fromkeys(json.loads(read(CLOSED_TOPICS_FILE) or "[]"))
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._names
+
+    def check(self, batches: Iterable[EncodedBatch]) -> None:
+        """TopicNotExistError if a batch is for a deleted topic, or holds a delayed message for one."""
+        if self._names:
+            for batch in batches:
+                for topic in _real_topics(batch) if is_waiting_topic(batch.topic) else (batch.topic,):
+                    if topic in self._names:
+                        raise TopicNotExistError(topic)
+
+    def add(self, topic: str) -> None:
+        """Refuse messages for `topic`; on disk on return."""
+        with self._lock:
+            names = [*(name for name in self._names if name != topic), topic][-CLOSED_TOPICS_MAX:]
+            self._save(names)
+
+    def remove(self, topic: str) -> None:
+        """Take messages for `topic` again; on disk on return."""
+        with self._lock:
+            self._save([name for name in self._names if name != topic])
+
+    def agree(self, existing: Collection[str], stored: Iterable[str]) -> None:
+        """Take messages for the `existing` topics and refuse those of the other `stored` ones; on disk on return.
+
+        For a store that begins to lead: topics were deleted and created where others led.
+        """
+        with self._lock:
+            names = [name for name in dict.fromkeys([*self._names, *stored]) if name not in existing]
+            if names != list(self._names):
+                self._save(names[-CLOSED_TOPICS_MAX:])
+
+    def _save(self, names: list[str]) -> None:
+        self._write(CLOSED_TOPICS_FILE, json.dumps(names))
+        self._names = dict.fromkeys(names)
+
+
+def _real_topics(batch: EncodedBatch) -> list[str]:
+    """Where the messages of a batch go when their time has come. RecordErrors are the store's to find."""
+    ends = [0, *np.cumsum(batch.sizes).tolist()]
+    records = [memoryview(batch.records)[start:end] for start, end in pairwise(ends)]
+    topics = []
+    for record in records:
+        with suppress(RecordError):
+            topics.append(decode_properties(take_apart(record).properties).get(PROPERTY_REAL_TOPIC, ""))
+    return topics

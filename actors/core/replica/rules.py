@@ -1,0 +1,46 @@
+"""The rules of a broker group with several replicas: what its master waits for, and who counts as in sync.
+
+Pure: from raymq.yaml's section `replication` (actors.replica.storage_actor), the same for all replicas of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.core.replica.fixed_sync_state import FixedSyncState
+from actors.core.replica.sync_state import MasterSyncState
+from storage.replication.epochs import SyncStateSet
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRules:
+    """When a master acknowledges (RocketMQ's settings, spec/storage.md §11.1), times in s. `fixed_roles`: nobody else
+    ever leads; then in sync is who lacks less than `max_gap_bytes`."""
+
+    lease_s: float
+    in_sync_replicas: int = 1
+    min_in_sync_replicas: int = 1
+    all_ack_in_sync_state_set: bool = True
+    slave_timeout_s: float = 3.0
+    not_catchup_s: float = 15.0
+    slave_read_enable: bool = False
+    fixed_roles: bool = False
+    max_gap_bytes: int = 256 << 20
+
+    @property
+    def required_in_sync(self) -> int:
+        """How many must be in sync for messages to be taken. With fixed roles a copy that is missing is a status."""
+        return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
+
+    def begin(self, replica: int, first: SyncStateSet, end_offset: int, now_s: float) -> MasterSyncState:
+        """What a master knows of its followers, when it begins to lead with `first` and a log up to `end_offset`."""
+        if not self.fixed_roles:
+            return MasterSyncState(replica, first, end_offset, now_s, not_catchup_s=self.not_catchup_s)
+        return FixedSyncState(
+            replica,
+            first,
+            end_offset,
+            now_s,
+            not_catchup_s=self.not_catchup_s,
+            max_gap_bytes=self.max_gap_bytes,
+        )

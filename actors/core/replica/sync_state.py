@@ -1,0 +1,165 @@
+"""What a master knows of its followers, and what follows from it: the confirm offset and the sync-state set.
+
+A follower that asks for the log from an offset says with it that everything before is on its disk. The confirm offset
+is what every member of the set has; it never goes back. The set is changed by asking the Controller:
+
+    expand   a follower that has everything up to the confirm offset and has reached the master's end lately
+    shrink   a member that has not reached the master's end for `not_catchup_s`, that the Controller does not hear, or
+             whose disk has lost what it had
+
+While messages come all the time, a follower that keeps close behind never has just what is confirmed. So one that
+reached where the log ended when it asked before is counted at once, which holds the confirm offset until it has that,
+and asked for then; for JOIN_MAX_S at most, since nobody else knows of it.
+
+From the question to the answer the union of the old and the new set counts (spec/storage.md §11.2), so whoever the
+Controller may elect meanwhile has everything that was acknowledged. Nothing here survives the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from actors.core.replica.store_times import StoredTimes
+from storage.replication.epochs import FollowerLag, SyncStateSet
+
+JOIN_MAX_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Follower:
+    store_id: str
+    acked_offset: int
+    asked_end_offset: int
+    asked_s: float
+    caught_up_s: float
+    learner: bool
+
+
+class MasterSyncState:
+    """The followers of a master in one epoch, which it began at `now_s` as the set's only member with `end_offset`."""
+
+    def __init__(
+        self, replica: int, first: SyncStateSet, end_offset: int, now_s: float, *, not_catchup_s: float
+    ) -> None:
+        self._replica = replica
+        self._not_catchup_s = not_catchup_s
+        self.sync_state_set = first
+        self._proposed: dict[int, str] | None = None
+        self._followers: dict[int, _Follower] = {}
+        self._joining: dict[int, tuple[str, float]] = {}
+        """Who is counted and not asked for yet: the id of its directory, and since when."""
+        self._own_end = self.confirm_offset = end_offset
+        self._stored_times = StoredTimes(end_offset, now_s)
+
+    @property
+    def epoch(self) -> int:
+        return self.sync_state_set.epoch
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """Whose copies count: the set, whom the Controller was asked to take in, and who is about to be asked for."""
+        return frozenset(self._counted_stores())
+
+    def _counted_stores(self) -> dict[int, str]:
+        """Who is counted, with the id of the directory of which that is so."""
+        joining = {name: store_id for name, (store_id, _) in self._joining.items()}
+        return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
+
+    def in_sync(self, now_s: float) -> frozenset[int]:
+        """The replicas in sync now, this one included."""
+        return self.sync_state_set.members
+
+    def flushed(self, end_offset: int, now_s: float) -> None:
+        """The master's own disk has everything before `end_offset`."""
+        self._own_end = max(self._own_end, end_offset)
+        self._stored_times.stored(end_offset, now_s)
+        self._confirm()
+
+    def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
+        """A follower in this epoch has everything before `from_offset` on its disk, and asks for more."""
+        known = self._followers.get(follower)
+        if known is not None and known.store_id != store_id:
+            known = None
+        caught_up_s = now_s if from_offset >= self._own_end else -math.inf
+        if known is not None:
+            reached = from_offset >= known.asked_end_offset
+            caught_up_s = max(caught_up_s, known.caught_up_s, known.asked_s if reached else -math.inf)
+            if reached and not learner and follower not in self.sync_state_set.stores:
+                self._joining.setdefault(follower, (store_id, now_s))
+        self._followers[follower] = _Follower(store_id, from_offset, self._own_end, now_s, caught_up_s, learner)
+        self._confirm()
+
+    def silent(self, names: frozenset[int]) -> None:
+        """The Controller does not hear these: they are dropped without waiting for `not_catchup_s`."""
+        for name in names & self._followers.keys():
+            self._followers[name].caught_up_s = -math.inf
+            self._joining.pop(name, None)
+        self._confirm()
+
+    def copies(self, end_offset: int) -> int:
+        """How many replicas of the set, this one included, have everything before `end_offset`."""
+        stores = self._counted_stores()
+        acked = [self._acked(member, stores) for member in self.sync_state_set.members - {self._replica}]
+        return sum(offset is not None and offset >= end_offset for offset in acked) + (self._own_end >= end_offset)
+
+    def propose(self, now_s: float) -> SyncStateSet | None:
+        """The set to ask the Controller for, if it should be another one or if an answer is still missing."""
+        late = [
+            name
+            for name, (_, since_s) in self._joining.items()
+            if now_s - since_s > JOIN_MAX_S or name in self.sync_state_set.stores
+        ]
+        for name in late:
+            del self._joining[name]
+        self._confirm()
+        if self._proposed is None:
+            wanted = self._wanted(now_s)
+            if wanted == self.sync_state_set.stores:
+                return None
+            self._proposed = wanted
+        return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
+
+    def decided(self, answer: SyncStateSet) -> None:
+        """The set that the Controller says holds now.
+
+        Only a newer one ends a question that is under way: until then the Controller may still take it up, and whom it
+        took in must have been counted all the time.
+        """
+        if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
+            self.sync_state_set = answer
+            self._proposed = None
+            self._confirm()
+
+    def lags(self, now_s: float) -> dict[int, FollowerLag]:
+        """How far each follower is behind. Of what was stored before this epoch, it counts as stored when it began."""
+        return {
+            name: FollowerLag(
+                max(self._own_end - follower.acked_offset, 0), self._stored_times.age_s(follower.acked_offset, now_s)
+            )
+            for name, follower in self._followers.items()
+        }
+
+    def _wanted(self, now_s: float) -> dict[int, str]:
+        stores = self.sync_state_set.stores
+        wanted = {self._replica: stores[self._replica]}
+        for name, follower in self._followers.items():
+            member = stores.get(name) == follower.store_id
+            able = not follower.learner and follower.acked_offset >= self.confirm_offset
+            if now_s - follower.caught_up_s <= self._not_catchup_s and (member or able):
+                wanted[name] = follower.store_id
+        return wanted
+
+    def _confirm(self) -> None:
+        stores = self._counted_stores()
+        acked = [self._acked(name, stores) for name in stores.keys() - {self._replica}]
+        known = [offset for offset in acked if offset is not None]
+        if len(known) == len(acked):
+            self.confirm_offset = max(self.confirm_offset, min([self._own_end, *known]))
+
+    def _acked(self, name: int, stores: Mapping[int, str]) -> int | None:
+        """What a replica has, for sure; None for one that was not heard, or whose directory is not that in `stores`."""
+        follower = self._followers.get(name)
+        return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset

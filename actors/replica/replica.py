@@ -1,0 +1,492 @@
+"""One replica of a broker group of several: a store, and what it may do with it now. Free of Ray;
+`actors.replica.storage_actor` is its shell.
+
+    master     append ──▶ flush ──▶ wait until the others have it ──▶ acknowledge
+                             └─▶ chunks for whoever follows; what they ask from is what they have
+    slave      align with the master's epochs (cut what differs) ──▶ append its chunks, ask for more
+
+What consumers see ends at the confirm offset: what every member of the sync-state set has
+(actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither takes nor shows
+anything.
+
+On disk, beside the store: the epochs (storage.replication.epoch_file), who this directory is and the newest set it
+heard of (storage.replication.replica_files). An epoch is on disk before its master accepts the first append.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from actors.core.replica.read_routing import ReadGuide
+from actors.core.replica.role import RoleOfReplica
+from actors.core.replica.rules import ReplicaRules
+from actors.core.replica.sync_state import MasterSyncState
+from raymq.config.store import StoreSettings
+from raymq.errors import (
+    InSyncReplicasError,
+    InvalidArgumentError,
+    NotMasterError,
+    ServiceNotAvailableError,
+    StoreCorruptError,
+)
+from raymq.message import SendStatus
+from raymq.names import StorageName
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult
+from raymq.record.encode import EncodedBatch
+from storage.append.durability import degraded, must_wait
+from storage.files.config_files import ConfigFiles
+from storage.message_store import MessageStore
+from storage.replication.epoch_file import EpochFile
+from storage.replication.epochs import (
+    Copied,
+    Drain,
+    EpochEntry,
+    EpochHistory,
+    Follow,
+    Following,
+    Lead,
+    LogChunk,
+    LogRequest,
+    Order,
+    Renew,
+    ReplicaRole,
+    ReplicaState,
+    SyncStateSet,
+    common_end,
+)
+from storage.replication.log_chunks import truncate_log
+from storage.replication.replica_files import ReplicaFiles
+from storage.running_flags import RunningFlag
+
+_REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
+
+ORDER_WAIT_S: Final = 0.3
+UNFLUSHED_MAX_BYTES: Final = 16 << 20
+"""How much a slave that is far behind may have written without its being on disk."""
+HEARD_S: Final = 4.0
+"""A slave whose master had nothing new for it for so long does not hear it: it would have said so twice."""
+
+_log = logging.getLogger(__name__)
+
+
+class Replica:
+    """A store that is one of several. Thread-safe. `open_store` opens the store in `settings`, telling each flush."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        replica: int,
+        settings: StoreSettings,
+        rules: ReplicaRules,
+        open_store: Callable[[Callable[[int], None]], MessageStore],
+        *,
+        learner: bool = False,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._broker_name, self._replica, self._learner = broker_name, replica, learner
+        self._settings, self._rules = settings, rules
+        self._open_store, self._clock_s = open_store, clock_s
+        # Orders and what comes from a master are carried out one at a time; `_changed` is held for moments only, and
+        # never around a call that takes the store's append lock, under which the store calls `_on_stored`.
+        self._orders = threading.Lock()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._copied = threading.Condition(lock)  # Of the same lock: what appends wait for.
+        self._told_offset = -1
+        self._store = self._open()
+        self._epochs = EpochFile(settings.store_path_root_dir)
+        self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
+        self._role = RoleOfReplica(broker_name, replica, self._last_epoch())
+        self._sync: MasterSyncState | None = None
+        self._shown_from = self._store.stored_offset
+        self._aligned = False
+        self._heard_s = -math.inf
+        self._closed = False
+
+    def _open(self) -> MessageStore:
+        store = self._open_store(self._on_stored)
+        store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
+        return store
+
+    @property
+    def store(self) -> MessageStore:
+        """The store, for reads. ServiceNotAvailableError while nothing may be shown."""
+        with self._changed:
+            shows = self._role.role is ReplicaRole.MASTER or (self._aligned and self._shown_from < 0)
+            if self._closed or not shows:
+                raise ServiceNotAvailableError(
+                    f"replica {self._replica} of {self._broker_name} has no master yet; see `raymq status`"
+                )
+            return self._store
+
+    @property
+    def any_store(self) -> MessageStore:
+        """The store, for its status and its config files, whatever the role."""
+        return self._store
+
+    def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
+        """MessageStore.fetch, with whom to ask next. NotMasterError of a slave, unless slaves are read from."""
+        with self._changed:
+            guide, store = self._guide(), self.store
+        results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not guide.is_master)
+        if not guide.others:  # nobody asks what is in memory
+            return results
+        return [
+            guide.guided(
+                request, result, in_memory=store.in_memory(request.topic, request.queue_id, result.next_offset)
+            )
+            for request, result in zip(requests, results, strict=True)
+        ]
+
+    def _guide(self) -> ReadGuide:
+        if self._sync is not None:
+            slaves = self._sync.in_sync(self._clock_s()) - {self._replica} if self._rules.slave_read_enable else ()
+            return ReadGuide(True, [str(StorageName(self._broker_name, slave)) for slave in sorted(slaves)])
+        if self._role.role is ReplicaRole.SLAVE and not self._rules.slave_read_enable:
+            raise NotMasterError(self._broker_name, self._role.epoch)
+        master = self._role.master
+        if master is None or self._clock_s() - self._heard_s >= HEARD_S:
+            return ReadGuide(False)
+        return ReadGuide(False, [str(StorageName(self._broker_name, master))])
+
+    def require_master(self) -> None:
+        """NotMasterError unless this replica leads, or did before its lease ended."""
+        with self._changed:
+            if self._role.role is not ReplicaRole.MASTER:
+                raise NotMasterError(self._broker_name, self._role.epoch)
+
+    def account(self) -> ReplicaState:
+        """What this replica says of itself to the Controller."""
+        with self._changed:
+            end = self._store.stored_offset
+            return ReplicaState(
+                replica=self._replica,
+                store_id=self._files.store_id,
+                incarnation=self._files.incarnation,
+                clock_s=self._clock_s(),
+                role=self._role.role,
+                epoch=self._role.epoch,
+                master=self._role.master,
+                log_epoch=self._epoch_at(end),
+                end_offset=end,
+                confirm_offset=self._confirm_offset(),
+                sync_state_set=self._files.sync_state_set,
+                draining=self._role.draining,
+                proposal=self._proposal(),
+                lags={} if self._sync is None else self._sync.lags(self._clock_s()),
+                in_sync=frozenset() if self._sync is None else self._sync.in_sync(self._clock_s()),
+            )
+
+    def _proposal(self) -> SyncStateSet | None:
+        leads = self._sync is not None and self._role.leads(self._clock_s())
+        return self._sync.propose(self._clock_s()) if leads and self._sync is not None else None
+
+    # Orders of the Controller
+
+    def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
+        """Carry out an order, unless it comes too late; remember the set. Answers how things are then.
+
+        While the log is being aligned, which may take long, nobody is led or followed: the order will come again.
+        """
+        try:
+            with self._changed:
+                if newest is not None:
+                    self._files.note(newest)
+            self._carry_out(order)
+        except NotMasterError as error:
+            _log.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
+        return self.account()
+
+    def _carry_out(self, order: Order | None) -> None:
+        if isinstance(order, (Lead, Follow)):
+            if not self._orders.acquire(timeout=ORDER_WAIT_S):
+                return
+            try:
+                if isinstance(order, Lead):
+                    self._lead(order)
+                else:
+                    self._follow(order)
+            finally:
+                self._orders.release()
+        elif isinstance(order, Renew):
+            with self._changed:
+                self._role.renew(order.sync_state_set.epoch, order.clock_s + self._rules.lease_s)
+                if self._sync is not None:
+                    self._sync.silent(order.dead)
+                    self._sync.decided(order.sync_state_set)
+                    self._files.note(self._sync.sync_state_set)
+                self._settle()
+                self._copied.notify_all()  # The lease or the set may be another one.
+        elif isinstance(order, Drain):
+            with self._changed:
+                self._role.drain(order.epoch)
+
+    def _lead(self, order: Lead) -> None:
+        """On return the epoch is on disk, and appends are taken."""
+        first = order.sync_state_set
+        if first.epoch > self._role.epoch:
+            end = self._store.flush_all()
+            self._epochs.truncate_from(end)
+            self._begin_epoch(first.epoch, end)
+        with self._changed:
+            self._files.note(first)
+            if not self._role.lead(first.epoch, order.clock_s + self._rules.lease_s):
+                return
+            end = self._store.stored_offset
+            self._sync = self._rules.begin(self._replica, first, end, self._clock_s())
+            self._store.show(end)
+            self._told_offset = -1
+            self._wake_all()
+        _log.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
+        self._store.clear_flag(RunningFlag.FENCED)
+        self._store.start_delivery()
+
+    def _follow(self, order: Follow) -> None:
+        """From here on nothing is appended but what comes from the master."""
+        with self._changed:
+            if not self._role.follow(order.epoch, order.master):
+                return
+            self._sync, self._aligned, self._heard_s = None, False, -math.inf
+            self._wake_all()
+        _log.warning(
+            "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
+        )
+        self._store.stop_delivery()
+        self._store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
+
+    # The master's side
+
+    def append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> list[AppendResult]:
+        """Store batches as MessageStore.append does, and wait until the other replicas have them as the rules say.
+
+        If none of them waits (wait_store_msg_ok), it does not matter who is in sync. NotMasterError and
+        InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT when the others
+        were too slow. ServiceNotAvailableError when this replica was replaced while it waited: it is unknown then
+        whether the batches stay stored, and sending them again is safe.
+        """
+        with self._changed:
+            self._role.check_append(epoch, self._clock_s())
+            assert self._sync is not None
+            led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
+            store = self._store
+        waits = must_wait(batches)
+        if waits and in_sync < self._rules.required_in_sync:
+            raise InSyncReplicasError(self._broker_name, in_sync, self._rules.required_in_sync)
+        results, end_offset = store.append_with_end(batches)
+        if not waits or self._wait_for_copies(end_offset, led):
+            return results
+        return degraded(results, batches, SendStatus.FLUSH_SLAVE_TIMEOUT)
+
+    def _wait_for_copies(self, end_offset: int, epoch: int) -> bool:
+        with self._changed:
+            copied = self._copied.wait_for(
+                lambda: not self._leads(epoch) or self._has_copies(end_offset), self._rules.slave_timeout_s
+            )
+            if not self._leads(epoch):
+                raise ServiceNotAvailableError(
+                    f"replica {self._replica} of {self._broker_name} was replaced as master while messages waited for "
+                    "their copies; it is unknown whether they stay stored"
+                )
+            return copied
+
+    def _leads(self, epoch: int) -> bool:
+        return self._role.epoch == epoch and self._role.leads(self._clock_s()) and not self._closed
+
+    def _has_copies(self, end_offset: int) -> bool:
+        assert self._sync is not None
+        if self._rules.all_ack_in_sync_state_set and self._sync.confirm_offset < end_offset:
+            return False
+        return self._sync.copies(end_offset) >= self._rules.in_sync_replicas
+
+    def history(self, epoch: int) -> EpochHistory:
+        """The epochs of this master's log, for a follower. NotMasterError unless it leads `epoch`."""
+        with self._changed:
+            self._role.check_asked(epoch)
+            return EpochHistory(self._epochs.entries, self._store.min_offset, self._store.stored_offset)
+
+    def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
+        """What a follower asks for; waits up to `wait_s` for it.
+
+        NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted.
+        """
+        epoch, physical_offset = request.epoch, request.next_offset
+        with self._changed:
+            self._role.check_asked(epoch)
+            assert self._sync is not None
+            self._sync.asked(
+                request.follower, request.store_id, request.acked_offset, self._clock_s(), learner=request.learner
+            )
+            self._settle()
+            self._changed.wait_for(
+                lambda: self._role.epoch != epoch or self._store.stored_offset > physical_offset or self._closed, wait_s
+            )
+            self._role.check_asked(epoch)
+            entry = self._entry_at(physical_offset)
+            following = [one.start_offset for one in self._epochs.entries if one.start_offset > physical_offset]
+            end, confirm = self._store.stored_offset, self._sync.confirm_offset
+        data = self._store.read_log(physical_offset, max_bytes, min([end, *following]))
+        return LogChunk(physical_offset, data, entry, confirm, end)
+
+    def _on_stored(self, end_offset: int) -> None:
+        """The store's own disk has everything before `end_offset`. Called by its flush thread."""
+        with self._changed:
+            if self._sync is not None:
+                self._sync.flushed(end_offset, self._clock_s())
+                self._settle()
+            self._changed.notify_all()
+
+    def _settle(self) -> None:
+        """Show what has its copies, and wake the appends that wait for that."""
+        if self._sync is None:
+            return
+        if self._role.leads(self._clock_s()):
+            self._store.show(self._sync.confirm_offset)
+        if not self._rules.all_ack_in_sync_state_set or self._sync.confirm_offset > self._told_offset:
+            self._told_offset = self._sync.confirm_offset
+            self._copied.notify_all()
+
+    def _wake_all(self) -> None:
+        """The role is another one now."""
+        self._changed.notify_all()
+        self._copied.notify_all()
+
+    # The follower's side
+
+    def following(self, wait_s: float) -> Following | None:
+        """Whom this replica follows, and from where it goes on; None if it follows nobody within `wait_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._role.role is ReplicaRole.SLAVE or self._closed, wait_s)
+            if self._role.role is not ReplicaRole.SLAVE or self._role.master is None:
+                return None
+            position = self._store.stored_offset if self._aligned else None
+            return Following(self._role.master, self._role.epoch, self._files.store_id, position, self._learner)
+
+    def align(self, epoch: int, master: EpochHistory) -> int:
+        """Cut what differs from the master's log; returns where to go on. NotMasterError unless it follows in `epoch`.
+
+        Where the two have nothing in common, this store is emptied and begins where the master's log does.
+        """
+        with self._orders:
+            self._role.check_chunk(epoch)
+            if not self._aligned:
+                end = self._store.flush_all()
+                common = common_end(self._epochs.entries, end, master.entries, master.end_offset)
+                if common is None and (end or master.min_offset):
+                    self._begin_anew(master.min_offset)
+                elif common is not None and common < end:
+                    self._reopen(partial(self._cut, common))
+                else:
+                    # An epoch that this replica began and wrote nothing in is not the master's.
+                    self._epochs.truncate_from(end)
+                with self._changed:
+                    self._aligned, self._shown_from = True, self._store.stored_offset
+            return self._store.stored_offset
+
+    def _cut(self, physical_offset: int) -> None:
+        cut_bytes = truncate_log(self._settings, physical_offset)
+        self._epochs.truncate_from(physical_offset)
+        _log.warning("%s replica %d cut %d bytes at %d", self._broker_name, self._replica, cut_bytes, physical_offset)
+
+    def _begin_anew(self, physical_offset: int) -> None:
+        known = self._files.sync_state_set
+        if known is not None and known.stores.get(self._replica) == self._files.store_id and self._store.stored_offset:
+            raise StoreCorruptError(
+                f"replica {self._replica} of {self._broker_name} is in its group's sync-state set and has nothing in "
+                "common with its master: neither may be emptied; keep both directories and look at them"
+            )
+        _log.warning("%s replica %d is filled anew from %d", self._broker_name, self._replica, physical_offset)
+        self._reopen(self._empty)
+        self._store.begin_at(physical_offset)
+
+    def _empty(self) -> None:
+        root = self._settings.store_path_root_dir
+        for directory in (*self._settings.commit_log_directories, *(root / name for name in _REFILLED)):
+            shutil.rmtree(directory, ignore_errors=True)
+        (root / "dedup").unlink(missing_ok=True)
+        (root / "checkpoint").unlink(missing_ok=True)
+        self._epochs.truncate_from(0)
+
+    def _reopen(self, change: Callable[[], None]) -> None:
+        self._store.close()
+        change()
+        self._store = self._open()
+
+    def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
+        """Append a chunk of the master's log. On return it is on disk, if it reached the master's end; where there is
+        more to come, the disk works while that is fetched.
+
+        NotMasterError unless it follows in `epoch`. InvalidArgumentError, and nothing is written, unless the chunk
+        continues this log. ServiceNotAvailableError when this disk is too slow.
+        """
+        with self._orders:
+            self._role.check_chunk(epoch)
+            if not self._aligned or chunk.physical_offset != self._store.end_offset:
+                raise InvalidArgumentError(
+                    f"a chunk for {chunk.physical_offset} came to a log that ends at {self._store.end_offset}"
+                )
+            if chunk.data:
+                if chunk.entry is not None and chunk.entry.epoch > self._last_epoch():
+                    self._begin_epoch(*chunk.entry)
+                more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
+                wait = not more or self._store.end_offset - self._store.stored_offset >= UNFLUSHED_MAX_BYTES
+                if not self._store.append_log(chunk.physical_offset, chunk.data, wait=wait) and wait:
+                    self._store.flush_all()
+            with self._changed:
+                self._heard_s = self._clock_s()
+                if chunk.confirm_offset >= self._shown_from:
+                    self._shown_from = -1
+                self._store.show(chunk.confirm_offset)
+            return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
+
+    # Both
+
+    def close(self) -> None:
+        """Close the store cleanly. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._wake_all()
+        with self._orders:
+            self._store.close()
+
+    def _confirm_offset(self) -> int:
+        return self._store.visible_offset if self._sync is None else self._sync.confirm_offset
+
+    def _begin_epoch(self, epoch: int, start_offset: int) -> None:
+        """Note it, and forget the epochs of which retention has left nothing."""
+        self._epochs.append(epoch, start_offset)
+        self._epochs.forget_before(self._store.min_offset - 1)
+
+    def _last_epoch(self) -> int:
+        return self._epochs.entries[-1].epoch if self._epochs.entries else 0
+
+    def _entry_at(self, physical_offset: int) -> EpochEntry | None:
+        return next((e for e in reversed(self._epochs.entries) if e.start_offset <= physical_offset), None)
+
+    def _epoch_at(self, end_offset: int) -> int:
+        """The epoch of the last record before `end_offset`; 0 for none, or one of before there were epochs."""
+        entry = self._entry_at(end_offset - 1)
+        return 0 if entry is None else entry.epoch
+
+    def status(self) -> dict[str, Any]:
+        """Role, epoch, set and lag, for `raymq status`."""
+        account = self.account()
+        newest = account.sync_state_set
+        in_sync = account.in_sync or (newest.members if newest is not None else ())
+        return {
+            "replica": self._replica,
+            "role": account.role.value,
+            "epoch": account.epoch,
+            "master": account.master,
+            "in_sync": sorted(in_sync),
+            "end_offset": account.end_offset,
+            "confirm_offset": account.confirm_offset,
+            "lag_bytes": {follower: lag.lag_bytes for follower, lag in account.lags.items()},
+            "lag_s": {follower: lag.lag_s for follower, lag in account.lags.items()},
+        }

@@ -1,0 +1,117 @@
+"""Replicator: carries the log from a broker group's master to one slave replica.
+
+    slave.following ─▶ whom, in which epoch ─▶ master.history ─▶ slave.align
+                                                └─▶ master.read_log(from) ══ chunk ══▶ slave.append_log ─▶ from, …
+
+A chunk passes between the two storage actors by object reference: this actor does not hold its bytes. Each request
+tells the master what the slave has on its disk, so there is no other acknowledgement. The slave is given a chunk when
+there is one, not before: Ray keeps the order of calls, and the next would wait behind one whose chunk never comes.
+While a master that stands still owes one, the slave is asked now and then whether it follows another by now.
+
+What survives its death: nothing, and nothing has to; the slave knows where it stands. Everything it calls is safe to
+repeat: a chunk that does not continue the slave's log is refused.
+
+May wait for: Storage. Nobody waits for a Replicator.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Final
+
+import ray
+
+from actors.actor_class import shell
+from actors.options import PERSISTENT
+from raymq.errors import RaymqError, RequestTimeoutError
+from raymq.names import StorageName
+from raymq.remoting.actor_ref import ActorRef, resolve
+from raymq.retry import Backoff
+from storage.replication.epochs import Copied, Following
+from storage.replication.log_chunks import CHUNK_MAX_BYTES
+
+CALL_TIMEOUT_S: Final = 10.0
+HISTORY_TIMEOUT_S: Final = 3.0
+LONG_POLL_S: Final = 2.0
+LATE_S: Final = 0.5
+"""How long a chunk may be late before the slave is asked whom it follows, and how often it is then."""
+
+_log = logging.getLogger(__name__)
+
+
+class Replicator:
+    """The loop of one slave. `flow_bytes_s`: at most so many bytes per second, None for as many as there are."""
+
+    def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
+        self._name = slave
+        self._slave = ActorRef(str(slave))
+        self._flow_bytes_s = flow_bytes_s
+        self._stopping = threading.Event()
+        self._copied = 0
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name="replicate", daemon=True)
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """How it goes: bytes copied since it was started, and what failed last."""
+        return {"slave": str(self._name), "copied_bytes": self._copied, "error": self._failure}
+
+    def close(self) -> None:
+        """End the loop, at the latest after a call that is under way."""
+        self._stopping.set()
+        self._thread.join(CALL_TIMEOUT_S)
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                following: Following | None = self._slave.call("following", LONG_POLL_S, timeout_s=CALL_TIMEOUT_S)
+                if following is not None:
+                    self._copy(following)
+                backoff.reset()
+            except RaymqError as error:
+                # A role has changed, or one of the two is away: ask the slave again whom it follows.
+                self._failure = str(error)
+                _log.info("%s: %s", self._name, error)
+                self._stopping.wait(backoff.next())
+
+    def _copy(self, following: Following) -> None:
+        """Carry chunks until a call fails, which it does when a role changes."""
+        master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
+        position = following.position
+        if position is None:
+            history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
+            position = self._slave.call("align", following.epoch, history, timeout_s=CALL_TIMEOUT_S * 6)
+        copied = Copied(position, position, 0)
+        while not self._stopping.is_set():
+            started_s = time.monotonic()
+            request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
+            chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, LONG_POLL_S)
+            if not self._comes(chunk, following):
+                return
+            appended = self._slave.handle().append_log.remote(following.epoch, chunk)
+            copied = resolve(appended, f"{self._name}.append_log", CALL_TIMEOUT_S)
+            self._copied += copied.copied_bytes
+            self._failure = ""
+            if self._flow_bytes_s:
+                took_s = time.monotonic() - started_s
+                self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - took_s, 0.0))
+
+    def _comes(self, chunk: Any, following: Following) -> bool:
+        """Wait until a chunk, or why there is none, is there. False when the slave follows another meanwhile."""
+        deadline_s = time.monotonic() + LONG_POLL_S + CALL_TIMEOUT_S
+        wait_s = LONG_POLL_S + LATE_S
+        while not ray.wait([chunk], timeout=wait_s, fetch_local=False)[0]:
+            wait_s = LATE_S
+            now: Following | None = self._slave.call("following", 0.0, timeout_s=CALL_TIMEOUT_S)
+            if now is None or (now.master, now.epoch) != (following.master, following.epoch):
+                return False
+            if self._stopping.is_set() or time.monotonic() >= deadline_s:
+                raise RequestTimeoutError(f"replica {following.master}, to read its log,", LONG_POLL_S + CALL_TIMEOUT_S)
+        return True
+
+
+OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
+ReplicatorActor = ray.remote(**OPTIONS)(shell(Replicator))

@@ -1,0 +1,348 @@
+"""Storage: one replica's store directory, served to the cluster.
+
+In a broker group of one replica it is the master, always. In one of several it does what the Controller says: it leads,
+or it follows by way of a Replicator (actors.replica.replica).
+
+The data plane of a broker group. It is pinned to the node whose disk holds the directory; producers and consumers call
+it directly, over lanes (raymq.remoting.lane) or as an actor, with the same meaning.
+
+What survives its death: everything acknowledged. The store is recovered from its directory when Ray starts the actor
+again (storage.recovery.recovery). Safe to repeat: all reads, and appends that carry a producer sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import ray
+
+from actors.actor_class import shell
+from actors.core.broker.state import STATE_TOPIC
+from actors.core.replica.append_limit import AppendTurns
+from actors.core.replica.deleted_topics import DeletedTopics
+from actors.core.replica.rules import ReplicaRules
+from actors.options import PERSISTENT
+from actors.replica.replica import Replica
+from raymq.config.cluster import ReplicationOptions, path_here
+from raymq.config.store import StoreSettings
+from raymq.errors import InvalidArgumentError, RaymqError
+from raymq.names import StorageName, is_system_topic
+from raymq.protocol.store import (
+    AppendResult,
+    Boundary,
+    DeletedRange,
+    FetchRequest,
+    FetchResult,
+    QueryResult,
+    QueueBounds,
+    StoreStatistics,
+)
+from raymq.record.encode import EncodedBatch
+from raymq.remoting.lane import LaneServer
+from raymq.remoting.storage_client import StorageDescription
+from storage.files.config_files import ConfigFiles
+from storage.message_store import MessageStore
+from storage.replication.epochs import (
+    LEASE_S,
+    Copied,
+    EpochHistory,
+    Following,
+    LogChunk,
+    LogRequest,
+    Order,
+    ReplicaState,
+    SyncStateSet,
+)
+from storage.retention.cleaner import HOLDS_FILE
+
+APPEND_THREADS: Final = 8
+FETCH_THREADS: Final = 32
+CONTROL_THREADS: Final = 4
+ORDER_THREADS: Final = 4
+REPLICATE_THREADS: Final = 12
+"""A long poll of each follower, of which there are at most eight, and what they call else."""
+
+_log = logging.getLogger(__name__)
+
+
+class Storage:
+    """The shell around one MessageStore."""
+
+    def __init__(
+        self,
+        name: StorageName,
+        settings: StoreSettings,
+        store_host: tuple[str, int],
+        replication: ReplicationOptions | None = None,
+    ) -> None:
+        self._name = name
+        self._replication = replication if replication is not None and replication.replicas > 1 else None
+        root = settings.store_path_root_dir
+        self._settings = settings.model_copy(update={"store_path_root_dir": path_here(root, root.parent)})
+        self._store_host = store_host
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._lock = threading.Lock()
+        self._lane: LaneServer | None = None
+        self._store: MessageStore | None = None
+        self._replica: Replica | None = None
+        self._turns = AppendTurns(settings.send_queue_capacity)
+        self._deleted: DeletedTopics  # from the store's directory, once it is open
+        try:
+            self._open()
+        except RaymqError as error:
+            # An actor whose constructor raises is dead for good. Instead each call tries again, and raises the reason.
+            _log.error("%s cannot open its store: %s", name, error)
+
+    def _open(self) -> MessageStore:
+        """The store, whatever may be done with it; raises why it cannot be opened."""
+        with self._lock:
+            if self._lane is None:
+                if self._replication is None:
+                    self._store = self._open_store(None)
+                    self._store.start_delivery()
+                else:
+                    self._replica = self._open_replica(self._replication)
+                self._deleted = DeletedTopics(self._read_present, self._write_present)
+                methods = {"append": self.append, "fetch": self.fetch, "queue_bounds": self.queue_bounds}
+                self._lane = LaneServer({**methods, "offset_by_time": self.offset_by_time}, str(self._name))
+            return self._present
+
+    @property
+    def _present(self) -> MessageStore:
+        """The open store. One of several replicas may be opened anew."""
+        store = self._store if self._replica is None else self._replica.any_store
+        assert store is not None
+        return store
+
+    def _read_present(self, name: str) -> str | None:
+        return self._present.read_config(name)
+
+    def _write_present(self, name: str, text: str) -> None:
+        self._present.write_config(name, text)
+
+    def _open_store(self, on_stored: Callable[[int], None] | None) -> MessageStore:
+        return MessageStore.open(
+            self._settings, broker_name=self._name.broker_name, store_host=self._store_host, on_stored=on_stored
+        )
+
+    def _open_replica(self, options: ReplicationOptions) -> Replica:
+        rules = ReplicaRules(
+            LEASE_S,
+            options.in_sync_replicas,
+            options.min_in_sync_replicas,
+            options.all_ack_in_sync_state_set and options.broker_role is None,
+            options.slave_timeout_ms / 1000,
+            options.ha_max_time_slave_not_catchup_ms / 1000,
+            options.slave_read_enable,
+            options.broker_role is not None,
+            options.ha_max_gap_not_in_sync_bytes,
+        )
+        config = ConfigFiles(self._settings.store_path_root_dir)
+        if config.read(HOLDS_FILE) is None:
+            # Until a snapshot of the broker's state is here, retention keeps what it is made from.
+            config.write(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": 0}}))
+        name, learner = self._name, self._name.replica >= options.replicas - options.learners
+        return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
+
+    def _readable(self) -> MessageStore:
+        """The store, for what consumers may see now; raises while nothing may be shown."""
+        store = self._open()
+        return store if self._replica is None else self._replica.store
+
+    def _master_store(self) -> MessageStore:
+        """The store, for what only a master knows or does; NotMasterError on others."""
+        store = self._open()
+        if self._replica is None:
+            return store
+        self._replica.require_master()
+        return self._replica.store
+
+    def _require_replica(self) -> Replica:
+        self._open()
+        if self._replica is None:
+            raise InvalidArgumentError(f"{self._name} is the only replica of its broker group")
+        return self._replica
+
+    @ray.method(concurrency_group="append")
+    def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
+        """Store batches; returns when they are as durable as the flush setting promises (MessageStore.append).
+
+        TopicNotExistError for a topic that was deleted and not created again. SystemBusyError when too many appends
+        wait. Nothing was stored then, or nothing that anybody will see.
+        """
+        store = self._open()
+        with self._turns.take():
+            self._deleted.check(batches)
+            results = store.append(batches) if self._replica is None else self._replica.append(batches)
+            self._deleted.check(batches)  # it may have been deleted meanwhile, and then nobody will see them
+            return results
+
+    @ray.method(concurrency_group="fetch")
+    def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
+        """Read from several queues, waiting for the first message (MessageStore.fetch, Replica.fetch)."""
+        source = self._open() if self._replica is None else self._replica
+        return source.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+
+    @ray.method(concurrency_group="control")
+    def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """First and next visible offset of a queue."""
+        return self._master_store().queue_bounds(topic, queue_id)
+
+    @ray.method(concurrency_group="control")
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """First offset stored at or after a time, or with UPPER the last one at or before."""
+        return self._master_store().offset_by_time(topic, queue_id, timestamp_ms, boundary)
+
+    @ray.method(concurrency_group="control")
+    def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """The newest messages with a key (MessageStore.query_by_key)."""
+        return self._readable().query_by_key(topic, key, max_num, begin_ms, end_ms)
+
+    @ray.method(concurrency_group="control")
+    def query_by_unique_id(self, topic: str, message_id: str) -> QueryResult:
+        """The messages with a unique id (MessageStore.query_by_unique_id)."""
+        return self._readable().query_by_unique_id(topic, message_id)
+
+    @ray.method(concurrency_group="control")
+    def record_at(self, physical_offset: int) -> bytes:
+        """The record that an offset message id names (MessageStore.record_at)."""
+        return self._readable().record_at(physical_offset)
+
+    @ray.method(concurrency_group="control")
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic's queues, and take no messages for it until `open_topic`. What is in the log leaves the disk
+        with its files. NotMasterError, before anything was changed."""
+        store = self._master_store()
+        self._deleted.add(topic)
+        store.delete_topic(topic)
+
+    @ray.method(concurrency_group="control")
+    def open_topic(self, topic: str) -> None:
+        """Take messages for a topic that is about to be created; what was left of one of its name is gone.
+        NotMasterError, before anything was changed."""
+        store = self._master_store()
+        # Which topics were deleted is known where it led then, not on other replicas.
+        if topic in self._deleted or self._replica is not None:
+            store.delete_topic(topic)
+            self._deleted.remove(topic)
+
+    @ray.method(concurrency_group="control")
+    def agree_on_topics(self, existing: Sequence[str]) -> None:
+        """Take messages for these topics, and for no others that this store has queues of (DeletedTopics.agree).
+
+        The broker says so when this replica begins to lead, from the state in its log.
+        """
+        stored = [topic for topic in self._open().topics() if not is_system_topic(topic)]
+        self._deleted.agree(frozenset(existing), stored)
+
+    @ray.method(concurrency_group="control")
+    def read_config(self, name: str) -> str | None:
+        """The text of a file in `config/`, or None."""
+        return self._open().read_config(name)
+
+    @ray.method(concurrency_group="control")
+    def write_config(self, name: str, text: str) -> None:
+        """Replace a file in `config/`, keeping the one before as `.bak`."""
+        self._open().write_config(name, text)
+
+    @ray.method(concurrency_group="control")
+    def describe(self) -> StorageDescription:
+        """Who this is and where its lane is; raises why the store did not open, if it did not."""
+        self._open()
+        assert self._lane is not None
+        return StorageDescription(
+            name=str(self._name),
+            broker_name=self._name.broker_name,
+            node_id=self._node_id,
+            pid=os.getpid(),
+            root=str(self._settings.store_path_root_dir),
+            commit_log_file_size=self._settings.mapped_file_size_commit_log_bytes,
+            consume_queue_file_size=self._settings.mapped_file_size_consume_queue_bytes,
+            store_host=self._store_host,
+            lane=self._lane.address,
+            max_message_size_bytes=self._settings.max_message_size_bytes,
+            consume_queue_ext_file_size=self._settings.mapped_file_size_consume_queue_ext_bytes,
+            commit_log_directories=tuple(map(str, self._settings.commit_log_directories)),
+        )
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> dict[str, Any]:
+        """The store's counters and state, and what it is among its replicas, for `raymq status`."""
+        report = asdict(self._open().status())
+        return report if self._replica is None else {**report, **self._replica.status()}
+
+    # Among replicas (actors.replica.replica)
+
+    @ray.method(concurrency_group="orders")
+    def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
+        """An order of the Controller, and the sync-state set as it has it (Replica.obey)."""
+        return self._require_replica().obey(order, newest)
+
+    @ray.method(concurrency_group="replicate")
+    def following(self, wait_s: float) -> Following | None:
+        """Whom this replica follows, and from where (Replica.following)."""
+        return self._require_replica().following(wait_s)
+
+    @ray.method(concurrency_group="replicate")
+    def history(self, epoch: int) -> EpochHistory:
+        """A master's epochs (Replica.history)."""
+        return self._require_replica().history(epoch)
+
+    @ray.method(concurrency_group="replicate")
+    def align(self, epoch: int, master: EpochHistory) -> int:
+        """Cut what differs from the master's log (Replica.align)."""
+        return self._require_replica().align(epoch, master)
+
+    @ray.method(concurrency_group="replicate")
+    def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
+        """A master's log from an offset on, for a follower (Replica.read_log)."""
+        return self._require_replica().read_log(request, max_bytes, wait_s)
+
+    @ray.method(concurrency_group="replicate")
+    def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
+        """A chunk of the master's log (Replica.append_log)."""
+        return self._require_replica().append_log(epoch, chunk)
+
+    @ray.method(concurrency_group="control")
+    def statistics(self) -> StoreStatistics:
+        """RocketMQ's runtime keys and the puts by topic (MessageStore.statistics)."""
+        return self._open().statistics()
+
+    @ray.method(concurrency_group="control")
+    def deleted_young(self) -> list[DeletedRange] | None:
+        """The messages that a full disk took before their time (MessageStore.deleted_young)."""
+        return self._open().deleted_young()
+
+    @ray.method(concurrency_group="control")
+    def clean(self) -> None:
+        """Delete expired log files now, whatever the hour (MessageStore.clean)."""
+        self._open().clean()
+
+    @ray.method(concurrency_group="control")
+    def close(self) -> None:
+        """Clean stop: flush, checkpoint, give the directory free. Later calls answer that the store is closed."""
+        if self._lane is not None:
+            self._lane.close()
+        if self._replica is not None:
+            self._replica.close()
+        elif self._store is not None:
+            self._store.close()
+
+
+OPTIONS: Final = {
+    **PERSISTENT,
+    "concurrency_groups": {
+        "append": APPEND_THREADS,
+        "fetch": FETCH_THREADS,
+        "control": CONTROL_THREADS,
+        "orders": ORDER_THREADS,
+        "replicate": REPLICATE_THREADS,
+    },
+}
+StorageActor = ray.remote(**OPTIONS)(shell(Storage))

@@ -1,0 +1,46 @@
+"""Starting one storage actor where its disk is, and ending one actor cleanly."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.replica.storage_actor import StorageActor
+from placement.storage_plan import StoragePlan
+from raymq.errors import RaymqError
+from raymq.names import CONTROLLER, NAMESPACE
+from raymq.remoting.actor_ref import ActorRef
+
+CLOSE_TIMEOUT_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+def start_storage(plan: StoragePlan) -> None:
+    """Create a replica's storage actor on its node; nothing where it exists. Does not wait for it to answer."""
+    strategy = NodeAffinitySchedulingStrategy(plan.node_id, soft=False)
+    StorageActor.options(name=str(plan.name), get_if_exists=True, scheduling_strategy=strategy).remote(
+        plan.name, plan.settings, plan.store_host, plan.replication
+    )
+
+
+def end_actor(name: str) -> None:
+    """Have an actor close, and end it for good. One that does not close in CLOSE_TIMEOUT_S is killed all the same."""
+    try:
+        handle = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return  # gone meanwhile
+    closing: tuple[str, tuple[Any, ...]] | None = None
+    if name.startswith("pull-"):
+        closing = ("stop", (CLOSE_TIMEOUT_S,))
+    elif name == CONTROLLER or name.startswith(("broker-", "storage-", "replicator-")):
+        closing = ("close", ())
+    if closing is not None:
+        try:
+            ActorRef(name).call(closing[0], *closing[1], timeout_s=CLOSE_TIMEOUT_S)
+        except RaymqError as error:
+            _log.warning("%s did not close cleanly and is killed: %s", name, error)
+    ray.kill(handle, no_restart=True)

@@ -1,0 +1,96 @@
+"""What an operator has the Controller do: empty a node, and bring mastership back where it belongs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import ray
+
+from placement.inventory import running
+from raymq.errors import InvalidArgumentError
+from raymq.names import CONTROLLER, StorageName
+from raymq.remoting.actor_ref import ActorRef
+
+CALL_TIMEOUT_S: Final = 10.0
+DRAIN_WAIT_S: Final = 240.0
+BALANCE_WAIT_S: Final = 20.0
+POLL_S: Final = 0.3
+
+Progress = Callable[[str], None]
+
+
+def placed() -> tuple[dict[StorageName, str], frozenset[str]]:
+    """Replica to the node it runs on, and the nodes that are to be emptied; nothing where no Controller runs."""
+    if CONTROLLER not in running():
+        return {}, frozenset()
+    controller = ActorRef(CONTROLLER)
+    return controller.call("homes", timeout_s=CALL_TIMEOUT_S), controller.call("draining", timeout_s=CALL_TIMEOUT_S)
+
+
+def drain(node: str, *, drained: bool, progress: Progress) -> dict[str, Any]:
+    """Have a node, given by its address or the beginning of its id, keep no replica; or with `drained` False, allow it.
+
+    Returns when it keeps none, and its replicas are in sync elsewhere, or after DRAIN_WAIT_S with those that are
+    `left`: the Controller goes on with them. InvalidArgumentError when no node, or more than one, is meant, and when no
+    broker group has several replicas.
+    """
+    controller, node_id = _controller(), _find_node(node)
+    controller.call("drain", node_id, drained, timeout_s=CALL_TIMEOUT_S)
+    deadline_s = time.monotonic() + DRAIN_WAIT_S
+    left: list[str] = []
+    while drained and time.monotonic() < deadline_s:
+        left = _left(controller, node_id, progress)
+        if not left:
+            break
+        time.sleep(POLL_S)
+    return {"node_id": node_id, "drained": drained, "left": left}
+
+
+def _left(controller: ActorRef, node_id: str, progress: Progress) -> list[str]:
+    """The replicas that still live on a node, or that are not in sync where they live now."""
+    left = []
+    for group in controller.call("status", timeout_s=CALL_TIMEOUT_S)["groups"]:
+        for replica in group["replicas"]:
+            waits = replica["note"] or replica["error"]
+            moving = replica["node_id"] is None or replica["replica"] not in group["in_sync"]
+            if replica["node_id"] == node_id or moving:
+                left.append(f"{group['broker']}-{replica['replica']}")
+                progress(f"moving {left[-1]}" + (f": {waits}" if waits else ""))
+    return left
+
+
+def balance(progress: Progress) -> dict[str, Any]:
+    """Have the first replica by priority lead each broker group, where it is in sync; no append is lost by it.
+
+    Returns when they lead, or after BALANCE_WAIT_S: `wanted` tells whom that is about, `left` where it has not come.
+    """
+    controller = _controller()
+    wanted: dict[str, int] = controller.call("balance", timeout_s=CALL_TIMEOUT_S)
+    left, deadline_s = sorted(wanted), time.monotonic() + BALANCE_WAIT_S
+    while left and time.monotonic() < deadline_s:
+        progress(f"handing over {', '.join(left)}")
+        time.sleep(POLL_S)
+        left = sorted(group for group in wanted if not _leads(controller, group, wanted[group]))
+    return {"wanted": wanted, "left": left}
+
+
+def _leads(controller: ActorRef, group: str, replica: int) -> bool:
+    return bool(controller.call("leader", group, timeout_s=CALL_TIMEOUT_S).master == replica)
+
+
+def _controller() -> ActorRef:
+    if CONTROLLER not in running():
+        raise InvalidArgumentError("no broker group here has several replicas: see `replication` in raymq.yaml")
+    return ActorRef(CONTROLLER)
+
+
+def _find_node(text: str) -> str:
+    """The id of the node that `text` means: its address, or the beginning of its id."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    found = [node for node in nodes if text and (node["NodeManagerAddress"] == text or node["NodeID"].startswith(text))]
+    if len(found) != 1:
+        listed = ", ".join(f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})" for node in nodes)
+        raise InvalidArgumentError(f"{text!r} names {len(found) or 'no'} node of {listed}")
+    return str(found[0]["NodeID"])

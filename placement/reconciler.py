@@ -1,0 +1,101 @@
+"""The hands of repair: looks at which storage actors there are, and starts and ends what placement.repair decides.
+
+One thread. It looks at the nodes only while something is amiss: a replica without an actor, or a node to be drained.
+What survives its process: nothing. What fails is tried again at the next round, and `notes` says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from placement.actor_lifecycle import end_actor, start_storage
+from placement.controller_settings import ControllerSettings
+from placement.inventory import inventory, running
+from placement.repair import GroupView, Moves, Repair
+from placement.replica_nodes import Node
+from raymq.errors import RaymqError
+from raymq.names import StorageName
+from raymq.remoting.actor_ref import ActorRef
+
+ROUND_S: Final = 1.0
+LOOK_TIMEOUT_S: Final = 10.0
+DESCRIBE_TIMEOUT_S: Final = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Caretaker:
+    """`groups` tells who leads and who is in sync, `draining` which nodes are to be emptied; `designate` hands over."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        groups: Callable[[], Mapping[str, GroupView]],
+        draining: Callable[[], frozenset[str]],
+        designate: Callable[[str, int], None],
+    ) -> None:
+        self._data_dir = settings.data_dir
+        self._plans = {plan.name: plan for plan in settings.storages}
+        self._groups, self._draining, self._designate = groups, draining, designate
+        options = settings.storages[0].replication
+        self._repair = Repair(
+            list(self._plans),
+            spread=options.spread,
+            replace_after_s=options.replace_after_s,
+            min_in_sync=max(options.min_in_sync_replicas, options.in_sync_replicas),
+        )
+        self.homes: dict[StorageName, str] = {}
+        """Replica to the id of the node its actor runs on, as far as that is known."""
+        self.notes: Mapping[StorageName, str] = {}
+        """What a replica waits for."""
+        self.error = ""
+
+    def run(self, stopping: threading.Event) -> None:
+        """Rounds until `stopping` is set."""
+        while not stopping.wait(ROUND_S):
+            try:
+                self._round()
+                self.error = ""
+            except RaymqError as error:
+                self.error = f"repair: {error}"
+                _log.warning("repair is tried again: %s", error)
+            except Exception as error:  # also Ray's own: without this thread nothing would be repaired any more
+                self.error = f"repair: {error!r}"
+                _log.exception("repair is tried again")
+
+    def _round(self) -> None:
+        there = set(running())
+        self.homes = {name: node for name, node in self.homes.items() if str(name) in there}
+        present = {name: self._home(name) for name in self._plans if str(name) in there}
+        draining = self._draining()
+        moves = Moves()
+        if len(present) < len(self._plans) or draining:
+            nodes = inventory(self._data_dir, draining, LOOK_TIMEOUT_S)
+            moves = self._repair.decide(nodes, present, self._groups(), time.monotonic())
+        self.notes = moves.notes
+        for name, node in moves.place.items():
+            self._place(name, node)
+        for name, other in moves.hand_over.items():
+            _log.warning("%s hands over to replica %d: its node is drained", name, other)
+            self._designate(name.broker_name, other)
+        if moves.vacate is not None:
+            _log.warning("%s is ended: its node is drained", moves.vacate)
+            end_actor(str(moves.vacate))
+
+    def _place(self, name: StorageName, node: Node) -> None:
+        _log.warning("%s is started on %s (%s)", name, node.ip, node.node_id)
+        start_storage(self._plans[name].on(node))
+        self.homes[name] = node.node_id
+
+    def _home(self, name: StorageName) -> str:
+        if name not in self.homes:
+            try:
+                described = ActorRef(str(name)).call("describe", timeout_s=DESCRIBE_TIMEOUT_S)
+                self.homes[name] = described.node_id
+            except RaymqError as error:
+                _log.info("%s does not say where it is: %s", name, error)
+        return self.homes.get(name, "")

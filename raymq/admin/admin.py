@@ -1,0 +1,69 @@
+"""Administration: what `client.admin` can do with topics, messages, consumer groups, and the NameServers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from raymq.admin.base import TIMEOUT_S
+from raymq.admin.groups import GroupAdmin
+from raymq.admin.topics import QueueDescription
+from raymq.errors import InvalidArgumentError
+from raymq.protocol.route import MASTER_ID, BrokerData
+from raymq.protocol.store import StoreStatistics
+from raymq.remoting.storage_client import persist_until
+
+__all__ = ["Admin", "QueueDescription"]
+
+
+class Admin(GroupAdmin):
+    """Everything here may be repeated: creating what exists as asked, and deleting what is gone, succeed or say so."""
+
+    def brokers(self) -> dict[str, BrokerData]:
+        """The live broker groups, with their stores."""
+        return self._routes.brokers()
+
+    def clusters(self) -> dict[str, list[str]]:
+        """The live broker groups of each cluster."""
+        return self._routes.clusters()
+
+    def store_statistics(self, broker_name: str) -> StoreStatistics:
+        """What the store of a broker group counts, by RocketMQ's names (spec/storage.md §12). InvalidArgumentError."""
+        statistics: StoreStatistics = self._store_call(broker_name, "statistics")
+        return statistics
+
+    def clean_store(self, broker_name: str) -> None:
+        """Have a broker group's store delete expired messages now, whatever the hour. InvalidArgumentError."""
+        self._store_call(broker_name, "clean")
+
+    def _store_call(self, broker_name: str, method: str) -> Any:
+        data = self.brokers().get(broker_name)
+        if data is None:
+            raise InvalidArgumentError(f"no broker group is called {broker_name!r}; see `raymq status`")
+        storage = self._storages.get(data.storages[MASTER_ID])
+        return persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: storage.control(method, timeout_s=left_s))
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Take writes off a broker group: its topics are shown as not writable by every NameServer, until its next
+        change or `add_write_perm`. Returns how many topics that concerns; clients see it within half a minute.
+
+        Messages without a key go to the other groups then. A sharding key keeps its queue, so those of this group are
+        refused with NoPermissionError.
+        """
+        return max(map(int, self._routes.tell_all("wipe_write_perm", broker_name)))
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Let a broker group's topics be read and written again; returns how many that concerns."""
+        return max(map(int, self._routes.tell_all("add_write_perm", broker_name)))
+
+    def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """Set a value of the NameServers' KV configuration, which each keeps on disk. InvalidArgumentError."""
+        self._routes.tell_all("put_kv", namespace, key, value)
+
+    def delete_kv(self, namespace: str, key: str) -> None:
+        """Delete a value of the KV configuration; nothing if there is none."""
+        self._routes.tell_all("put_kv", namespace, key, None)
+
+    def list_kv(self, namespace: str) -> dict[str, str]:
+        """A namespace of the KV configuration, as one NameServer has it."""
+        return self._routes.list_kv(namespace)

@@ -1,0 +1,112 @@
+"""Administration: reading a queue without a group, and looking messages up by their place, key, id or time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from raymq.admin.base import TIMEOUT_S, AdminBase
+from raymq.consumer.pull_once import pull_messages
+from raymq.consumer.subscription import Subscription
+from raymq.errors import DataLossError, InvalidArgumentError
+from raymq.message import MessageExt, MessageQueue, PullResult
+from raymq.names import check_topic
+from raymq.protocol.store import Boundary, QueryResult
+from raymq.record.decode import decode_record, decode_records
+from raymq.record.message_id import parse_offset_message_id
+from raymq.remoting.storage_client import persist_until
+from raymq.remoting.storage_clients import ask_master
+
+QUERY_TIMEOUT_S: Final = 10.0
+
+T = TypeVar("T")
+
+
+class MessageAdmin(AdminBase):
+    """Reading and looking up; nothing is changed."""
+
+    def pull(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
+    ) -> PullResult:
+        """Read a queue from `offset` without a group. OffsetOutOfRangeError, InvalidArgumentError."""
+        route = self._routes.wait(check_topic(queue.topic), TIMEOUT_S)
+        data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
+        if data is None:
+            raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in {queue.broker_name!r}")
+        nums, subscription = data.read_queue_nums, Subscription.parse(queue.topic, tags)
+        return ask_master(
+            self._routes,
+            self._storages,
+            queue,
+            TIMEOUT_S,
+            lambda storage, left_s: pull_messages(storage, queue, nums, subscription, offset, max_messages, wait_s),
+        )
+
+    def query_by_key(
+        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> list[MessageExt]:
+        """The newest messages of `topic` that have `key`, oldest first, stored between two times (ms since 1970).
+
+        Times count by whole seconds, and at most 64 messages come from one broker group (max_msgs_num_batch).
+        TopicNotExistError, InvalidArgumentError.
+        """
+        found = self._query(topic, "query_by_key", key, max_messages, begin_ms, end_ms)
+        return sorted(found, key=lambda message: message.store_timestamp_ms)[-max_messages:]
+
+    def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
+        """The messages of `topic` that `message_id` names: a unique id, or an offset message id.
+
+        Empty if there is none; more than one if the producer sent the message more than once. TopicNotExistError,
+        InvalidArgumentError.
+        """
+        found = self._query(topic, "query_by_unique_id", message_id)
+        return found or self._query_by_offset_id(topic, message_id.upper())
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """The first offset of `queue` stored at or after a time; with UPPER the last one stored at or before it."""
+        check_topic(queue.topic)
+        return ask_master(
+            self._routes,
+            self._storages,
+            queue,
+            TIMEOUT_S,
+            lambda storage, left_s: storage.offset_by_time(queue.topic, queue.queue_id, timestamp_ms, left_s, boundary),
+        )
+
+    def _query(self, topic: str, method: str, *args: Any) -> list[MessageExt]:
+        """Ask the store of every broker group that has the topic."""
+        route = self._routes.wait(check_topic(topic), TIMEOUT_S)
+        messages: list[MessageExt] = []
+        for broker_name in route.brokers:
+            storage = self._storages.get(route.master_storage(broker_name))
+            result: QueryResult = persist_until(
+                time.monotonic() + TIMEOUT_S,
+                partial(_call_with_time_left, getattr(storage, method), (topic, *args)),
+            )
+            messages += decode_records(result.records, broker_name=broker_name)
+        return messages
+
+    def _query_by_offset_id(self, topic: str, offset_id: str) -> list[MessageExt]:
+        try:
+            place = parse_offset_message_id(offset_id).physical_offset
+        except InvalidArgumentError:
+            return []  # a unique id of another kind
+        route = self._routes.get(topic)
+        for broker_name in route.brokers:
+            storage = self._storages.get(route.master_storage(broker_name))
+            try:
+                record = persist_until(
+                    time.monotonic() + TIMEOUT_S, partial(_call_with_time_left, storage.record_at, (place,))
+                )
+            except (InvalidArgumentError, DataLossError):
+                continue  # this store has another record, or none, at that place
+            message = decode_record(record, broker_name=broker_name)
+            if message.offset_message_id == offset_id and message.topic == topic:
+                return [message]
+        return []
+
+
+def _call_with_time_left(method: Callable[..., T], args: tuple[Any, ...], left_s: float) -> T:
+    return method(*args, min(left_s, QUERY_TIMEOUT_S))

@@ -1,0 +1,171 @@
+"""Administration: topics, their queues, permissions and statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from raymq.admin.base import TIMEOUT_S, AdminBase
+from raymq.errors import (
+    InvalidArgumentError,
+    RaymqError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+    TopicNotExistError,
+)
+from raymq.message import MessageQueue
+from raymq.names import check_topic, check_user_topic, is_internal_topic
+from raymq.protocol.route import (
+    TopicRoute,
+    check_perm,
+    format_order_config,
+    grow_queues,
+    parse_order_config,
+    spread_queues,
+)
+from raymq.protocol.stats import TopicStats, add_up
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDescription:
+    """A queue and the offsets it holds: [`min_offset`, `max_offset`)."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+
+    @property
+    def messages(self) -> int:
+        return self.max_offset - self.min_offset
+
+
+class TopicAdmin(AdminBase):
+    """Everything here may be repeated."""
+
+    def create_topic(self, topic: str, queues: int = 4) -> None:
+        """Create a topic with `queues` queues in all, shared evenly among the broker groups.
+
+        On return every client can use it. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError when it
+        exists with another number of queues; creating it again as it is changes nothing.
+        """
+        check_user_topic(topic)
+        brokers = self._broker_names()
+        if not brokers:
+            raise ServiceNotAvailableError("no broker is registered; see `raymq status`")
+        if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 1024 * len(brokers):
+            raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
+        counts = spread_queues(queues, brokers)
+        for broker_name, count in counts.items():
+            self._persist(broker_name, "create_topic", topic, count, count, format_order_config(counts))
+        self._routes.forget(topic)
+        self._wait_for_route(topic, queues)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages and the offsets committed in it. TopicNotExistError.
+
+        When a broker that has queues of it is away, this raises ServiceNotAvailableError or RequestTimeoutError after
+        20 s: there the topic is left. It is to be deleted again when that broker is back.
+        """
+        route = self.topic_route(check_user_topic(topic))
+        for broker_name in sorted(route.queue_counts(), key=lambda name: (name not in route.brokers, name)):
+            try:
+                self._persist(broker_name, "delete_topic", topic)
+            except TopicNotExistError:
+                continue  # an earlier attempt came this far
+        self._routes.forget(topic)
+
+    def update_topic(self, topic: str, *, queues: int | None = None, perm: int | None = None) -> None:
+        """Change what is given: `queues` in all, which may become more but not fewer, or the permission (4 to read plus
+        2 to write). On return every client that asks sees it; others within half a minute.
+
+        More queues mean that sharding keys have other queues from then on: let consumers finish what was sent before
+        where that order matters. Every broker that has the topic is told, so all of them must be there.
+
+        TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
+        """
+        check_user_topic(topic)
+        route = self.topic_route(topic)
+        counts = route.queue_counts()
+        grown: dict[str, int] = {}
+        if queues is not None:
+            grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
+        if perm is not None:
+            check_perm(perm)
+        for broker_name in counts:
+            self._persist(broker_name, "update_topic", topic, grown.get(broker_name), perm)
+        for broker_name in grown.keys() - counts.keys():
+            if grown[broker_name]:
+                self._persist(broker_name, "create_topic", topic, grown[broker_name], grown[broker_name])
+                self._persist(broker_name, "update_topic", topic, None, perm, route.order_config)
+        self._tell_layout(topic, {name: count for name, count in grown.items() if count})
+        self._routes.forget(topic)
+
+    def _tell_layout(self, topic: str, counts: Mapping[str, int]) -> None:
+        """Tell each broker of a topic the queues in all of them. They are there before anybody chooses one by a key."""
+        for broker_name in counts:
+            self._persist(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
+
+    def set_order_config(self, topic: str, config: str | None) -> None:
+        """Make a topic an order topic: its messages go to these queues and no others, also while one of the brokers is
+        away, so that a sharding key never changes its queue. `config` is ``"broker-a:4;broker-b:2"``; None ends it.
+
+        Every broker that has the topic keeps it. TopicNotExistError; InvalidArgumentError for queues the topic has not.
+        """
+        route = self.topic_route(check_user_topic(topic))
+        held = route.queue_counts()
+        for broker_name, count in (parse_order_config(config) if config is not None else {}).items():
+            if count > held.get(broker_name, 0):
+                raise InvalidArgumentError(
+                    f"topic {topic!r} has {held.get(broker_name, 0)} queues in {broker_name!r}, not {count}"
+                )
+        for broker_name in held:
+            self._persist(broker_name, "update_topic", topic, None, None, config or "")
+        self._routes.forget(topic)
+
+    def order_config(self, topic: str) -> str | None:
+        """The queues of an order topic; None for a topic that is none. TopicNotExistError."""
+        return self.topic_route(topic).order_config or None
+
+    def topic_stats(self, topic: str) -> TopicStats:
+        """What was put into a topic, over all brokers. TopicNotExistError."""
+        parts: list[TopicStats] = [
+            self._persist(name, "topic_stats", topic) for name in self.topic_route(topic).brokers
+        ]
+        return add_up(TopicStats, parts)
+
+    def list_topics(self, *, internal: bool = False) -> list[str]:
+        """The names of all topics, sorted; with `internal` also the groups' retry and dead-letter topics and the
+        server's own."""
+        return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
+
+    def topic_route(self, topic: str) -> TopicRoute:
+        """Where a topic's queues are. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError where no
+        NameServer knows within 20 s whether it exists."""
+        check_topic(topic)
+        self._routes.forget(topic)
+        return self._routes.wait(topic, TIMEOUT_S)
+
+    def describe_topic(self, topic: str) -> list[QueueDescription]:
+        """Every queue of a topic with its offsets. TopicNotExistError."""
+        route = self.topic_route(topic)
+        described = []
+        for queue in route.subscribe_queues:
+            bounds = self._bounds(queue)
+            described.append(QueueDescription(queue, bounds.min_offset, bounds.max_offset))
+        return described
+
+    def _wait_for_route(self, topic: str, queues: int) -> None:
+        """Brokers register on their own; return only when the NameServer shows all of the queues."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                if len(self._routes.get(topic).publish_queues) >= queues:
+                    return
+            except RaymqError as error:
+                if not isinstance(error, TopicNotExistError) and not error.retryable:
+                    raise
+            if time.monotonic() > deadline_s:
+                raise RequestTimeoutError(f"registration of topic {topic!r}", TIMEOUT_S)
+            self._routes.forget(topic)
+            time.sleep(0.02)

@@ -1,0 +1,344 @@
+"""Records as Arrow columns, without a Python object per message.
+
+`decode_columns` reads the same bytes as `raymq.record.decode.decode_records` and gives the same values, a column at a
+time: numpy finds where each record's parts are, Arrow copies the small ones together, and bodies stay where they are (a
+`binary_view` over the buffer, which may be a mapped file). Properties are split for all rows at once. Rows that other
+writers may produce but raymq does not (text that is not UTF-8, a property without a value, twice the same name) send
+the whole call down `_decode_rows`, which is slower and says the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raymq.columnar.fields import Bytes, Ints, Places, locate
+from raymq.columnar.templates import find_tails
+from raymq.errors import InvalidArgumentError
+from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
+from raymq.record import layout
+from raymq.record.compression import decompress
+from raymq.record.decode import Buffer, decode_record
+from raymq.record.encode import windows
+from raymq.record.layout import RecordError
+
+BodyType = Literal["binary", "binary_view"]
+
+_TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("broker_name", pa.string()),
+        pa.field("queue_id", pa.int32()),
+        pa.field("queue_offset", pa.int64()),
+        pa.field("tags", pa.string()),
+        pa.field("keys", pa.list_(pa.string())),
+        pa.field("body", pa.binary()),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+        pa.field("born_timestamp", _TIMESTAMP),
+        pa.field("store_timestamp", _TIMESTAMP),
+        pa.field("message_id", pa.string()),
+    ]
+)
+"""The columns of a topic. `properties` are the user's alone, as in `MessageExt`; `tags` may be null."""
+
+_INLINE: Final = 12
+"""An Arrow view holds values up to this length itself."""
+
+
+def decode_columns(
+    buffer: Buffer,
+    starts: NDArray[np.int64],
+    *,
+    broker_name: str,
+    body_type: BodyType = "binary",
+    check_crc: bool = False,
+) -> pa.RecordBatch:
+    """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA.
+
+    With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
+    only compressed bodies are new. `check_crc` also compares each body's CRC, a Python call per row. RecordError when a
+    record is damaged or does not lie inside `buffer`; InvalidArgumentError for a buffer of 2 GiB or more.
+    """
+    if len(buffer) > np.iinfo(np.int32).max:
+        raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode parts of it")
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    starts = np.asarray(starts, dtype=np.int64)
+    if not check_crc:
+        batch = _decode_shapes(data, starts, broker_name, body_type)
+        if batch is not None:
+            return batch
+    places = locate(data, starts)
+    if check_crc:
+        _check_crcs(data, places)
+    properties = _split_properties(_slices(data, places.properties_at, places.properties_size).cast(pa.binary()))
+    topic = _topics(data, places)
+    if properties is None or topic is None:
+        return _decode_rows(memoryview(buffer), places.starts, broker_name, body_type)
+    rows = len(places.starts)
+    message_id = properties.column(PROPERTY_UNIQ_KEY)
+    if message_id.null_count:
+        message_id = pc.coalesce(message_id, _offset_ids(data, places, message_id.is_null()))
+    columns = [
+        topic,
+        pa.repeat(pa.scalar(broker_name, pa.string()), rows),
+        pa.array(places.head["queue_id"].astype(np.int32)),
+        pa.array(places.head["queue_offset"].astype(np.int64)),
+        properties.column(PROPERTY_TAGS),
+        _split_keys(properties.column(PROPERTY_KEYS)),
+        _bodies(data, places.body_at, places.body_size, places.sys_flag, body_type),
+        properties.user_map(),
+        _timestamps(places.head["born_timestamp"]),
+        _timestamps(places.store_timestamp),
+        message_id,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_schema(body_type))
+
+
+def _decode_shapes(data: Bytes, starts: Ints, broker_name: str, body_type: BodyType) -> pa.RecordBatch | None:
+    """`decode_columns` for records that mostly look alike; None if these do not."""
+    tails = find_tails(data, starts)
+    if tails is None:
+        return None
+    try:
+        message_id = tails.column(PROPERTY_UNIQ_KEY)
+        if message_id.null_count:
+            return None
+        columns = [
+            tails.topics(),
+            pa.repeat(pa.scalar(broker_name, pa.string()), len(starts)),
+            pa.array(tails.head["queue_id"]),
+            pa.array(tails.head["queue_offset"]),
+            tails.column(PROPERTY_TAGS),
+            _split_keys(tails.column(PROPERTY_KEYS)),
+            _bodies(data, tails.body_at, tails.head["body_size"], tails.head["sys_flag"], body_type),
+            tails.pairs(lambda name: name not in RESERVED_PROPERTIES),
+            _timestamps(tails.head["born_timestamp"]),
+            _timestamps(tails.head["store_timestamp"]),
+            message_id,
+        ]
+    except pa.ArrowInvalid:
+        return None
+    return pa.RecordBatch.from_arrays(columns, schema=_schema(body_type))
+
+
+def _schema(body_type: BodyType) -> pa.Schema:
+    if body_type == "binary":
+        return SCHEMA
+    return SCHEMA.set(SCHEMA.get_field_index("body"), pa.field("body", pa.binary_view()))
+
+
+def _check_crcs(data: Bytes, places: Places) -> None:
+    view = data.data
+    sizes, crcs = places.body_size.tolist(), places.head["body_crc"].tolist()
+    for at, size, crc in zip(places.body_at.tolist(), sizes, crcs, strict=True):
+        if size and crc32(view[at : at + size]) & 0x7FFFFFFF != crc:
+            raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {at}")
+
+
+def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
+    return pa.array(milliseconds.astype(np.int64, copy=False)).view(_TIMESTAMP)
+
+
+def _views(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
+    """Arrow's 16-byte views of the values at `at`: the size, then the value itself, or its first four bytes, the number
+    of the buffer (0) and the position there."""
+    views = np.zeros((len(at), 4), dtype=np.int32)
+    views[:, 0] = size
+    if not len(at):
+        return views
+    long = size > _INLINE
+    if long.all():
+        views[:, 1] = windows(data, 4)[at].view(np.int32)
+        views[:, 3] = at
+        return views
+    if long.any():
+        views[long, 1] = windows(data, 4)[at[long]].view(np.int32)
+        views[long, 3] = at[long]
+    short = np.flatnonzero(~long)
+    views[short, 1:] = _inline(data, at[short], size[short])
+    return views
+
+
+def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
+    """Values of at most 12 bytes, padded with zeros. A window that would reach past the end starts further ahead, and
+    is shifted back."""
+    safe = np.minimum(at, len(data) - _INLINE)
+    values = windows(data, _INLINE)[safe].view(np.uint8).reshape(-1, _INLINE)
+    for row in np.flatnonzero(safe != at):
+        values[row] = np.roll(values[row], safe[row] - at[row])
+    values *= np.arange(_INLINE) < size[:, None]
+    return values.view(np.int32)
+
+
+def _slices(data: Bytes, at: Ints, size: Ints) -> pa.Array:
+    """The values at `at`, as a binary_view over `data`."""
+    views = _views(data, at, size)
+    return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
+
+
+def _topics(data: Bytes, places: Places) -> pa.Array | None:
+    """The topic column, None when one is not UTF-8. Mostly all rows have the same topic."""
+    at, size = places.topic_at, places.topic_size
+    try:
+        if len(at) and size[0] and (size == size[0]).all():
+            texts = windows(data, int(size[0]))[at]
+            if (texts == texts[0]).all():
+                return pa.repeat(pa.scalar(texts[0].tobytes().decode(), pa.string()), len(at))
+        return _slices(data, at, size).cast(pa.binary()).cast(pa.string())
+    except (UnicodeDecodeError, pa.ArrowInvalid):
+        return None
+
+
+def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_type: BodyType) -> pa.Array:
+    views = _views(data, body_at, body_size)
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
+    for row in np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED).tolist():
+        at, size = int(body_at[row]), int(body_size[row])
+        body = decompress(data[at : at + size].tobytes(), int(sys_flag[row]))
+        own = np.frombuffer(body.ljust(_INLINE, b"\0"), dtype=np.uint8)
+        views[row] = _views(own, np.array([0]), np.array([len(body)]))[0]
+        if len(body) > _INLINE:
+            views[row, 2] = len(buffers) - 2
+            buffers.append(pa.py_buffer(own))
+    bodies = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
+    return bodies.cast(pa.binary()) if body_type == "binary" else bodies
+
+
+def _offset_ids(data: Bytes, places: Places, missing: pa.BooleanArray) -> pa.Array:
+    """Offset message ids for the rows that `missing` marks, null elsewhere."""
+    ids: list[str | None] = [None] * len(missing)
+    for row in np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist():
+        at = int(places.store_host_at[row])
+        width = 20 if places.sys_flag[row] & layout.SYS_FLAG_STORE_HOST_IPV6 else 8
+        physical_offset = int(places.head["physical_offset"][row]) & 0xFFFFFFFFFFFFFFFF
+        ids[row] = f"{data[at : at + width].tobytes().hex().upper()}{physical_offset:016X}"
+    return pa.array(ids, pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class _Properties:
+    """The properties of all rows, one piece each: `rows` says whose, `codes` which name of `names`.
+
+    `segments` holds the pieces' parts in turn (name, 0x01, value, 0x02): piece i's name is segment 4i, its value 4i+2.
+    """
+
+    row_count: int
+    rows: Ints
+    codes: NDArray[np.int32]
+    names: list[str]
+    segments: pa.Array
+
+    def column(self, name: str) -> pa.Array:
+        """The value of `name` in each row, null where it is absent."""
+        if name not in self.names:
+            return pa.nulls(self.row_count, pa.string())
+        pieces = np.flatnonzero(self.codes == self.names.index(name))
+        if len(pieces) == self.row_count:
+            return self.segments.take(pa.array(4 * pieces + 2))
+        indices = np.zeros(self.row_count, dtype=np.int64)
+        absent = np.ones(self.row_count, dtype=bool)
+        indices[self.rows[pieces]] = 4 * pieces + 2
+        absent[self.rows[pieces]] = False
+        return self.segments.take(pa.array(indices, mask=absent))
+
+    def user_map(self) -> pa.MapArray:
+        """Each row's properties but the reserved ones."""
+        of_user = np.array([name not in RESERVED_PROPERTIES for name in self.names], dtype=bool)
+        pieces = np.flatnonzero(of_user[self.codes]) if of_user.any() else np.zeros(0, dtype=np.int64)
+        counts = np.bincount(self.rows[pieces], minlength=self.row_count)
+        return pa.MapArray.from_arrays(
+            _offsets(counts), self.segments.take(pa.array(4 * pieces)), self.segments.take(pa.array(4 * pieces + 2))
+        )
+
+
+def _offsets(counts: NDArray[np.int64]) -> pa.Array:
+    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pa.array(offsets)
+
+
+def _split_properties(column: pa.Array) -> _Properties | None:
+    """Split each row's property bytes, or None when a row needs `decode_properties`' rules for odd cases."""
+    rows = len(column)
+    try:
+        column.cast(pa.string())  # only to check the encoding
+    except pa.ArrowInvalid:
+        return None
+    _, offsets_buffer, text_buffer = column.buffers()
+    bounds = np.frombuffer(offsets_buffer, dtype=np.int32)[: rows + 1].astype(np.int64)
+    text = np.frombuffer(text_buffer, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
+    row_ends = bounds[1:]
+    ends = np.flatnonzero(text == 2)
+    nexts = ends + 1
+    filled = row_ends[row_ends > bounds[:-1]]
+    unterminated = filled[text[filled - 1] != 2]
+    if len(unterminated):  # the last separator of a row may be missing
+        ends = np.sort(np.concatenate([ends, unterminated]))
+        nexts = np.minimum(ends + 1, row_ends[np.searchsorted(row_ends, ends)])
+    marks = np.flatnonzero(text == 1)
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), nexts])
+    if len(marks) != len(ends) or not ((starts[:-1] < marks) & (marks + 1 < ends)).all():
+        return None
+    bounds_of_parts = np.empty(4 * len(marks) + 1, dtype=np.int32)
+    for part, positions in enumerate((starts, marks, marks + 1, ends)):
+        bounds_of_parts[part::4] = positions
+    buffers = [None, pa.py_buffer(bounds_of_parts), pa.py_buffer(text)]
+    segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
+    names = segments.take(pa.array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
+    codes = names.indices.to_numpy()
+    pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
+    piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
+    if _has_repeated_names(piece_rows, codes):
+        return None
+    return _Properties(rows, piece_rows, codes, names.dictionary.to_pylist(), segments)
+
+
+def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
+    """Whether a row has a name twice. Mostly all rows have the same names in the same order, so codes only rise."""
+    if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
+        return False
+    order = np.argsort(codes, kind="stable")
+    codes, rows = codes[order], rows[order]
+    return bool(((codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1])).any())
+
+
+def _split_keys(column: pa.Array) -> pa.Array:
+    """KEYS values as lists: split at spaces, empty tokens dropped, an empty list where there is none."""
+    if column.null_count == len(column):
+        return pa.ListArray.from_arrays(_offsets(np.zeros(len(column), np.int64)), pa.array([], pa.string()))
+    tokens = pc.split_pattern(column.drop_null(), " ")
+    counts = np.zeros(len(column), dtype=np.int64)
+    counts[column.is_valid().to_numpy(zero_copy_only=False)] = tokens.value_lengths().to_numpy()
+    keys = tokens.flatten()
+    filled = pc.not_equal(keys, "").to_numpy(zero_copy_only=False)
+    if not filled.all():
+        rows = np.repeat(np.arange(len(column)), counts)
+        counts = np.bincount(rows[filled], minlength=len(column))
+        keys = keys.filter(pa.array(filled))
+    return pa.ListArray.from_arrays(_offsets(counts), keys)
+
+
+def _decode_rows(buffer: memoryview, starts: Ints, broker_name: str, body_type: BodyType) -> pa.RecordBatch:
+    """`decode_columns` by way of `decode_record`, for what the fast way leaves out."""
+    messages = [decode_record(buffer, start, broker_name=broker_name, check_crc=False) for start in starts.tolist()]
+    columns: dict[str, list[Any]] = {
+        "topic": [message.topic for message in messages],
+        "broker_name": [broker_name] * len(messages),
+        "queue_id": [message.queue_id for message in messages],
+        "queue_offset": [message.queue_offset for message in messages],
+        "tags": [message.tags for message in messages],
+        "keys": [message.keys for message in messages],
+        "body": [message.body for message in messages],
+        "properties": [list(message.properties.items()) for message in messages],
+        "born_timestamp": [message.born_timestamp_ms for message in messages],
+        "store_timestamp": [message.store_timestamp_ms for message in messages],
+        "message_id": [message.message_id for message in messages],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=_schema(body_type))

@@ -1,0 +1,110 @@
+"""A consumer group's offsets, at the brokers that hold the queues."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from raymq.errors import RaymqError
+from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.storage_client import persist_until
+
+TIMEOUT_S: Final = 20.0
+
+
+class GroupOffsets:
+    """Reads and commits one group's offsets. Thread-safe; calls are safe to repeat and go over broker restarts."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self._lock = threading.Lock()
+        self._brokers: dict[str, ActorRef] = {}
+
+    def ensure_group(self, broker_name: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Make the group known to a broker group."""
+        broker = self._broker(broker_name)
+        persist_until(
+            time.monotonic() + timeout_s, lambda left_s: broker.call("ensure_group", self.group, timeout_s=left_s)
+        )
+
+    def check_broadcast(self, broker_name: str, timeout_s: float = TIMEOUT_S) -> None:
+        """NoPermissionError where the group may not consume in BROADCASTING."""
+        broker = self._broker(broker_name)
+        persist_until(
+            time.monotonic() + timeout_s, lambda left_s: broker.call("check_broadcast", self.group, timeout_s=left_s)
+        )
+
+    def start(
+        self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = TIMEOUT_S
+    ) -> QueueOffset:
+        """The committed offset, or where the query says to start, which is committed then.
+
+        Commits with an older `generation` are fenced from then on. Generation 0, of who is no member of the group,
+        only asks. GroupNotExistError, TopicNotExistError.
+        """
+        broker = self._broker(queue.broker_name)
+        offset: QueueOffset = persist_until(
+            time.monotonic() + timeout_s,
+            lambda left_s: broker.call("start_offset", self.group, queue, query, generation, timeout_s=left_s),
+        )
+        return offset
+
+    def committed(self, queue: MessageQueue, timeout_s: float = TIMEOUT_S) -> int | None:
+        """The committed offset of a queue, None where there is none."""
+        broker = self._broker(queue.broker_name)
+        table: dict[int, int] = persist_until(
+            time.monotonic() + timeout_s,
+            lambda left_s: broker.call("committed_offsets", self.group, queue.topic, timeout_s=left_s),
+        )
+        return table.get(queue.queue_id)
+
+    def commit(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = TIMEOUT_S) -> CommitAnswer:
+        """Commit the next offset to consume, per queue; durable on return, but for the queues the answer names.
+
+        The brokers are asked at the same time. When one fails, what the others took is committed, and its failure is
+        raised: commit again, which is safe.
+        """
+        tables: dict[str, dict[str, dict[int, OffsetCommit]]] = defaultdict(lambda: defaultdict(dict))
+        for queue, commit in commits.items():
+            tables[queue.broker_name][queue.topic][queue.queue_id] = commit
+        plain = {name: {topic: dict(by_queue) for topic, by_queue in table.items()} for name, table in tables.items()}
+        deadline_s = time.monotonic() + timeout_s
+        if len(plain) < 2:
+            return _merged([self._commit_at(name, table, deadline_s) for name, table in plain.items()])
+        with ThreadPoolExecutor(len(plain), "commit") as pool:
+            return _merged(list(pool.map(lambda name: self._commit_at(name, plain[name], deadline_s), plain)))
+
+    def _commit_at(
+        self, broker_name: str, commits: Mapping[str, Mapping[int, OffsetCommit]], deadline_s: float
+    ) -> CommitAnswer | RaymqError:
+        broker = self._broker(broker_name)
+        try:
+            answer: CommitAnswer = persist_until(
+                deadline_s, lambda left_s: broker.call("commit_offsets", self.group, commits, timeout_s=left_s)
+            )
+        except RaymqError as error:
+            return error
+        return answer
+
+    def _broker(self, name: str) -> ActorRef:
+        with self._lock:
+            return self._brokers.setdefault(name, ActorRef(name))
+
+
+def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:
+    """The brokers' answers as one; the first failure is raised."""
+    reset: dict[MessageQueue, QueueOffset] = {}
+    fenced: frozenset[MessageQueue] = frozenset()
+    gone: frozenset[MessageQueue] = frozenset()
+    for answer in answers:
+        if isinstance(answer, RaymqError):
+            raise answer
+        reset.update(answer.reset)
+        fenced, gone = fenced | answer.fenced, gone | answer.gone
+    return CommitAnswer(reset, fenced, gone)

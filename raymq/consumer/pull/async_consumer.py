@@ -1,0 +1,222 @@
+"""The pull consumer for asyncio: what PullConsumer does, without blocking the event loop.
+
+A poll that waits costs no thread: the engine wakes it through the loop. Calls to brokers and stores run in a few
+threads of this consumer's own, and so does decoding, unless it is less work than changing the thread. A poll that is
+cancelled has taken nothing: the messages are returned by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+
+from raymq.consumer.pull.engine import PullEngine
+from raymq.consumer.pull.fetched_records import (
+    Decode,
+    Found,
+    Slice,
+    as_messages,
+    as_table,
+    decode_columns,
+    decode_messages,
+    found,
+)
+from raymq.consumer.queue_change import QueueChangeListener
+from raymq.errors import ClientStateError
+from raymq.message import MessageExt, MessageQueue
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CALL_THREADS: Final = 4
+INLINE_BYTES: Final = 16 * 1024
+"""Records up to this size are decoded on the loop: some 0.1 ms."""
+
+T = TypeVar("T")
+
+
+class AsyncPullConsumer:
+    """Made by `Client.async_pull_consumer` inside the event loop that uses it. One task polls at a time.
+
+    Methods mean what PullConsumer's of the same name do, raise the same, and are awaited where they call a broker or a
+    store. After `close` everything raises ClientStateError.
+    """
+
+    def __init__(self, engine: PullEngine) -> None:
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ClientStateError(
+                "an async consumer belongs to an event loop: call client.async_pull_consumer(...) inside a coroutine"
+            ) from None
+        self.group = engine.settings.group
+        self._engine = engine
+        self._news = asyncio.Event()
+        self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{self.group}")
+        self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
+        engine.on_news = partial(self._in_loop, self._look_again)
+
+    # What is consumed
+
+    async def subscribe(self, topic: str, expression: str = "*") -> None:
+        await self._call(self._engine.subscribe, topic, expression)
+
+    def unsubscribe(self, topic: str) -> None:
+        self._engine.unsubscribe(topic)
+
+    async def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] = "*") -> None:
+        await self._call(self._engine.assign, list(queues), expression)
+
+    def assignment(self) -> list[MessageQueue]:
+        return self._engine.assignment()
+
+    # Messages
+
+    async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
+        return as_messages(await self._poll(decode_messages, max_messages, timeout_s))
+
+    async def poll_table(self, max_messages: int = 65_536, timeout_s: float = 1.0) -> pa.Table:
+        return as_table(await self._poll(decode_columns, max_messages, timeout_s))
+
+    async def __aiter__(self) -> AsyncIterator[MessageExt]:
+        while not self._engine.closed:
+            try:
+                messages = await self.poll(max_messages=1)
+            except ClientStateError:
+                if self._engine.closed:
+                    return
+                raise
+            for message in messages:
+                yield message
+
+    async def _poll(self, decode: Decode[Found], max_messages: int, timeout_s: float) -> list[tuple[Slice, Found]]:
+        engine = self._engine
+        engine.poll_begins(max_messages, timeout_s)
+        taken: list[tuple[Slice, Found]] = []
+        try:
+            deadline_s = self._loop.time() + timeout_s
+            while not found(taken) and not engine.closed:
+                self._news.clear()
+                slices = engine.peek(max_messages)
+                if slices:
+                    # Between `take` and the return nothing is awaited: a cancelled poll has taken nothing.
+                    taken = engine.take(await self._decode(decode, slices))
+                elif (left_s := deadline_s - self._loop.time()) <= 0:
+                    break
+                else:
+                    engine.raise_loss()
+                    await self._wait(left_s)
+        finally:
+            engine.poll_ends()
+        if not taken:
+            engine.raise_failure()
+        return taken
+
+    async def _decode(self, decode: Decode[Found], slices: list[Slice]) -> list[tuple[Slice, Found]]:
+        if sum(len(part.records) for part in slices) <= INLINE_BYTES:
+            return self._engine.decode(decode, slices)
+        return await self._loop.run_in_executor(self._decoder, self._engine.decode, decode, slices)
+
+    async def _wait(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass  # the poll looks at the time itself
+
+    # Committing
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.commit, offsets)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        return await self._call(self._engine.committed, queue)
+
+    # Places
+
+    def position(self, queue: MessageQueue) -> int:
+        return self._engine.position(queue)
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        await self._call(self._engine.seek, queue, offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        await self._call(self._engine.seek_to_begin, queue)
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        await self._call(self._engine.seek_to_end, queue)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        self._engine.pause(list(queues))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        self._engine.resume(list(queues))
+
+    def paused(self) -> list[MessageQueue]:
+        return self._engine.paused()
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lag)
+
+    # Any queue
+
+    async def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
+        return await self._call(self._engine.lookup.queues, topic)
+
+    async def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lookup.begin_offsets, list(queues))
+
+    async def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lookup.end_offsets, list(queues))
+
+    async def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        return (await self.offsets_for_times({queue: timestamp_ms}))[queue]
+
+    async def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lookup.offsets_for_times, times_ms)
+
+    async def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
+        """As PullConsumer's, but `callback`, a plain function, is called on the event loop."""
+        await self._call(self._engine.watch.register, topic, partial(self._in_loop, callback))
+
+    # Life
+
+    async def close(self) -> None:
+        await self._close(finished=True)
+
+    async def _close(self, *, finished: bool) -> None:
+        if not self._engine.closed:
+            await self._call(partial(self._engine.close, finished=finished))
+
+    async def __aenter__(self) -> AsyncPullConsumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(finished=kind is None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a raymq consumer cannot be pickled: make one with client.async_pull_consumer where it is used")
+
+    async def _call(self, call: Callable[..., T], *args: object) -> T:
+        """A call that blocks, in a thread. Cancelling the wait does not undo it."""
+        self._engine.check_open()
+        return await self._loop.run_in_executor(self._calls, partial(call, *args))
+
+    def _in_loop(self, call: Callable[..., None], *args: object) -> None:
+        """Called from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits there any more
+
+    def _look_again(self) -> None:
+        self._news.set()
+        if self._engine.closed:
+            for pool in (self._calls, self._decoder):
+                pool.shutdown(wait=False)

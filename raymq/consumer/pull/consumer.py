@@ -1,0 +1,234 @@
+"""The pull consumer: lives in the user's process, reads its group's queues or chosen ones, and is asked with `poll`.
+
+A queue that is to go to another member is let go inside `poll`, `commit` or `close`: only then has the program finished
+with what earlier polls returned. What happens behind it is in raymq.consumer.pull.engine;
+raymq.consumer.pull.async_consumer is its twin for asyncio.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from raymq.consumer.pull.engine import PullEngine
+from raymq.consumer.pull.fetched_records import (
+    Decode,
+    Found,
+    Slice,
+    as_messages,
+    as_table,
+    decode_columns,
+    decode_messages,
+    found,
+)
+from raymq.consumer.queue_change import QueueChangeListener
+from raymq.errors import ClientStateError
+from raymq.message import MessageExt, MessageQueue
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PullConsumer:
+    """Made by `Client.pull_consumer`. One thread polls at a time; the rest may be called from any.
+
+    What takes a queue and speaks of this consumer's place in it (position, seek, pause, …) raises ClientStateError for
+    one that it does not hold now. After `close` everything raises ClientStateError.
+    """
+
+    def __init__(self, engine: PullEngine) -> None:
+        self.group = engine.settings.group
+        self._engine = engine
+        self._news = threading.Event()
+        engine.on_news = self._news.set
+
+    # What is consumed
+
+    def subscribe(self, topic: str, expression: str = "*") -> None:
+        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``; the members of
+        the group share its queues.
+
+        TopicNotExistError, IllegalNameError, InvalidArgumentError, or ClientStateError after `assign`. A second call
+        for a topic replaces the first, from the next poll on.
+        """
+        self._engine.subscribe(topic, expression)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Poll nothing more of a topic; its queues go to other members once this program polls or commits again.
+        ClientStateError without a subscription."""
+        self._engine.unsubscribe(topic)
+
+    def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] = "*") -> None:
+        """Consume exactly these queues, without being a member of the group: nobody is asked and nobody gives way.
+
+        Offsets are read and committed under the group's name, so other consumers must leave these queues alone.
+        `expression` chooses by tag, for all topics or by topic. Another call replaces the list; queues in both go on
+        where they are, and with auto_commit everything polls have returned is committed first. InvalidArgumentError for
+        a queue there is not, TopicNotExistError, ClientStateError after `subscribe`.
+        """
+        self._engine.assign(queues, expression)
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues this consumer holds now, sorted."""
+        return self._engine.assignment()
+
+    # Messages
+
+    def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
+        """Up to `max_messages` messages; waits up to `timeout_s` for the first, and returns an empty list after that.
+
+        Messages of one queue come in order. With auto_commit, what earlier polls returned counts as done from now on.
+        Raises ClientStateError when closed, or with nothing to consume; StoreCorruptError when the next message is
+        damaged; DataLossError, while the other queues' messages go on coming, each time that a queue's next message
+        could not be read; the error of the group when it cannot be joined within the timeout; and, once, an error with
+        which the brokers have refused an automatic commit.
+        """
+        return as_messages(self._poll(decode_messages, max_messages, timeout_s))
+
+    def poll_table(self, max_messages: int = 65_536, timeout_s: float = 1.0) -> pa.Table:
+        """As `poll`, as an Arrow table with the columns of `raymq.columnar.columns.SCHEMA`, without an object per
+        message.
+
+        At most what waits here comes at once; a larger `threshold_count` makes larger tables.
+        """
+        return as_table(self._poll(decode_columns, max_messages, timeout_s))
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        """Messages one after another, for ever; ends when the consumer is closed. With auto_commit, a message counts as
+        done when the next one is asked for, so that leaving the loop skips nothing."""
+        while not self._engine.closed:
+            try:
+                messages = self.poll(max_messages=1)
+            except ClientStateError:
+                if self._engine.closed:
+                    return
+                raise
+            yield from messages
+
+    def _poll(self, decode: Decode[Found], max_messages: int, timeout_s: float) -> list[tuple[Slice, Found]]:
+        engine = self._engine
+        engine.poll_begins(max_messages, timeout_s)
+        taken: list[tuple[Slice, Found]] = []
+        try:
+            deadline_s = time.monotonic() + timeout_s
+            while not found(taken) and not engine.closed:
+                self._news.clear()
+                slices = engine.peek(max_messages)
+                if slices:
+                    taken = engine.take(engine.decode(decode, slices))
+                elif (left_s := deadline_s - time.monotonic()) <= 0:
+                    break
+                else:
+                    engine.raise_loss()
+                    self._news.wait(left_s)
+        finally:
+            engine.poll_ends()
+        if not taken:
+            engine.raise_failure()
+        return taken
+
+    # Committing
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        """Commit everything that polls have returned, or up to these offsets (of the next message to consume).
+
+        Returns the offsets that are committed now, durably; without the queues that another member has taken over or
+        somebody has reset meanwhile. An offset behind the committed one changes nothing: seek back to go back. Raises
+        InvalidArgumentError for an offset polls have not come to, ClientStateError for a queue that is not held, and
+        after any other error it may be called again.
+        """
+        return self._engine.commit(offsets)
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The group's committed offset in any queue, None where there is none."""
+        return self._engine.committed(queue)
+
+    # Places
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset the next poll returns from a queue this consumer holds."""
+        return self._engine.position(queue)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at `offset`, and commit that as if polls had come to it. OffsetOutOfRangeError outside what the queue
+        holds."""
+        self._engine.seek(queue, offset)
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on at the first message the queue still holds."""
+        self._engine.seek_to_begin(queue)
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on behind the last message."""
+        self._engine.seek_to_end(queue)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Neither read nor return these queues until `resume`. They stay this consumer's as long as the group leaves
+        them to it; a queue that is lost and comes back is not paused."""
+        self._engine.pause(list(queues))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these queues again."""
+        self._engine.resume(list(queues))
+
+    def paused(self) -> list[MessageQueue]:
+        """The queues that are paused, sorted."""
+        return self._engine.paused()
+
+    def lag(self) -> dict[MessageQueue, int]:
+        """Per held queue the messages behind this consumer's position."""
+        return self._engine.lag()
+
+    # Any queue
+
+    def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
+        """A topic's queues as they are now, sorted. TopicNotExistError, IllegalNameError."""
+        return self._engine.lookup.queues(topic)
+
+    def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The first offset each queue still holds."""
+        return self._engine.lookup.begin_offsets(queues)
+
+    def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The offset the next message of each queue will get."""
+        return self._engine.lookup.end_offsets(queues)
+
+    def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first offset stored at or after a time in ms since 1970, within what the queue holds."""
+        return self._engine.lookup.offsets_for_times({queue: timestamp_ms})[queue]
+
+    def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """`offset_for_timestamp` for several queues, each with its time."""
+        return self._engine.lookup.offsets_for_times(times_ms)
+
+    def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
+        """Call `callback(topic, queues)` when the topic's queues differ from what they were at the check before.
+
+        Checks are every `queue_check_interval_s`. All callbacks of a consumer run in one thread of its own, beside the
+        one that polls; what they raise is logged.
+        """
+        self._engine.watch.register(topic, callback)
+
+    # Life
+
+    def close(self) -> None:
+        """Leave the group and end the threads; with auto_commit, first commit everything that polls have returned.
+
+        Where an exception leaves a `with`, what the last poll returned is not committed: it is delivered again.
+        Idempotent.
+        """
+        self._engine.close()
+
+    def __enter__(self) -> PullConsumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.close(finished=kind is None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a raymq consumer cannot be pickled: call raymq.connect().pull_consumer(...) where it is used")

@@ -1,0 +1,168 @@
+"""Runs: records of a queue as they were fetched, and how a poll makes messages or columns of them.
+
+Records stay bytes until a poll takes them: that bounds memory by what is really held, and a table is made without an
+object per message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.consumer.subscription import Subscription
+from raymq.errors import StoreCorruptError
+from raymq.message import MessageExt, MessageQueue
+from raymq.record.decode import decode_record, decode_records, record_starts
+from raymq.record.layout import QUEUE_OFFSET_OFFSET, RecordError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(slots=True)
+class Run:
+    """Whole records back to back, in the order of their queue. `first` is how many were taken already; `next_offset`
+    is where the queue stands behind all of them, which may be past messages that the tags excluded."""
+
+    records: bytes
+    starts: list[int]
+    next_offset: int
+    first: int = 0
+
+    @classmethod
+    def of(cls, records: bytes, next_offset: int) -> Run:
+        """RecordError when the records' sizes do not add up."""
+        return cls(records, record_starts(records).tolist(), next_offset)
+
+    @property
+    def count(self) -> int:
+        """Records not taken yet."""
+        return len(self.starts) - self.first
+
+    def byte_at(self, index: int) -> int:
+        """Where record `index` starts; the end for the one behind the last."""
+        return self.starts[index] if index < len(self.starts) else len(self.records)
+
+    def offset_at(self, index: int) -> int:
+        """The queue offset of record `index`."""
+        at = self.starts[index] + QUEUE_OFFSET_OFFSET
+        return int.from_bytes(self.records[at : at + 8], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The next `count` records of a run of `queue`, and what is wanted of them."""
+
+    queue: MessageQueue
+    subscription: Subscription
+    run: Run
+    count: int
+
+    @property
+    def records(self) -> memoryview:
+        run = self.run
+        return memoryview(run.records)[run.byte_at(run.first) : run.byte_at(run.first + self.count)]
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each record starts in `records`."""
+        run = self.run
+        return np.array(run.starts[run.first : run.first + self.count], dtype=np.int64) - run.byte_at(run.first)
+
+    @property
+    def next_offset(self) -> int:
+        """Where the queue stands once these are taken."""
+        end = self.run.first + self.count
+        return self.run.next_offset if end == len(self.run.starts) else self.run.offset_at(end - 1) + 1
+
+
+Found = TypeVar("Found", bound=Sized)
+Decode = Callable[[Sequence[Slice]], list[tuple[Slice, Found]]]
+Decoded = list[tuple[Slice, list[MessageExt]]]
+Columns = list[tuple[Slice, "pa.RecordBatch"]]
+"""Slices with what is wanted of them, which may be nothing."""
+
+
+def decode_messages(slices: Sequence[Slice]) -> Decoded:
+    """The wanted messages of each slice. Before a damaged record they end; StoreCorruptError when it is the first."""
+    decoded: Decoded = []
+    for part in slices:
+        try:
+            messages = decode_records(part.records, broker_name=part.queue.broker_name)
+        except RecordError as error:
+            intact = _intact(part)
+            if intact:
+                decoded.append((replace(part, count=len(intact)), _wanted(intact, part)))
+            if not decoded:
+                raise _corrupt(part, error) from error
+            return decoded
+        decoded.append((part, _wanted(messages, part)))
+    return decoded
+
+
+def decode_columns(slices: Sequence[Slice]) -> Columns:
+    """The wanted messages of each slice as a batch of columns. StoreCorruptError when one of them is damaged."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from raymq.columnar import columns
+
+    decoded: Columns = []
+    for part in slices:
+        try:
+            batch = columns.decode_columns(
+                part.records, part.starts, broker_name=part.queue.broker_name, check_crc=True
+            )
+        except RecordError as error:
+            raise _corrupt(part, error) from error
+        if tags := part.subscription.tags:
+            batch = batch.filter(pc.is_in(batch.column("tags"), pa.array(sorted(tags), pa.string())))
+        decoded.append((part, batch))
+    return decoded
+
+
+def found(parts: list[tuple[Slice, Found]]) -> bool:
+    """Whether anything is wanted in the slices."""
+    return any(len(wanted) for _, wanted in parts)
+
+
+def as_messages(parts: Decoded) -> list[MessageExt]:
+    """What `poll` returns."""
+    return [message for _, messages in parts for message in messages]
+
+
+def as_table(parts: Columns) -> pa.Table:
+    """What `poll_table` returns: a table with the columns of raymq.columnar.columns.SCHEMA."""
+    import pyarrow as pa
+
+    from raymq.columnar.columns import SCHEMA
+
+    return pa.Table.from_batches([batch for _, batch in parts], schema=SCHEMA)
+
+
+def _wanted(messages: list[MessageExt], part: Slice) -> list[MessageExt]:
+    subscription = part.subscription
+    return [message for message in messages if subscription.matches(message.tags)] if subscription.tags else messages
+
+
+def _intact(part: Slice) -> list[MessageExt]:
+    """The messages before the damaged record of a slice."""
+    records, messages = bytes(part.records), []
+    for start in part.starts.tolist():
+        try:
+            messages.append(decode_record(records, start, broker_name=part.queue.broker_name))
+        except RecordError:
+            break
+    return messages
+
+
+def _corrupt(part: Slice, error: RecordError) -> StoreCorruptError:
+    offset = part.run.offset_at(part.run.first)
+    return StoreCorruptError(
+        f"{part.queue}: a record at or behind queue offset {offset} is damaged ({error}); poll(max_messages=1) "
+        "finds it, seek goes past it"
+    )

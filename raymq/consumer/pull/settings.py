@@ -1,0 +1,96 @@
+"""How a pull consumer consumes: what `Client.pull_consumer` and `Client.async_pull_consumer` take, and its bounds.
+
+The names and numbers are RocketMQ's lite pull consumer's (spec/messaging.md §6), but for `threshold_all_bytes`, which
+bounds the memory of one consumer, and `poll_interval_max_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, TypedDict, Unpack
+
+from raymq.errors import InvalidArgumentError
+from raymq.message import ConsumeFromWhere
+from raymq.names import check_group
+from raymq.protocol.group import StartOffsetQuery
+from raymq.protocol.membership import AllocateStrategy, Allocation
+
+BOUNDS: Final = {
+    "auto_commit_interval_s": (1.0, 3600.0),
+    "poll_interval_max_s": (10.0, 86_400.0),
+    "queue_check_interval_s": (1.0, 3600.0),
+    "threshold_count": (1, 65_535),
+    "threshold_bytes": (1 << 20, 1 << 30),
+    "threshold_all_count": (1, 6_553_500),
+    "threshold_all_bytes": (1 << 20, 1 << 40),
+    "span_max": (1, 65_535),
+}
+"""The least and the greatest value of each setting that is a number."""
+
+
+class PullOptions(TypedDict, total=False):
+    """The keyword arguments of `Client.pull_consumer`; PullSettings says what they mean."""
+
+    consume_from: ConsumeFromWhere
+    consume_timestamp_ms: int
+    auto_commit: bool
+    auto_commit_interval_s: float
+    allocate_strategy: AllocateStrategy | Allocation
+    poll_interval_max_s: float
+    queue_check_interval_s: float
+    threshold_count: int
+    threshold_bytes: int
+    threshold_all_count: int
+    threshold_all_bytes: int
+    span_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """One pull consumer.
+
+    `start`: where to begin in a queue in which the group has committed nothing. `auto_commit`: what polls returned is
+    committed once the program polls again, every `auto_commit_interval_s`. `allocation`: how the group shares its
+    queues. `poll_interval_max_s`: a program that does not poll for longer is taken to hang, and leaves its group until
+    it polls again. `queue_check_interval_s`: how often a queue-change listener's topics are looked at.
+
+    What may wait here for polls: per queue `threshold_count` messages, `threshold_bytes` of records and `span_max`
+    between the first and the last offset; `threshold_all_count` and `threshold_all_bytes` in all. A queue is read again
+    when less than half of its share waits. Records that are on their way when a threshold is reached come on top, up to
+    2 MiB per storage actor.
+    """
+
+    group: str
+    start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
+    auto_commit: bool = True
+    auto_commit_interval_s: float = 5.0
+    allocation: Allocation = field(default_factory=Allocation)
+    poll_interval_max_s: float = 300.0
+    queue_check_interval_s: float = 30.0
+    threshold_count: int = 1000
+    threshold_bytes: int = 100 * 1024 * 1024
+    threshold_all_count: int = 10_000
+    threshold_all_bytes: int = 64 * 1024 * 1024
+    span_max: int = 2000
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        for name, (low, high) in BOUNDS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | type(low)) or not low <= value <= high:
+                raise InvalidArgumentError(f"{name} must be {low} to {high}, not {value!r}")
+        at_ms = self.start.timestamp_ms
+        if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
+            raise InvalidArgumentError(
+                f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"
+            )
+
+    @classmethod
+    def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:
+        """From keyword arguments. IllegalNameError for the group, InvalidArgumentError for a value out of bounds."""
+        values: dict[str, Any] = dict(options)
+        where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
+        start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))
+        strategy = values.pop("allocate_strategy", AllocateStrategy.AVG)
+        allocation = strategy if isinstance(strategy, Allocation) else Allocation(strategy)
+        return cls(group, start=start, allocation=allocation, **values)

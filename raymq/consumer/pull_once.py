@@ -1,0 +1,45 @@
+"""One read of one queue, as `Broker.pull` and `Admin` do it: a fetch, decoded and filtered by the tag's text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raymq.consumer.subscription import Subscription
+from raymq.errors import InvalidArgumentError, OffsetOutOfRangeError
+from raymq.message import MessageQueue, PullResult, PullStatus
+from raymq.protocol.store import FetchRequest
+from raymq.record.decode import decode_records
+from raymq.remoting.storage_client import StorageClient
+
+MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_MESSAGES: Final = 1024
+MAX_WAIT_S: Final = 15.0
+CALL_TIMEOUT_S: Final = 10.0
+
+
+def pull_messages(
+    storage: StorageClient,
+    queue: MessageQueue,
+    read_queue_nums: int,
+    subscription: Subscription,
+    offset: int,
+    max_messages: int,
+    wait_s: float,
+) -> PullResult:
+    """Messages of `queue` from `offset`. InvalidArgumentError for a queue the topic has not, a negative offset or
+    numbers out of bounds; OffsetOutOfRangeError for an offset the queue has not."""
+    if not 0 <= queue.queue_id < read_queue_nums:
+        raise InvalidArgumentError(
+            f"topic {queue.topic!r} has queues 0 to {read_queue_nums - 1} in {queue.broker_name}, not {queue.queue_id}"
+        )
+    if not 1 <= max_messages <= MAX_MESSAGES:
+        raise InvalidArgumentError(f"max_messages must be 1 to {MAX_MESSAGES}, not {max_messages}")
+    if not 0 <= wait_s <= MAX_WAIT_S:
+        raise InvalidArgumentError(f"wait_s must be 0 to {MAX_WAIT_S:g}, not {wait_s}")
+    request = FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes)
+    [result] = storage.fetch([request], MAX_BYTES, wait_s, CALL_TIMEOUT_S)
+    if result.status is PullStatus.OFFSET_ILLEGAL:
+        raise OffsetOutOfRangeError(str(queue), offset, result.min_offset, result.max_offset)
+    messages = decode_records(result.records, broker_name=queue.broker_name) if result.count else []
+    wanted = tuple(message for message in messages if subscription.matches(message.tags))
+    return PullResult(result.status, wanted, result.next_offset, result.min_offset, result.max_offset)

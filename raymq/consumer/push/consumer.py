@@ -1,0 +1,172 @@
+"""The push consumer: a listener, run in the cluster, for as long as this program runs.
+
+`start` makes, per instance, a Listener actor in the user's environment and asks a broker for a Pull actor that feeds
+it. The instances share the group's queues with all other members of the group; in BROADCASTING each has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypedDict
+
+from raymq.consumer.group_offsets import GroupOffsets
+from raymq.consumer.push.hook import ConsumeHook
+from raymq.consumer.push.listener import (
+    CONCURRENCY,
+    BatchHandler,
+    ListenerActor,
+    MessageHandler,
+    ShippedListener,
+    ship,
+    ship_hook,
+)
+from raymq.consumer.push.settings import BATCH_MAX_MOST, PushSettings
+from raymq.consumer.push.subscription import PushSubscription
+from raymq.consumer.subscription import Subscription
+from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.message import MessageModel
+from raymq.names import check_group
+from raymq.protocol.group import StartOffsetQuery
+from raymq.protocol.membership import Allocation
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, Routes
+
+START_TIMEOUT_S: Final = 60.0
+INSTANCES_MAX: Final = 256
+BATCH_MAX: Final = 512
+
+
+class PushOptions(TypedDict, total=False):
+    """The keywords of `Client.push_consumer` that are settings: see raymq.consumer.push.settings.PushSettings."""
+
+    orderly: bool
+    message_model: MessageModel
+    allocation: Allocation
+    threads: int
+    pull_batch_size: int
+    pull_interval_ms: int
+    pull_threshold_for_queue: int
+    pull_threshold_for_topic: int
+    pull_threshold_size_for_queue_mib: int
+    pull_threshold_size_for_topic_mib: int
+    consume_concurrently_max_span: int
+    consume_timeout_s: float
+    max_reconsume_times: int
+    suspend_current_queue_time_ms: int
+    offsets_dir: str | None
+    instance_name: str | None
+
+
+class PushConsumer:
+    """Describes a push consumer step by step; nothing runs before `start`. Made by `Client.push_consumer`."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        routes: Routes,
+        start: StartOffsetQuery,
+        options: PushOptions,
+        track: Callable[[PushSubscription], PushSubscription],
+        on_close: Callable[[PushSubscription], None],
+    ) -> None:
+        self._settings = PushSettings(check_group(group), (), start, **options)
+        self._routes = routes
+        self._track = track
+        self._on_close = on_close
+        self._subscriptions: dict[str, Subscription] = {}
+        self._listener: ShippedListener | None = None
+        self._hooks: list[ShippedListener] = []
+
+    def subscribe(self, topic: str, expression: str = "*") -> PushConsumer:
+        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``.
+
+        TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError
+        where no NameServer knows within 10 s whether the topic exists. A second call for a topic replaces the first.
+        """
+        subscription = Subscription.parse(topic, expression)
+        self._routes.wait(topic, ROUTE_TIMEOUT_S)
+        self._subscriptions[topic] = subscription
+        return self
+
+    def on_message(self, listener: MessageHandler) -> PushConsumer:
+        """Call `listener(message)` for each message, in threads of one process per instance.
+
+        None or ConsumeStatus.CONSUME_SUCCESS means that it is consumed. After ConsumeStatus.RECONSUME_LATER, a
+        `ConsumeLater`, or an exception it is delivered again: by way of the group's retry topic, after 10 s, 30 s, 1
+        min … 2 h, and then it goes to the dead letters. An orderly consumer's queue waits a second instead, and goes on
+        with the same message. ListenerError when the listener cannot be pickled.
+        """
+        self._listener = ship(listener, takes_batch=False)
+        self._settings = replace(self._settings, consume_message_batch_max_size=1)
+        return self
+
+    def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
+        """As `on_message`, with lists of up to `batch_max` (1 to 1024) messages of one queue; what the listener answers
+        or raises concerns all of a list, unless a `ConsumeLater` says from which one on."""
+        if not isinstance(batch_max, int) or not 1 <= batch_max <= BATCH_MAX_MOST:
+            raise InvalidArgumentError(f"batch_max must be 1 to {BATCH_MAX_MOST}, not {batch_max!r}")
+        self._listener = ship(listener, takes_batch=True)
+        self._settings = replace(self._settings, consume_message_batch_max_size=batch_max)
+        return self
+
+    def hook(self, hook: ConsumeHook) -> PushConsumer:
+        """Have `hook.before(context)` and `hook.after(context)` called around each listener call, where it runs."""
+        self._hooks.append(ship_hook(hook))
+        return self
+
+    def start(
+        self, instances: int = 1, *, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0
+    ) -> PushSubscription:
+        """Start `instances` instances; returns when their listeners are loaded and their Pull actors run.
+
+        The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
+        listeners' processes. Raises ClientStateError without a subscription or a listener, ListenerError when the
+        listener cannot be loaded there, and NoPermissionError where the group may not consume in BROADCASTING
+        (consume_broadcast_enable); nothing runs then, and the brokers know no new group.
+        """
+        if not self._subscriptions:
+            raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
+        if self._listener is None:
+            raise ClientStateError("this push consumer has no listener; call on_message(function) before start()")
+        if not 1 <= instances <= INSTANCES_MAX:
+            raise ClientStateError(f"instances must be 1 to {INSTANCES_MAX}, not {instances}")
+        settings = replace(self._settings, subscriptions=tuple(self._subscriptions.values()))
+        options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus}
+        if runtime_env is not None:
+            options["runtime_env"] = dict(runtime_env)
+        subscription = PushSubscription(settings.group, self._on_close)
+        try:
+            for _ in range(instances):
+                listener = ListenerActor.options(**options).remote(self._listener, settings, tuple(self._hooks))
+                subscription.listeners.append(listener)
+            subscription.wait_loaded(self._listener.name, START_TIMEOUT_S)
+            offsets = GroupOffsets(settings.group)
+            for broker_name in self._routes.brokers():
+                if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
+                    offsets.ensure_group(broker_name)
+                else:
+                    offsets.check_broadcast(broker_name)
+            for index, listener in enumerate(subscription.listeners):
+                subscription.pulls.append(ActorRef(self._start_pull(_named(settings, index), listener)))
+            subscription.wait_running(START_TIMEOUT_S)
+        except BaseException:
+            subscription.close()
+            raise
+        return self._track(subscription)
+
+    def _start_pull(self, settings: PushSettings, listener: Any) -> str:
+        failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
+        for broker_name in sorted(self._routes.brokers()):
+            try:
+                return str(ActorRef(broker_name).call("start_pull", settings, listener, timeout_s=START_TIMEOUT_S))
+            except RaymqError as error:
+                failure = error
+        raise failure
+
+
+def _named(settings: PushSettings, index: int) -> PushSettings:
+    """The settings of one instance: its own name, if the instances have one."""
+    name = settings.instance_name
+    return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

@@ -1,0 +1,254 @@
+"""Listener: the actor that runs a user's listener.
+
+It lives on the ground floor and not among the server's actors, because it runs in the user's environment: the user's
+`runtime_env`, the user's import path, which may hold packages of any name. The listener comes as bytes of cloudpickle,
+pickled by value, so a function of the user's own module needs no installation on the workers.
+
+Its Pull actor hands it tasks, and asks about each until it has ended: a report says which messages are finished. The
+listener is called in threads of a ConsumePool, so that a call that blocks holds up neither the answers nor the others.
+
+What survives its death: nothing. Ray starts it again with the same listener; what it was working on is delivered again
+by its Pull actor. A listener is therefore called at least once per message.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import cloudpickle
+import ray
+
+from raymq.consumer.push.consume_pool import ConsumePool, Work
+from raymq.consumer.push.hook import ConsumeHook
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
+from raymq.errors import ListenerError
+from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeStatus, MessageExt, MessageQueue
+from raymq.names import RETRY_PREFIX
+from raymq.protocol.consume_result import ConsumeLater, ConsumeReport
+from raymq.record.decode import decode_record, decode_records, record_starts
+from raymq.record.layout import RecordError
+
+MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
+BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | None]
+
+REPORT_S: Final = 0.5
+"""A task that takes longer is reported in parts."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedListener:
+    """A listener on its way to its actors: `payload` is cloudpickle's, `takes_batch` says what it is called with."""
+
+    payload: bytes
+    takes_batch: bool
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedTask:
+    """Messages of one queue for the listener, whole records back to back. `epoch` grows from one life of the Pull actor
+    to the next; `number` is the task's in that life."""
+
+    epoch: int
+    number: int
+    queue: MessageQueue
+    records: bytes
+
+
+def ship(handler: Callable[[Any], Any], *, takes_batch: bool) -> ShippedListener:
+    """Pickle a listener by value. ListenerError when it is not callable or cannot be pickled."""
+    name = getattr(handler, "__qualname__", type(handler).__qualname__)
+    if not callable(handler):
+        raise ListenerError(f"a listener must be callable with one argument, {name} object is not")
+    return ShippedListener(_dumps(handler, f"listener {name}"), takes_batch, name)
+
+
+def ship_hook(hook: ConsumeHook) -> ShippedListener:
+    """Pickle a consume hook by value, like a listener. ListenerError when it is none, or cannot be pickled."""
+    name = type(hook).__qualname__
+    if not all(callable(getattr(hook, method, None)) for method in ("before", "after")):
+        raise ListenerError(f"a consume hook must have the methods before(context) and after(context), {name} has not")
+    return ShippedListener(_dumps(hook, f"consume hook {name}"), False, name)
+
+
+def _dumps(thing: Any, what: str) -> bytes:
+    module = _user_module(thing)
+    if module is not None and module.__name__ in cloudpickle.list_registry_pickle_by_value():
+        module = None  # the user's own registration, which stays
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(thing)  # type: ignore[no-any-return]  # cloudpickle has no types
+    except Exception as error:  # whatever a user's object does when it is pickled
+        raise ListenerError(
+            f"{what} cannot be shipped to its actor: {error}. It must not hold locks, open files, connections "
+            "or a raymq client; make those in the listener's first call"
+        ) from error
+    finally:
+        if module is not None:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _user_module(handler: Any) -> ModuleType | None:
+    """The user's own module or package that a listener is from; None for the standard library and installed ones."""
+    owner: Any = handler
+    while isinstance(owner, functools.partial):
+        owner = owner.func
+    owner = owner if hasattr(owner, "__qualname__") else type(owner)
+    module = sys.modules.get(getattr(inspect.unwrap(owner), "__module__", "") or "")
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__":
+        return None  # __main__ goes by value anyway
+    installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
+    if any(Path(file).is_relative_to(root) for root in installed):
+        return None
+    # All of the package, because its modules import each other.
+    return sys.modules.get(module.__name__.partition(".")[0], module)
+
+
+class Listener:
+    """The shell around the user's function."""
+
+    def __init__(
+        self, shipped: ShippedListener, settings: PushSettings, hooks: tuple[ShippedListener, ...] = ()
+    ) -> None:
+        self._takes_batch = shipped.takes_batch
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._works: dict[int, Work] = {}
+        self._state: object = None
+        self._failure = ""
+        try:
+            handler = cloudpickle.loads(shipped.payload)
+            made = [cloudpickle.loads(hook.payload) for hook in hooks]
+        except Exception:  # a user's module may fail in any way when it is imported here
+            self._failure = traceback.format_exc()
+            return
+        self._pool = ConsumePool(
+            handler,
+            threads=settings.threads,
+            timeout_s=settings.consume_timeout_s,
+            group=settings.group,
+            hooks=made,
+        )
+
+    def ready(self) -> str:
+        """Empty, or why the listener could not be loaded here."""
+        return self._failure
+
+    def keep(self, state: object) -> None:
+        """Remember something for the Pull actor, in case it dies."""
+        self._state = state
+
+    def kept(self) -> object:
+        """What `keep` was last given; None if nothing."""
+        return self._state
+
+    def consume(self, task: ShippedTask) -> ConsumeReport:
+        """Begin a task, and report after REPORT_S or when it has ended.
+
+        A task of a later life of the Pull actor takes all those of earlier lives away: nobody asks for them any more.
+        """
+        work = self._work(task)
+        with self._lock:
+            if task.epoch > self._epoch:
+                left, self._works, self._epoch = self._works, {}, task.epoch
+                for other in left.values():
+                    self._pool.cancel(other)
+            self._works[task.number] = work
+        self._pool.submit(work)
+        return self._report(task.number, work)
+
+    def progress(self, epoch: int, number: int) -> ConsumeReport | None:
+        """How far a task is that has not ended yet; None if this process does not know it."""
+        with self._lock:
+            work = self._works.get(number) if epoch == self._epoch else None
+        return None if work is None else self._report(number, work)
+
+    def _report(self, number: int, work: Work) -> ConsumeReport:
+        report = self._pool.wait(work, REPORT_S)
+        if report.ended:
+            with self._lock:
+                if self._works.get(number) is work:
+                    del self._works[number]
+        return report
+
+    def _work(self, task: ShippedTask) -> Work:
+        """The listener calls of a task. What only shares its tag's code with one that is subscribed to needs none."""
+        messages, damaged = _decode(task)
+        settings, retry = self._settings, task.queue.topic.startswith(RETRY_PREFIX)
+        subscription = settings.subscription(task.queue.topic)
+        key = str(task.queue) if settings.orderly else None
+        firsts: Sequence[int] = range(len(messages))
+        if subscription.tags:
+            firsts = [i for i in firsts if _is_wanted(messages[i], subscription)]
+            messages = [messages[i] for i in firsts]
+        if retry:
+            messages = [m if isinstance(m, RecordError) else with_original_topic(m) for m in messages]
+        if not self._takes_batch:
+            return Work(messages, firsts, key, damaged=damaged)
+        return Work(*_lists(messages, firsts, settings.consume_message_batch_max_size), key, damaged=damaged)
+
+
+def _decode(task: ShippedTask) -> tuple[list[Any], bool]:
+    """The messages of a task, the error in place of one that is damaged; and whether there is one."""
+    broker_name = task.queue.broker_name
+    try:
+        return decode_records(task.records, broker_name=broker_name), False
+    except RecordError:
+        _log.exception("a task of %s has a damaged record", task.queue)
+    messages: list[MessageExt | RecordError] = []
+    for start in record_starts(task.records):
+        try:
+            messages.append(decode_record(task.records, int(start), broker_name=broker_name))
+        except RecordError as error:
+            messages.append(error)
+    return messages, True
+
+
+def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
+    """Lists of up to `size` messages that follow each other in the task, and where each begins."""
+    lists: list[Any] = []
+    starts: list[int] = []
+    for message, index in zip(messages, firsts, strict=True):
+        last = lists[-1] if lists else None
+        if isinstance(message, RecordError):
+            lists.append(message)
+        elif isinstance(last, list) and len(last) < size and index == starts[-1] + len(last):
+            last.append(message)
+            continue
+        else:
+            lists.append([message])
+        starts.append(index)
+    return lists, starts
+
+
+def _is_wanted(message: MessageExt | RecordError, subscription: Subscription) -> bool:
+    return isinstance(message, RecordError) or subscription.matches(message.tags)
+
+
+def with_original_topic(message: MessageExt) -> MessageExt:
+    """A message from a retry topic, as if it came from its own (spec/messaging.md §5.8)."""
+    topic = message.system_properties.get(PROPERTY_RETRY_TOPIC)
+    return message if topic is None else replace(message, topic=topic)
+
+
+OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
+CONCURRENCY: Final = 64 + 8
+"""Tasks that a Pull actor has here at a time, and room for the other methods."""
+ListenerActor = ray.remote(**OPTIONS)(Listener)

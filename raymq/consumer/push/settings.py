@@ -1,0 +1,110 @@
+"""How a push consumer consumes: the values its Pull and Listener actors are started with (spec/messaging.md §5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from raymq.consumer.subscription import Subscription
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageModel
+from raymq.names import RETRY_PREFIX
+from raymq.protocol.group import StartOffsetQuery
+from raymq.protocol.membership import Allocation
+
+BATCH_MAX_MOST: Final = 1024
+_UNLIMITED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PushSettings:
+    """One push consumer. The names are RocketMQ's, and so are the defaults and bounds but for `pull_batch_size`.
+
+    `orderly`: one message of a queue after another. `threads`: listener calls at a time per instance.
+    `consume_message_batch_max_size`: messages per listener call at most. `pull_batch_size`: messages per read of a
+    queue, and, for an orderly consumer, that may come again after a crash; RocketMQ reads 32 at a time.
+
+    What may be held per queue before reading pauses: `pull_threshold_for_queue` messages, `…_size_for_queue_mib`, and
+    for a concurrent consumer `consume_concurrently_max_span` offsets; the topic's thresholds, where set (not -1), are
+    divided by the number of its queues at the instance and count instead. `pull_interval_ms`: a pause after each read.
+
+    `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: deliveries
+    after the first, -1 is the group's setting at the broker (16) for a concurrent consumer, and no limit for an orderly
+    one. `suspend_current_queue_time_ms`: how long an orderly queue waits after a failure; brought into 10 to 30000.
+
+    BROADCASTING only: `offsets_dir` keeps each instance's offsets in GROUP/INSTANCE below it (default
+    `~/.raymq/offsets`), and `instance_name` names the instances in place of their actors' names.
+    """
+
+    group: str
+    subscriptions: tuple[Subscription, ...]
+    start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
+    orderly: bool = False
+    message_model: MessageModel = MessageModel.CLUSTERING
+    allocation: Allocation = field(default_factory=Allocation)
+    threads: int = 20
+    consume_message_batch_max_size: int = 1
+    pull_batch_size: int = 1024
+    pull_interval_ms: int = 0
+    pull_threshold_for_queue: int = 1000
+    pull_threshold_for_topic: int = _UNLIMITED
+    pull_threshold_size_for_queue_mib: int = 100
+    pull_threshold_size_for_topic_mib: int = _UNLIMITED
+    consume_concurrently_max_span: int = 2000
+    consume_timeout_s: float = 900.0
+    max_reconsume_times: int = _UNLIMITED
+    suspend_current_queue_time_ms: int = 1000
+    offsets_dir: str | None = None
+    instance_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("threads", 1, 1000),
+            ("consume_message_batch_max_size", 1, BATCH_MAX_MOST),
+            ("pull_batch_size", 1, 1024),
+            ("pull_interval_ms", 0, 65535),
+            ("pull_threshold_for_queue", 1, 65535),
+            ("pull_threshold_size_for_queue_mib", 1, 1024),
+            ("consume_concurrently_max_span", 1, 65535),
+            ("consume_timeout_s", 0.1, 7 * 86400),
+        ):
+            self._check(name, low, high)
+        for name, high in (
+            ("pull_threshold_for_topic", 6_553_500),
+            ("pull_threshold_size_for_topic_mib", 102_400),
+        ):
+            self._check(name, 1, high, otherwise=_UNLIMITED)
+        self._check("max_reconsume_times", 0, 2**31 - 1, otherwise=_UNLIMITED)
+        self._check("suspend_current_queue_time_ms", -(2**31), 2**31)
+        if not isinstance(self.message_model, MessageModel):
+            raise InvalidArgumentError(f"message_model must be a MessageModel, not {self.message_model!r}")
+        if self.group == "DEFAULT_CONSUMER":
+            raise InvalidArgumentError("DEFAULT_CONSUMER is no consumer group's name: choose one of your own")
+
+    def _check(self, name: str, low: float, high: float, otherwise: int | None = None) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, (int, float) if isinstance(low, float) else int) and not isinstance(value, bool)
+        if not number or not (low <= value <= high or value == otherwise):
+            also = "" if otherwise is None else f", or {otherwise},"
+            raise InvalidArgumentError(f"{name} must be {low} to {high}{also} not {value!r}")
+
+    @property
+    def retry_topic(self) -> str:
+        return RETRY_PREFIX + self.group
+
+    @property
+    def clustering(self) -> bool:
+        return self.message_model is MessageModel.CLUSTERING
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """What the consumer reads: in CLUSTERING also the group's retry topic."""
+        topics = {subscription.topic for subscription in self.subscriptions}
+        return frozenset(topics | {self.retry_topic} if self.clustering else topics)
+
+    def subscription(self, topic: str) -> Subscription:
+        """Which messages of a topic are wanted: of the retry topic, all."""
+        for subscription in self.subscriptions:
+            if subscription.topic == topic:
+                return subscription
+        return Subscription.parse(topic)

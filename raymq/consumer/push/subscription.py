@@ -1,0 +1,175 @@
+"""A push consumer that runs: how it is doing, holding it back, and ending it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import ray
+
+from raymq.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.message import MessageQueue
+from raymq.names import NAMESPACE
+from raymq.remoting.actor_ref import ActorRef, resolve
+
+STOP_TIMEOUT_S: Final = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One queue at an instance. `state` says whether it is read: "pulling", "suspended", "paused", "too many messages"
+    or the like. Messages before `commit_offset` are consumed, those before `committed_offset` committed; `buffered` are
+    held here, `in_flight` of them at the listener. `trouble`: why the last one that failed did."""
+
+    queue: MessageQueue
+    state: str
+    fetch_offset: int
+    commit_offset: int
+    committed_offset: int
+    buffered: int
+    buffered_bytes: int
+    in_flight: int
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    """One instance: its name, the queues it holds, and how its listener is doing.
+
+    `consumed` and `failures` count messages since the instance (its Pull actor's process) was started. `last_error` is
+    the traceback or the reason of a failure that nothing has succeeded after. `listener_away` says why nothing is
+    delivered now, and is empty else; `listener_silent_s` is how long its process has owed an answer, which should not
+    be more than a second. `stuck_threads` are listener calls that outlived `consume_timeout_s`: when they are as many
+    as there are threads and as many again, nothing is consumed until one returns. `stats`, per topic, over the last
+    minute: PULL_TPS, CONSUME_OK_TPS, CONSUME_FAILED_TPS, and CONSUME_RT in ms.
+    """
+
+    instance: str
+    holding: tuple[str, ...]
+    buffered: int
+    consumed: int
+    failures: int
+    last_error: str
+    suspended: bool
+    listener_deaths: int
+    listener_away: str
+    listener_silent_s: float
+    stuck_threads: int
+    queues: tuple[QueueStatus, ...]
+    stats: Mapping[str, Mapping[str, float]]
+
+
+class PushSubscription:
+    """A push consumer that runs. `stop` ends it: what is in flight is finished and committed."""
+
+    def __init__(self, group: str, on_close: Callable[[PushSubscription], None]) -> None:
+        self.group = group
+        self._on_close = on_close
+        self.listeners: list[Any] = []
+        self.pulls: list[ActorRef] = []
+        self._closed = False
+
+    def wait_loaded(self, name: str, timeout_s: float) -> None:
+        """Wait for the listeners' processes; ListenerError with the traceback when one cannot load its listener."""
+        deadline_s = time.monotonic() + timeout_s
+        for listener in self.listeners:
+            failure = resolve(listener.ready.remote(), f"listener {name}", max(0.1, deadline_s - time.monotonic()))
+            if failure:
+                raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
+
+    def wait_running(self, timeout_s: float) -> None:
+        """Wait for the Pull actors' processes; RequestTimeoutError, ServiceNotAvailableError."""
+        deadline_s = time.monotonic() + timeout_s
+        for pull in self.pulls:
+            pull.call("status", timeout_s=max(0.1, deadline_s - time.monotonic()))
+
+    def status(self) -> list[InstanceStatus]:
+        """What each instance holds and has done, and its listener's last traceback."""
+        return [_status_of(pull.call("status")) for pull in self.pulls]
+
+    def queues(self) -> list[MessageQueue]:
+        """The queues that the instances hold."""
+        return sorted({entry.queue for status in self.status() for entry in status.queues})
+
+    def suspend(self) -> None:
+        """Read and deliver nothing until `resume`. The queues are kept, and what the listener has is finished. It also
+        holds for an instance whose Pull actor is restarted meanwhile."""
+        self._tell("suspend")
+
+    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Go on after `suspend`; with `queues`, go on with queues after `pause`."""
+        if queues is None:
+            self._tell("resume")
+        else:
+            self._tell("resume_queues", list(queues))
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Read and deliver nothing of these queues, at whichever instance they are, until they are resumed."""
+        self._tell("pause_queues", list(queues))
+
+    def raise_listener_error(self) -> None:
+        """Raise ListenerError with the listener's traceback if a delivery failed and none has succeeded since."""
+        for status in self.status():
+            if status.last_error:
+                raise ListenerError(
+                    f"the listener of group {self.group!r} failed {status.failures} time(s) in {status.instance}; its "
+                    f"messages are delivered again. The last failure:\n{status.last_error}"
+                )
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Finish and commit what is in flight, leave the group, end the actors. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        failures = []
+        for pull in self.pulls:
+            try:
+                if not pull.call("stop", timeout_s, timeout_s=timeout_s + 5.0):
+                    failures.append(f"{pull.name} did not finish within {timeout_s:g} s")
+            except (ServiceNotAvailableError, RequestTimeoutError) as error:
+                failures.append(str(error))
+            self._kill(pull)
+        for listener in self.listeners:
+            ray.kill(listener, no_restart=True)
+        self._on_close(self)
+        if failures:
+            raise ServiceNotAvailableError(
+                f"group {self.group!r} was stopped, but {'; '.join(failures)}: its last messages may be delivered again"
+            )
+
+    def close(self) -> None:
+        """The same as `stop`."""
+        self.stop()
+
+    def __enter__(self) -> PushSubscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _tell(self, method: str, *args: Any) -> None:
+        """Call a method of all instances; the first failure is raised when all were asked."""
+        failures = []
+        for pull in self.pulls:
+            try:
+                pull.call(method, *args)
+            except RaymqError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _kill(self, pull: ActorRef) -> None:
+        try:
+            ray.kill(ray.get_actor(pull.name, namespace=NAMESPACE), no_restart=True)
+        except ValueError:
+            return  # it has ended by itself
+
+
+def _status_of(answer: dict[str, Any]) -> InstanceStatus:
+    queues = tuple(QueueStatus(**queue) for queue in answer["queues"])
+    return InstanceStatus(**{**answer, "holding": tuple(answer["holding"]), "queues": queues})

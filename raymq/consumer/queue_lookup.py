@@ -1,0 +1,80 @@
+"""What can be asked about any queue, held or not: which there are, where they begin and end, and offsets for times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+from raymq.names import check_topic
+from raymq.protocol.store import QueueBounds
+from raymq.remoting.route_cache import Routes
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import Storages, ask_master
+
+TIMEOUT_S: Final = 10.0
+"""For one queue, over a restart of its storage actor."""
+ATTEMPT_TIMEOUT_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+class QueueLookup:
+    """Questions to NameServers and storage actors. Thread-safe."""
+
+    def __init__(self, routes: Routes, storages: Storages) -> None:
+        self._routes = routes
+        self._storages = storages
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError;
+        ServiceNotAvailableError or RequestTimeoutError where none knows within 10 s whether the topic exists."""
+        check_topic(topic)
+        self._routes.forget(topic)
+        return list(self._routes.wait(topic, TIMEOUT_S).subscribe_queues)
+
+    def check(self, queue: MessageQueue) -> MessageQueue:
+        """The queue, if its topic has it; TopicNotExistError, InvalidArgumentError."""
+        if not isinstance(queue, MessageQueue):
+            raise InvalidArgumentError(f"expected a raymq.MessageQueue, not {queue!r}; see fetch_message_queues(topic)")
+        if queue not in self._routes.wait(check_topic(queue.topic), TIMEOUT_S).subscribe_queues:
+            known = self.queues(queue.topic)  # it may be a new one
+            if queue not in known:
+                raise InvalidArgumentError(f"topic {queue.topic!r} has no queue {queue}; it has {len(known)} queues")
+        return queue
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds:
+        """The offsets a queue holds."""
+        return self._persist(
+            queue,
+            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, ATTEMPT_TIMEOUT_S)),
+        )
+
+    def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The first offset each queue still holds."""
+        return {queue: self.bounds(queue).min_offset for queue in queues}
+
+    def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The offset the next message of each queue will get."""
+        return {queue: self.bounds(queue).max_offset for queue in queues}
+
+    def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Per queue the first offset stored at or after a time in ms since 1970, within what the queue holds."""
+        for queue, time_ms in times_ms.items():
+            if isinstance(time_ms, bool) or not isinstance(time_ms, int):
+                raise InvalidArgumentError(f"{queue}: {time_ms!r} is not a time in ms since 1970")
+        return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times_ms.items()}
+
+    def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
+        return self._persist(
+            queue,
+            lambda storage, left_s: storage.offset_by_time(
+                queue.topic, queue.queue_id, time_ms, min(left_s, ATTEMPT_TIMEOUT_S)
+            ),
+        )
+
+    def _persist(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
+        """A call to the queue's storage actor that is safe to repeat, over its restart and over a change of master."""
+        self.check(queue)
+        return ask_master(self._routes, self._storages, queue, TIMEOUT_S, call)

@@ -1,0 +1,102 @@
+"""Reading a fixed range of a queue, as a batch job does: record bytes and where each record starts.
+
+On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. What
+comes out feeds `raymq.columnar.columns.decode_columns`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.errors import DataLossError
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.message import MessageQueue, PullStatus
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.decode import record_starts
+from raymq.record.layout import QUEUE_OFFSET_OFFSET
+from raymq.remoting.storage_client import StorageClient, persist_until
+from raymq.remoting.storage_clients import ask_master
+
+if TYPE_CHECKING:
+    from raymq.client import Client
+
+CHUNK_MESSAGES: Final = 16_384
+FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
+TIMEOUT_S: Final = 30.0
+
+Chunk = tuple[memoryview | bytes, NDArray[np.int64]]
+
+
+class RangeReader:
+    """Reads ranges through one client's connections."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
+        """The messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
+
+        `end` must not be beyond the queue's visible end. DataLossError when some of the range is gone; a storage actor
+        that is being restarted is waited for, up to TIMEOUT_S.
+        """
+        name = self._client.routes.get(queue.topic).master_storage(queue.broker_name)
+        storage = self._client.storages.get(name)
+        reader = persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: storage.reader())
+        if reader is None or reader.has_batches(queue.topic, queue.queue_id):
+            return self._fetch(queue, start, end)
+        return _map(reader, queue, start, end)
+
+    def _fetch(self, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
+        while start < end:
+            result = self._fetch_once(queue, start, min(CHUNK_MESSAGES, end - start))
+            if result.status is PullStatus.OFFSET_ILLEGAL or result.next_offset == start:
+                raise DataLossError(
+                    f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
+                    f"{result.max_offset}"
+                )
+            start = result.next_offset
+            if result.count:
+                yield _wanted_part(result, end)
+
+    def _fetch_once(self, queue: MessageQueue, start: int, max_messages: int) -> FetchResult:
+        request = FetchRequest(queue.topic, queue.queue_id, start, max_messages)
+
+        def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
+            return storage.fetch([request], FETCH_MAX_BYTES, 0.0, min(left_s, 10.0))
+
+        [result] = ask_master(self._client.routes, self._client.storages, queue, TIMEOUT_S, fetch)
+        return result
+
+
+def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
+    while start < end:
+        units = reader.units(queue.topic, queue.queue_id, start, min(CHUNK_MESSAGES, end - start))
+        if not len(units):
+            raise DataLossError(f"{queue}: offsets {start} to {end - 1} are not on disk (any more)")
+        start += len(units)
+        units = units[units["size"] != PRE_BLANK_SIZE]
+        ends = np.cumsum(units["size"], dtype=np.int64)
+        first, before = 0, 0
+        for view in reader.views(units):
+            last = int(np.searchsorted(ends, before + len(view), side="right"))
+            starts = ends[first:last] - units["size"][first:last] - before
+            yield view, starts
+            first, before = last, before + len(view)
+
+
+def _wanted_part(result: FetchResult, end: int) -> Chunk:
+    """Offsets that hold no record (spec/storage.md §2) make a fetch of so many records go past the end."""
+    starts = record_starts(result.records)
+    if result.next_offset > end:
+        starts = starts[[_queue_offset(result.records, int(position)) < end for position in starts]]
+    return result.records, starts
+
+
+def _queue_offset(records: bytes, position: int) -> int:
+    start = position + QUEUE_OFFSET_OFFSET
+    return int.from_bytes(records[start : start + 8], "big")

@@ -1,0 +1,119 @@
+"""A group member's way to its Rebalance actor, which any broker starts when it is not there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Final
+
+from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.names import RebalanceName
+from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
+from raymq.remoting.actor_ref import ActorGoneError, ActorRef
+from raymq.remoting.route_cache import Routes
+from raymq.remoting.storage_client import persist_until
+
+CALL_TIMEOUT_S: Final = 5.0
+FIRST_TIMEOUT_S: Final = 30.0
+"""For the first answer: the actor may have been started for it."""
+RESET_TIMEOUT_S: Final = 20.0
+INTRODUCTIONS_MAX: Final = 3
+
+
+class RebalanceClient:
+    """Heartbeats of one group's members in this process."""
+
+    def __init__(self, group: str, routes: Routes) -> None:
+        self._group = group
+        self._routes = routes
+        self._actor = ActorRef(str(RebalanceName(group)))
+        self._lock = threading.Lock()
+        self._opened = False
+        self._session = self._sequence = self._generation = 0
+        self._brokers: list[str] = []
+
+    def heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
+        """Say one heartbeat. Raises ServiceNotAvailableError or RequestTimeoutError when the group cannot be reached;
+        the assignment held so far is valid until the session times out."""
+        with self._lock:
+            opened = self._opened
+        if not opened:
+            self._open()
+        for _ in range(INTRODUCTIONS_MAX):
+            said = self._next(heartbeat)
+            assignment = self._say(said)
+            if assignment.session == said.session or heartbeat.leaving:
+                return assignment
+        raise ServiceNotAvailableError(f"group {self._group} does not take up a member: its actor is being restarted")
+
+    def _next(self, heartbeat: GroupHeartbeat) -> GroupHeartbeat:
+        with self._lock:
+            self._sequence += 1
+            return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
+
+    def _say(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
+        timeout_s = CALL_TIMEOUT_S if heartbeat.session or heartbeat.leaving else FIRST_TIMEOUT_S
+        try:
+            assignment: GroupAssignment = self._actor.call("heartbeat", heartbeat, timeout_s=timeout_s)
+        except ActorGoneError:
+            with self._lock:
+                self._opened = False
+            raise
+        with self._lock:
+            self._session = assignment.session
+            self._generation = max(self._generation, assignment.generation)
+        return assignment
+
+    def _open(self) -> None:
+        """Find the group's Rebalance actor, or have a broker start it."""
+        if not _runs(self._actor):
+            self._start()
+        with self._lock:
+            self._opened = True
+
+    def _start(self) -> None:
+        failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
+        for broker_name in self._broker_names():
+            try:
+                ActorRef(broker_name).call("open_group", self._group, timeout_s=CALL_TIMEOUT_S)
+            except RaymqError as error:
+                failure = error
+                continue
+            self._actor.forget()
+            return
+        raise failure
+
+    def _broker_names(self) -> list[str]:
+        """The brokers of now, or those of before while no NameServer answers."""
+        try:
+            self._brokers = sorted(self._routes.brokers())
+        except RaymqError:
+            if not self._brokers:
+                raise
+        return self._brokers
+
+
+def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
+    """Tell a group's members, by their next heartbeats, that brokers have reset offsets of the group.
+
+    Safe to repeat. A group without a Rebalance actor has no member to tell, and one that has just died is followed by
+    one whose offsets version is new to every member; both are no error. RequestTimeoutError or ServiceNotAvailableError
+    when the actor does not answer: members then learn of the reset when they next commit.
+    """
+    actor = ActorRef(str(RebalanceName(group)))
+
+    def tell(left_s: float) -> None:
+        if _runs(actor):
+            actor.call("offsets_reset", timeout_s=left_s)
+
+    persist_until(time.monotonic() + timeout_s, tell)
+
+
+def _runs(actor: ActorRef) -> bool:
+    """Whether an actor of this name is there, or is being restarted."""
+    try:
+        actor.handle()
+    except ServiceNotAvailableError:
+        return False
+    return True

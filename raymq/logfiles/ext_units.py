@@ -1,0 +1,56 @@
+"""The extension of a consume queue: what a unit leads to that holds an address (spec/storage.md §2).
+
+On disk
+    consumequeue_ext/TOPIC/QUEUE/00000000000000000000      48 MiB each, named after the offset of the first byte
+
+    unit    | size 2 = 20 + bitmap | tags_code 8 | store_timestamp 8 | bitmap_size 2 | bitmap |
+    end     | -1 2 | what no unit fits in any more
+
+The unit in the consume queue then holds, in the place of a tag code, the address of an extension unit: its offset,
+counted from the smallest long. No hash is so small. An address whose unit is gone says nothing of the tag.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.record.encode import windows
+
+CONSUME_QUEUE_EXT_DIR: Final = "consumequeue_ext"
+EXT_ADDRESS_MAX: Final = -(2**31) - 1
+"""From here on downwards what a consume-queue unit holds is no tag code but an address."""
+
+EXT_UNIT_DTYPE: Final = np.dtype(
+    [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
+)
+"""An extension unit, without its bitmap."""
+
+_FIRST_ADDRESS: Final = np.int64(-(2**63))
+
+
+def addresses_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The addresses of the extension units at `offsets`."""
+    return offsets ^ _FIRST_ADDRESS
+
+
+def offsets_of(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The opposite of `addresses_of`."""
+    return addresses ^ _FIRST_ADDRESS
+
+
+def units_at(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.void]:
+    """The extension units at `positions` of a file, zero where it ends before."""
+    units = np.zeros(len(positions), EXT_UNIT_DTYPE)
+    within = positions <= len(data) - EXT_UNIT_DTYPE.itemsize
+    units[within] = windows(data, EXT_UNIT_DTYPE.itemsize)[positions[within]].view(EXT_UNIT_DTYPE)
+    return units
+
+
+def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Where `units` are some, and not what was never written."""
+    bitmaps = units["bitmap_size"].astype(np.int32)
+    good: NDArray[np.bool_] = (bitmaps >= 0) & (units["size"] == EXT_UNIT_DTYPE.itemsize + bitmaps)
+    return good

@@ -1,0 +1,297 @@
+"""Reading a store directory's files in place, without a word to the process that writes them.
+
+Used by the store itself, by consumers on the same node, and by Spark's Python workers. Read-only: it takes no lock,
+changes nothing, and sees what the store writes as soon as the store does.
+
+    consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
+    consumequeue_ext/TOPIC/QUEUE/                      what units lead to that hold an address instead: ext_units.py
+    commitlog/00000000000000000000                     the records that the units point to; or in other directories
+    batchconsumequeue/TOPIC/QUEUE/                     queues of inner batches: batch_queue_units.py
+
+A unit or record beyond the queue's visible end may be there already, or half there: ask the store for the end first,
+and read below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.config.store import (
+    COMMIT_LOG_DIR,
+    CONSUME_QUEUE_EXT_FILE_BYTES,
+    CONSUME_QUEUE_UNIT_BYTES,
+    MAX_FILTER_MESSAGE_SIZE_BYTES,
+)
+from raymq.errors import DataLossError
+from raymq.logfiles.batch_queue_units import batch_queue_directory, messages_of, units_from
+from raymq.logfiles.ext_units import (
+    CONSUME_QUEUE_EXT_DIR,
+    EXT_ADDRESS_MAX,
+    EXT_UNIT_DTYPE,
+    are_units,
+    offsets_of,
+    units_at,
+)
+from raymq.logfiles.file_maps import FileMaps
+from raymq.message import PullStatus
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.encode import store_timestamps_at
+from raymq.record.layout import UNIT_DTYPE
+
+CONSUME_QUEUE_DIR: Final = "consumequeue"
+PRE_BLANK_SIZE: Final = 2**31 - 1
+"""The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
+
+_DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
+_DEFAULT_MAX_MAPPED_FILES: Final = 256
+_SCAN_UNITS: Final = 16_384
+
+
+def file_name(start: int) -> str:
+    """The name of the file whose first byte has offset `start`: 20 decimal digits (spec/storage.md §1)."""
+    return f"{start:020d}"
+
+
+class LogReader:
+    """A read-only view of a store directory. Thread-safe.
+
+    The file sizes must be those the store was written with; `commit_log_directories` are where the files of its log
+    are, unless in `commitlog` below the root. A fetch that asks for tags looks at the messages of
+    `max_filter_message_size` bytes of units, and at `max_messages` at least (spec/storage.md §10). At most
+    `max_mapped_bytes` and `max_mapped_files` are mapped at a time. What `units` and `views` hand out stays readable
+    after `close` and after the file is deleted.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        commit_log_file_size: int,
+        consume_queue_file_size: int,
+        consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES,
+        commit_log_directories: Sequence[Path | str] = (),
+        max_filter_message_size: int = MAX_FILTER_MESSAGE_SIZE_BYTES,
+        max_mapped_bytes: int = _DEFAULT_MAX_MAPPED_BYTES,
+        max_mapped_files: int = _DEFAULT_MAX_MAPPED_FILES,
+    ) -> None:
+        self.root = Path(root)
+        self._commit_log = sorted(map(str, commit_log_directories)) or [f"{root}/{COMMIT_LOG_DIR}"]
+        self._consume_queue = f"{root}/{CONSUME_QUEUE_DIR}"
+        self._consume_queue_ext = f"{root}/{CONSUME_QUEUE_EXT_DIR}"
+        self._ext_file_size = consume_queue_ext_file_size
+        self.commit_log_file_size = commit_log_file_size
+        self._units_per_file = -(-consume_queue_file_size // CONSUME_QUEUE_UNIT_BYTES)
+        self._filtered_max = max_filter_message_size // CONSUME_QUEUE_UNIT_BYTES
+        self.maps = FileMaps(max_bytes=max_mapped_bytes, max_files=max_mapped_files)
+
+    def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
+        """At most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
+
+        Fewer when the file ends (ask again from there), none when there is no such file. Units that were never
+        written are zero: the caller keeps below the queue's visible end.
+        """
+        file_index, index = divmod(from_offset, self._units_per_file)
+        start = file_index * self._units_per_file * CONSUME_QUEUE_UNIT_BYTES
+        try:
+            data = self.maps.get(f"{self._consume_queue}/{topic}/{queue_id}/{file_name(start)}")
+        except FileNotFoundError:
+            return np.empty(0, UNIT_DTYPE)
+        count = min(count, len(data) // CONSUME_QUEUE_UNIT_BYTES - index)
+        if count <= 0:
+            return np.empty(0, UNIT_DTYPE)
+        return np.frombuffer(data, UNIT_DTYPE, count, index * CONSUME_QUEUE_UNIT_BYTES)
+
+    def tags_codes(
+        self, topic: str, queue_id: int, units: NDArray[np.void]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The tag codes of a queue's `units`, those in its extension too, and where they are known: the client looks at
+        the text of the others, whose code is 0 here."""
+        codes = units["tags_code"].astype(np.int64)
+        known = codes > EXT_ADDRESS_MAX
+        if not known.all():
+            leading = np.flatnonzero(~known)
+            found, known[leading] = self.ext_units(topic, queue_id, codes[leading])
+            codes[leading] = np.where(known[leading], found["tags_code"], 0)
+        return codes, known
+
+    def ext_units(
+        self, topic: str, queue_id: int, addresses: NDArray[np.int64]
+    ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        """The units of a queue's extension at `addresses`, and where there are some."""
+        offsets = offsets_of(addresses)
+        starts = offsets - offsets % self._ext_file_size
+        units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
+        for start in np.unique(starts).tolist():
+            rows = np.flatnonzero(starts == start)
+            try:
+                data = self.maps.get(f"{self._consume_queue_ext}/{topic}/{queue_id}/{file_name(start)}")
+            except FileNotFoundError:
+                continue
+            units[rows] = units_at(data, offsets[rows] - start)
+        return units, are_units(units)
+
+    def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When the records at these offsets were stored. DataLossError if one is gone."""
+        times = np.empty(len(physical_offsets), np.int64)
+        starts = physical_offsets - physical_offsets % self.commit_log_file_size
+        for start in np.unique(starts).tolist():
+            rows = np.flatnonzero(starts == start)
+            data = self._commit_log_file(start, int(physical_offsets[rows[0]]))
+            times[rows] = store_timestamps_at(data, physical_offsets[rows] - start)
+        return times
+
+    def views(self, units: NDArray[np.void]) -> list[memoryview]:
+        """The records of `units`, in order, as views over the mapped files; neighbours on disk share one view.
+
+        DataLossError if the commit log no longer has, or never had, one of the records.
+        """
+        if not len(units):
+            return []
+        starts = units["physical_offset"].astype(np.int64)
+        ends = starts + units["size"]
+        breaks = np.flatnonzero(starts[1:] != ends[:-1])
+        first = starts[np.concatenate(([0], breaks + 1))].tolist()
+        last = ends[np.concatenate((breaks, [len(units) - 1]))].tolist()
+        result: list[memoryview] = []
+        file_start, data = -1, memoryview(b"")
+        for start, end in zip(first, last, strict=True):
+            if not 0 <= start - file_start < self.commit_log_file_size or file_start < 0:
+                file_start = start - start % self.commit_log_file_size
+                data = self._commit_log_file(file_start, start)
+            if not start < end <= file_start + len(data):
+                raise DataLossError(f"the commit log {self._log_name} does not hold bytes {start} to {end}")
+            result.append(data[start - file_start : end - file_start])
+        return result
+
+    def log_bytes(self, start: int, end: int) -> memoryview:
+        """The log's bytes from physical offset `start` to `end`, which lie in one file. DataLossError if gone."""
+        file_start = start - start % self.commit_log_file_size
+        data = self._commit_log_file(file_start, start)
+        if not start <= end <= file_start + len(data):
+            raise DataLossError(f"the commit log {self._log_name} does not hold bytes {start} to {end}")
+        return data[start - file_start : end - file_start]
+
+    def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        """Carry out one request on a queue whose readable offsets are [`min_offset`, `max_offset`).
+
+        At most `max_bytes` of records, but one record at least if any matches. With `max_bytes` 0 no record is read:
+        FOUND then says that there is a match, and `next_offset` where. NO_MATCHED_MESSAGE: everything up to
+        `next_offset` was looked at and excluded by the tags; that may be all, or as much as one fetch looks at.
+        DataLossError as for `views`.
+        """
+        offset = request.queue_offset
+        if not min_offset <= offset <= max_offset:
+            nearest = min(max(offset, min_offset), max_offset)
+            return FetchResult(PullStatus.OFFSET_ILLEGAL, nearest, min_offset, max_offset, b"", 0)
+        if offset == max_offset:
+            return FetchResult(PullStatus.NO_NEW_MESSAGE, offset, min_offset, max_offset, b"", 0)
+        try:
+            chosen, next_offset = self._choose(
+                request, self._scan_end(request, max_offset, self._filtered_max), max_bytes
+            )
+        except DataLossError:
+            if not self.has_batches(request.topic, request.queue_id):
+                raise
+            return self._fetch_of_batches(request, min_offset, max_offset, max_bytes)
+        if max_bytes == 0 and chosen:
+            return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, b"", 0)
+        if not chosen:
+            return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
+        records = b"".join([view for units in chosen for view in self.views(units)])
+        count = sum(map(len, chosen))
+        return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
+
+    def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:
+        """The queue offset up to which one fetch looks for what was asked for."""
+        if request.tag_codes is None:
+            return max_offset
+        return min(max_offset, request.queue_offset + max(filtered_max, request.max_messages))
+
+    def _choose(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[NDArray[np.void]], int]:
+        """The units before `end_offset` that answer a request, in pieces, and the queue offset to go on at."""
+        codes = None
+        if request.tag_codes is not None:
+            codes = np.fromiter(request.tag_codes, np.int64, len(request.tag_codes)).astype(np.int32)
+        pieces: list[NDArray[np.void]] = []
+        offset, messages, room = request.queue_offset, request.max_messages, max_bytes
+        while offset < end_offset and messages > 0:
+            scanned = min(messages if codes is None else _SCAN_UNITS, end_offset - offset)
+            units = self.units(request.topic, request.queue_id, offset, scanned)
+            if not len(units):
+                raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
+            matching = units["size"] != PRE_BLANK_SIZE
+            if codes is not None:
+                # RocketMQ compares the low 32 bits; the tag's text is compared by the client.
+                tags_codes, known = self.tags_codes(request.topic, request.queue_id, units)
+                matching &= np.isin(tags_codes.astype(np.int32), codes) | ~known
+            places = np.flatnonzero(matching)
+            if max_bytes == 0 and len(places):
+                return [units[:0]], offset + int(places[0])
+            fitting = int(np.searchsorted(np.cumsum(units["size"][places], dtype=np.int64), room, "right"))
+            taken = min(messages, max(fitting, 0 if pieces else 1), len(places))
+            if taken:
+                pieces.append(units[places[:taken]])
+                room -= int(pieces[-1]["size"].sum(dtype=np.int64))
+                messages -= taken
+            if taken < len(places):
+                # Full: go on at the first match that was left. What lies between does not match.
+                return pieces, offset + int(places[taken])
+            offset += len(units)
+        return pieces, offset
+
+    def has_batches(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue is one whose records hold many messages each (batch_queue_units.py): it has no `units`."""
+        return batch_queue_directory(self.root, topic, queue_id).is_dir()
+
+    def _fetch_of_batches(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        """`fetch` of a queue that has batches. Its messages come as records of their own."""
+        directory = batch_queue_directory(self.root, request.topic, request.queue_id)
+        records: list[bytes] = []
+        room, next_offset = max_bytes, max_offset
+        # Their tags are in the records, which takes longer.
+        scan_end = self._scan_end(request, max_offset, min(self._filtered_max, _SCAN_UNITS))
+        for units in units_from(self.maps, directory, request.queue_offset):
+            if units[0]["base_offset"] >= scan_end:
+                next_offset = min(int(units[0]["base_offset"]), max_offset)
+                break
+            [view] = self.views(units)
+            for queue_offset, record in messages_of(view, request.queue_offset, request.tag_codes):
+                if max_bytes == 0:
+                    return FetchResult(PullStatus.FOUND, queue_offset, min_offset, max_offset, b"", 0)
+                if records and (len(record) > room or len(records) == request.max_messages):
+                    return _found(records, queue_offset, min_offset, max_offset)
+                records.append(record)
+                room -= len(record)
+        if records:
+            return _found(records, next_offset, min_offset, max_offset)
+        return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
+
+    def close(self) -> None:
+        """Drop the maps that are not in use."""
+        self.maps.close()
+
+    def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
+        directories, number = self._commit_log, file_start // self.commit_log_file_size
+        for turn in range(len(directories)):
+            # Where the writer puts it, unless a disk was full (storage.log.log_paths); then wherever it is.
+            directory = directories[(number + turn) % len(directories)]
+            try:
+                return self.maps.get(f"{directory}/{file_name(file_start)}").data
+            except FileNotFoundError:
+                continue
+        raise DataLossError(
+            f"the commit log {self._log_name} no longer holds physical offset {wanted}: its file was deleted"
+        )
+
+    @property
+    def _log_name(self) -> str:
+        return ", ".join(self._commit_log)
+
+
+def _found(records: list[bytes], next_offset: int, min_offset: int, max_offset: int) -> FetchResult:
+    return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, b"".join(records), len(records))

@@ -1,0 +1,187 @@
+"""Which queue a message goes to (spec/messaging.md §3.4, §3.9). No clock: time comes in.
+
+By itself, a producer lets a topic's queues take turns (`QueueTurns`). Whoever wants an order, or a queue of their own
+choice, says where a message goes: by a key's hash, by a function, or by naming the queue (`Destination`). Such a
+message stays with its queue, whatever happens to the broker: while that one is away, the message waits for it, up to
+the send timeout. Keys and functions choose among all queues that the topic has, not among those that can be reached, so
+a fault gives no key another queue. Order is per queue, and a key has another queue when the topic gets more queues.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
+from raymq.message import Message, MessageQueue
+from raymq.producer.latency_fault import BrokerFaults
+from raymq.protocol.route import PERM_WRITE, TopicRoute
+from raymq.record.hashing import java_hash
+
+RUN_MAX_MESSAGES: Final = 256
+RUN_MAX_S: Final = 0.002
+
+QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+"""Chooses one of the topic's queues, in their order, for a message; the last argument is the caller's.
+
+All queues are there, also those of brokers that are away, or a selector that counts them would change a key's queue.
+"""
+
+
+class Where(TypedDict, total=False):
+    """The keyword arguments of a send that say where to: one of `sharding_key`, `queue`, `selector` at most.
+
+    `sharding_key`: messages of one key go to one queue, in the order sent; a text counts by Java's hash, a number as
+    Java's Integer and Long do. `queue`: this queue. `selector`: what `selector(queues, message, argument)` returns.
+    Each counts all queues of the topic, and waits up to the send timeout for a broker that is away.
+    """
+
+    sharding_key: str | int | None
+    queue: MessageQueue | None
+    selector: QueueSelector | None
+    argument: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """`Where` as a value. InvalidArgumentError when it says two things."""
+
+    sharding_key: str | int | None = None
+    queue: MessageQueue | None = None
+    selector: QueueSelector | None = None
+    argument: Any = None
+
+    def __post_init__(self) -> None:
+        if sum(value is not None for value in (self.sharding_key, self.queue, self.selector)) > 1:
+            raise InvalidArgumentError(
+                "say where a message goes by one of sharding_key, queue and selector, not by two"
+            )
+        if self.argument is not None and self.selector is None:
+            raise InvalidArgumentError("an argument is for a selector, and there is none")
+
+    @property
+    def fixed(self) -> bool:
+        """Whether this names a queue, so that a message must not go to another one."""
+        return self.sharding_key is not None or self.queue is not None or self.selector is not None
+
+    def select(self, route: TopicRoute, message: Message) -> MessageQueue:
+        """The queue, for a destination that is `fixed`.
+
+        NoPermissionError where the topic, or the queue, must not be written, InvalidArgumentError for a queue that is
+        not the topic's and for a selector that chooses none, ServiceNotAvailableError while it is not known which
+        queues the topic has. The queue's broker may be away.
+        """
+        if self.queue is not None:
+            return _named_queue(route, self.queue)
+        queues = route.require_all_queues()
+        if self.sharding_key is not None:
+            return _named_queue(route, select_queue_by_hash(queues, message, self.sharding_key))
+        assert self.selector is not None
+        chosen = self.selector(queues, message, self.argument)
+        if chosen not in queues:
+            raise InvalidArgumentError(f"the selector returned {chosen!r}, which is none of the queues it was given")
+        return _named_queue(route, chosen)
+
+
+ANYWHERE: Final = Destination()
+
+
+def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:
+    """A selector: |hash of the argument| modulo the number of queues, with Java's hash of a String, Integer or Long."""
+    return queues[abs(_java_hash_code(argument)) % len(queues)]
+
+
+def select_queue_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
+    """A selector: any queue, also one whose broker is away. Without a selector, those are left out."""
+    return secrets.choice(queues)
+
+
+def _java_hash_code(value: str | int) -> int:
+    if isinstance(value, str):
+        return java_hash(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        raise InvalidArgumentError(f"a sharding key is a str or a number of 64 bits, not {value!r}")
+    if -(2**31) <= value < 2**31:
+        return value
+    folded = (value ^ (value & 0xFFFF_FFFF_FFFF_FFFF) >> 32) & 0xFFFF_FFFF
+    return folded - 0x1_0000_0000 if folded & 0x8000_0000 else folded
+
+
+def _named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
+    if queue.topic != route.topic:
+        raise InvalidArgumentError(f"a message for topic {route.topic!r} cannot be sent to {queue}, of another topic")
+    if queue in route.publish_queues:
+        return queue
+    held = [data for data in route.queues if data.broker_name == queue.broker_name]
+    if held and not held[0].perm & PERM_WRITE:
+        raise NoPermissionError(f"{queue} may not be written to: the topic's permission there has no W")
+    if queue in route.all_queues:
+        return queue
+    if not held:
+        raise ServiceNotAvailableError(f"no broker with {queue} is known now; see `raymq topic describe {queue.topic}`")
+    raise InvalidArgumentError(f"{queue} does not exist: there are {held[0].write_queue_nums} to write to there")
+
+
+@dataclass(slots=True)
+class _Run:
+    """A queue whose turn it is."""
+
+    queues: tuple[MessageQueue, ...]
+    queue: MessageQueue
+    used: int
+    since_s: float
+
+
+class QueueTurns:
+    """Lets each topic's queues take turns, from a random start. Thread-safe.
+
+    A turn lasts RUN_MAX_MESSAGES messages, or RUN_MAX_S: a run in one queue costs the store less than the same messages
+    scattered. Queues of brokers that are not available are left out, while there are others; then those that are not
+    even reachable; then none.
+    """
+
+    def __init__(self, faults: BrokerFaults) -> None:
+        self._faults = faults
+        self._lock = threading.Lock()
+        self._next: dict[str, int] = {}
+        self._runs: dict[str, _Run] = {}
+
+    def next(self, route: TopicRoute, count: int, now_s: float) -> MessageQueue:
+        """The queue for `count` messages. Errors as `TopicRoute.require_writable`."""
+        queues = route.require_writable().publish_queues
+        with self._lock:
+            run = self._runs.get(route.topic)
+            if (
+                run is None
+                or run.queues is not queues
+                or run.used >= RUN_MAX_MESSAGES
+                or now_s - run.since_s >= RUN_MAX_S
+                or not self._faults.available(run.queue.broker_name, now_s)
+            ):
+                run = self._runs[route.topic] = _Run(queues, self._turn(route.topic, queues, now_s), 0, now_s)
+            run.used += count
+            return run.queue
+
+    def elsewhere(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
+        """A queue of another broker than the one that just failed; None while there is none that is reachable."""
+        others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]
+        for good in (self._faults.available, self._faults.reachable):
+            chosen = [queue for queue in others if good(queue.broker_name, now_s)]
+            if chosen:
+                return secrets.choice(chosen)
+        return None
+
+    def _turn(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
+        first = self._next.get(topic, secrets.randbelow(len(queues)))
+        places = [(first + step) % len(queues) for step in range(len(queues))]
+        place = places[0]
+        for good in (self._faults.available, self._faults.reachable):
+            found = next((at for at in places if good(queues[at].broker_name, now_s)), None)
+            if found is not None:
+                place = found
+                break
+        self._next[topic] = (place + 1) % len(queues)
+        return queues[place]

@@ -1,0 +1,62 @@
+"""How a producer works: RocketMQ's settings that mean something here, with units (spec/messaging.md §3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from raymq.errors import InvalidArgumentError
+from raymq.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.producer.hooks import CheckForbiddenHook, SendMessageHook
+from raymq.record.compression import Compression, CompressionType
+from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
+
+SEND_TIMEOUT_S: Final = 30.0
+"""RocketMQ's default is 3 s. A killed storage process is back within a few seconds here, and waiting for it is what
+makes its death invisible to producers, so the default outlasts it."""
+
+MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
+MAX_BUFFERED_MESSAGES: Final = 262_144
+
+ATTEMPT_TIMEOUT_S: Final = 5.0
+"""Another replica leads about three seconds after a storage process began to stand still; until an attempt ends, nobody
+asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is unknown too) and copies (3 s)."""
+WhenFull = Literal["block", "raise"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """How a producer works. InvalidArgumentError for what makes no sense.
+
+    `send_timeout_s`: how long a send is tried, all in all; `attempt_timeout_s`: how long one attempt waits for an
+    answer. `max_buffered_bytes`, `max_buffered_messages`: what may wait in memory; `when_full`: whether a send then
+    blocks, up to its timeout, or raises SystemBusyError at once. `compression`: for bodies of 4 KiB and more, zstd by
+    default. `max_message_size_bytes`: the longest body; a store may have a lower limit.
+
+    `default_topic_queue_nums`: how many queues per broker group to ask for where topics are created on first use.
+    `send_latency_enable`: leave brokers out of the turn that answer slowly (raymq.producer.latency_fault).
+    `retry_when_not_store_ok`: when messages are stored, but not known to be on disk (a status other than SEND_OK), ask
+    again until they are, or time is up. RocketMQ then sends to another broker, which stores them twice.
+    `hooks`, `check_forbidden`: see raymq.producer.hooks.
+    """
+
+    send_timeout_s: float = SEND_TIMEOUT_S
+    attempt_timeout_s: float = ATTEMPT_TIMEOUT_S
+    max_buffered_bytes: int = MAX_BUFFERED_BYTES
+    max_buffered_messages: int = MAX_BUFFERED_MESSAGES
+    when_full: WhenFull = "block"
+    compression: Compression = field(default_factory=lambda: Compression(CompressionType.ZSTD))
+    max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
+    default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
+    send_latency_enable: bool = False
+    retry_when_not_store_ok: bool = False
+    hooks: Sequence[SendMessageHook] = ()
+    check_forbidden: Sequence[CheckForbiddenHook] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("send_timeout_s", "attempt_timeout_s", "max_message_size_bytes", "default_topic_queue_nums"):
+            if getattr(self, name) <= 0:
+                raise InvalidArgumentError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.when_full not in ("block", "raise"):
+            raise InvalidArgumentError(f"when_full is 'block' or 'raise', not {self.when_full!r}")

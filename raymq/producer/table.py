@@ -1,0 +1,276 @@
+"""Rows of an Arrow table as messages (design §4, "Columns").
+
+Every row is checked before the first is sent, in a pass of its own; then slices of rows become messages, which wait in
+the producer's buffer like any other, so that a table of any size takes bounded memory beside itself. What is returned
+are ranges of offsets, not a result per row.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError
+from raymq.message import Message, MessageQueue, SendResult, SendStatus
+from raymq.producer.encoder import Parcel, check_record, may_exceed_a_record
+from raymq.producer.queue_selector import ANYWHERE, RUN_MAX_MESSAGES, Destination, select_queue_by_hash
+from raymq.protocol.route import TopicRoute
+
+if TYPE_CHECKING:
+    from raymq.producer.producer import Producer
+
+SLICE_ROWS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """`count` messages that follow each other in a queue; the first has `first_offset`."""
+
+    queue: MessageQueue
+    first_offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableResult:
+    """Where a table's rows are: `ranges` sorted by queue and offset. `statuses` counts rows by status."""
+
+    count: int
+    ranges: tuple[QueueRange, ...]
+    statuses: Mapping[SendStatus, int]
+
+
+def send_table(producer: Producer, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
+    """See `Producer.send_table`."""
+    rows = _Rows(topic, table)
+    for first in range(0, rows.count, SLICE_ROWS):
+        rows.check(first, producer)
+    ends = _Ends(rows.count)
+    try:
+        for first in range(0, rows.count, SLICE_ROWS):
+            if ends.failure is not None:
+                break
+            route = producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed)
+            for messages, destination in _parts(route, *rows.read(first)):
+                _hand_over(producer, route, messages, destination, ends)
+    except Exception as error:  # a hook's too; it is raised when the rows under way have their end
+        ends.stop(error)
+    return ends.result()
+
+
+def _hand_over(
+    producer: Producer, route: TopicRoute, messages: list[Message], destination: Destination, ends: _Ends
+) -> None:
+    producer.check(messages)
+    timeout_s = producer.settings.send_timeout_s
+    parcel = Parcel.of(messages, [_RowEnd(ends) for _ in messages], destination, timeout_s, together=False)
+    # A table is sent as fast as there is room, whatever is said for single messages that find none.
+    generation = producer.buffer.take(parcel.cost_bytes, len(messages), timeout_s)
+    ends.handed_over(len(messages))
+    producer.hand_over(route, parcel, generation, time.monotonic() + timeout_s)
+
+
+def _parts(
+    route: TopicRoute, messages: list[Message], keys: list[Any] | None
+) -> Iterator[tuple[list[Message], Destination]]:
+    """What goes to one queue each: rows with a key by its hash, in their order; the others in runs."""
+    free = messages
+    if keys is not None:
+        queues = route.require_all_queues()
+        free = [message for message, key in zip(messages, keys, strict=True) if key is None]
+        by_queue: dict[MessageQueue, list[Message]] = {}
+        for message, key in zip(messages, keys, strict=True):
+            if key is not None:
+                by_queue.setdefault(select_queue_by_hash(queues, message, key), []).append(message)
+        for queue, group in by_queue.items():
+            yield group, Destination(queue=queue)
+    for first in range(0, len(free), RUN_MAX_MESSAGES):
+        yield free[first : first + RUN_MAX_MESSAGES], ANYWHERE
+
+
+class _Rows:
+    """A table whose columns are right; InvalidArgumentError otherwise."""
+
+    def __init__(self, topic: str, table: pa.Table | pa.RecordBatch) -> None:
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table):
+            raise InvalidArgumentError(f"send_table takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
+        _check_columns(table.schema)
+        self.topic = topic
+        self.count = table.num_rows
+        self._table = table
+        self.keyed = "sharding_key" in table.column_names
+
+    def read(self, first: int) -> tuple[list[Message], list[Any] | None]:
+        """The messages of the slice that starts at row `first`, and their sharding keys if there are some."""
+        part = self._table.slice(first, SLICE_ROWS)
+        columns = {name: part[name].to_pylist() for name in part.column_names}
+        keys = columns.pop("sharding_key", None)
+        return [self._message(first + place, values) for place, values in enumerate(_by_row(columns))], keys
+
+    def check(self, first: int, producer: Producer) -> None:
+        """MessageIllegalError when a row of the slice cannot be sent."""
+        messages, _ = self.read(first)
+        if messages:
+            producer.check(messages)
+        for place, message in enumerate(messages):
+            if may_exceed_a_record(message):
+                try:
+                    check_record(message)
+                except MessageIllegalError as error:
+                    raise MessageIllegalError(f"row {first + place}: {error}; no row was sent") from None
+
+    def _message(self, row: int, values: dict[str, Any]) -> Message:
+        body = values["body"]
+        if body is None:
+            raise MessageIllegalError(f"row {row}: the body is null; no row was sent")
+        try:
+            return Message(
+                self.topic,
+                body if isinstance(body, bytes) else body.encode(),
+                values.get("tags"),
+                values.get("keys") or (),
+                _as_dict(values.get("properties")),
+            )
+        except MessageIllegalError as error:
+            raise MessageIllegalError(f"row {row}: {error}; no row was sent") from None
+
+
+def _by_row(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    names = tuple(columns)
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _as_dict(pairs: Sequence[tuple[str, str]] | None) -> dict[str, str]:
+    if not pairs:
+        return {}
+    properties = dict(pairs)
+    if len(properties) < len(pairs):
+        raise MessageIllegalError("a property is there twice")
+    return properties
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_list_of_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_text(kind.value_type)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def _is_text_map(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_map(kind)) and _is_text(kind.key_type) and _is_text(kind.item_type)
+
+
+_KINDS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
+    "body": (lambda kind: _is_bytes(kind) or _is_text(kind), "binary or string"),
+    "tags": (_is_text, "string"),
+    "keys": (lambda kind: _is_text(kind) or _is_list_of_text(kind), "string or list of strings"),
+    "properties": (_is_text_map, "map of string to string"),
+    "sharding_key": (lambda kind: _is_text(kind) or bool(pa.types.is_signed_integer(kind)), "string or signed integer"),
+}
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """InvalidArgumentError that names everything that is wrong with the columns."""
+    wrong = [f"column {name!r} is unknown" for name in schema.names if name not in _KINDS]
+    wrong += [f"column {name!r} is there twice" for name, count in Counter(schema.names).items() if count > 1]
+    wrong += [] if "body" in schema.names else ["column 'body' is missing"]
+    for field in schema:
+        if field.name in _KINDS and not pa.types.is_null(field.type):
+            fits, expected = _KINDS[field.name]
+            if not fits(field.type):
+                wrong.append(f"column {field.name!r} is {field.type}, not {expected}")
+    if wrong:
+        raise InvalidArgumentError(f"this table cannot be sent: {'; '.join(wrong)} (columns: {', '.join(_KINDS)})")
+
+
+class _RowEnd:
+    """The outcome of one row."""
+
+    __slots__ = ("_done", "_ends")
+
+    def __init__(self, ends: _Ends) -> None:
+        self._ends = ends
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, result: SendResult) -> None:
+        self._done = True
+        self._ends.acknowledged(result)
+
+    def set_exception(self, exception: BaseException) -> None:
+        self._done = True
+        self._ends.failed(exception)
+
+
+class _Ends:
+    """What became of a table's rows so far. Thread-safe: several senders end rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._count = 0
+        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # [first offset, offset after the last]
+        self._statuses: Counter[SendStatus] = Counter()
+        self.failure: BaseException | None = None
+
+    def handed_over(self, count: int) -> None:
+        with self._changed:
+            self._under_way += count
+
+    def acknowledged(self, result: SendResult) -> None:
+        with self._changed:
+            self._count += 1
+            self._statuses[result.status] += 1
+            ranges = self._ranges.setdefault(result.queue, [])
+            if ranges and ranges[-1][1] == result.queue_offset:
+                ranges[-1][1] += 1
+            else:
+                ranges.append([result.queue_offset, result.queue_offset + 1])
+            self._ended()
+
+    def failed(self, error: BaseException) -> None:
+        with self._changed:
+            if self.failure is None or isinstance(error, SendUnknownError):
+                self.failure = error  # of all that is said, that rows may be stored matters most
+            self._ended()
+
+    def stop(self, error: BaseException) -> None:
+        """No more rows are handed over, because of `error`."""
+        with self._changed:
+            self.failure = self.failure or error
+
+    def result(self) -> TableResult:
+        """Wait for all rows under way, each of which has its end in time; raise the first failure."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way)
+        if self.failure is not None:
+            self.failure.add_note(f"{self._count} of the table's {self._rows} rows were acknowledged")
+            raise self.failure
+        ranges = [
+            QueueRange(queue, first, end - first)
+            for queue in sorted(self._ranges)
+            for first, end in sorted(self._ranges[queue])
+        ]
+        return TableResult(self._count, tuple(ranges), dict(self._statuses))
+
+    def _ended(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._changed.notify_all()

@@ -1,0 +1,63 @@
+"""What client processes tell the brokers about themselves, and what administrators are told of them.
+
+A client says every HEARTBEAT_INTERVAL_S, and at once on a change, which producer groups and consumers it has; a broker
+that has not heard of it for CLIENT_EXPIRY_S forgets it (spec/messaging.md §2.8). Nothing depends on it but what people
+see: who owns a queue is the Rebalance actor's business (raymq.protocol.membership).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from raymq.message import ConsumeFromWhere, MessageModel
+
+HEARTBEAT_INTERVAL_S: Final = 30.0
+CLIENT_EXPIRY_S: Final = 120.0
+
+ConsumeType = Literal["PUSH", "PULL"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerData:
+    """One consumer of a client. `subscriptions`: topic to tag expression."""
+
+    group: str
+    consume_type: ConsumeType
+    subscriptions: Mapping[str, str] = field(default_factory=dict)
+    message_model: MessageModel = MessageModel.CLUSTERING
+    consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHeartbeat:
+    """All that one client has now: what is not named it has no more."""
+
+    client_id: str
+    host: str
+    pid: int
+    producers: frozenset[str] = frozenset()
+    consumers: tuple[ConsumerData, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProducerConnection:
+    """A client that produces in a group. `silent_s`: since its last heartbeat."""
+
+    client_id: str
+    host: str
+    pid: int
+    group: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConnection:
+    """A consumer of a group, and its client. `silent_s`: since the client's last heartbeat."""
+
+    client_id: str
+    host: str
+    pid: int
+    consumer: ConsumerData
+    silent_s: float

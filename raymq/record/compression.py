@@ -1,0 +1,142 @@
+"""Compressed message bodies (spec/storage.md §1, "SYSFLAG bits").
+
+A record's sys flag says whether its body is compressed (bit 0) and how (bits 8-10: LZ4, ZSTD, ZLIB, and 0 for ZLIB in
+old data). The formats are those RocketMQ's Java libraries read and write: the LZ4 *frame* format, a Zstandard frame, a
+zlib stream. Each message is compressed alone, so that a reader needs one record only.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, cast
+
+import lz4.frame
+import zstandard
+
+from raymq.errors import InvalidArgumentError
+from raymq.record.layout import SYS_FLAG_COMPRESSED, RecordError
+
+COMPRESSION_MASK: Final = 0x700
+MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
+"""What a body may grow to unless the reader says otherwise; sixteen times the largest legal message."""
+
+
+class CompressionType(IntEnum):
+    """How a body is compressed. The value is what the sys flag's type bits hold, in place; NONE sets no bit."""
+
+    NONE = 0
+    LZ4 = 0x100
+    ZSTD = 0x200
+    ZLIB = 0x300
+
+
+_LEVELS: Final = {
+    CompressionType.NONE: (0, 0, 0),
+    CompressionType.LZ4: (0, 0, 16),
+    CompressionType.ZSTD: (1, 3, 22),
+    CompressionType.ZLIB: (1, 5, 9),
+}
+"""Lowest, default and highest level of each type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How a producer compresses: bodies of `threshold_bytes` or more, with `type` at `level` (None: the type's own
+    default; ZLIB's is RocketMQ's 5). InvalidArgumentError for a level the type does not have."""
+
+    type: CompressionType = CompressionType.NONE
+    threshold_bytes: int = 4096
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        lowest, _, highest = _LEVELS[self.type]
+        if self.level is not None and not lowest <= self.level <= highest:
+            raise InvalidArgumentError(f"{self.type.name} has levels {lowest} to {highest}, not {self.level}")
+        if self.threshold_bytes < 0:
+            raise InvalidArgumentError(f"a compression threshold of {self.threshold_bytes} bytes is negative")
+
+    def compress_body(self, body: bytes) -> tuple[bytes, int]:
+        """What to store for `body`, and the sys-flag bits that say so. A body that is too short or does not get
+        smaller is stored as it is, with no bits."""
+        if self.type is CompressionType.NONE or len(body) < self.threshold_bytes:
+            return body, 0
+        compressed = compress(body, self.type, self.level)
+        if len(compressed) >= len(body):
+            return body, 0
+        return compressed, SYS_FLAG_COMPRESSED | self.type
+
+
+class _Contexts(threading.local):
+    """Zstandard's contexts: costly to make, and not to be used by two threads at a time."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts: Final = _Contexts()
+
+
+def compress(data: bytes, type: CompressionType, level: int | None = None) -> bytes:
+    """`data` compressed with `type` (at its default level when `level` is None)."""
+    if level is None:
+        level = _LEVELS[type][1]
+    if type is CompressionType.ZLIB:
+        return zlib.compress(data, level)
+    if type is CompressionType.LZ4:
+        # lz4-java, which RocketMQ's consumers use, refuses frames whose blocks refer to each other.
+        return cast(bytes, lz4.frame.compress(data, compression_level=level, block_linked=False))
+    if type is CompressionType.ZSTD:
+        compressor = _contexts.compressors.get(level)
+        if compressor is None:
+            compressor = _contexts.compressors[level] = zstandard.ZstdCompressor(level=level)
+        return compressor.compress(data)
+    return data
+
+
+def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+    """The body whose stored bytes are `data`, according to its record's `sys_flag`.
+
+    RecordError when the data is damaged or incomplete, goes on after its end, is of an unknown type, or would become
+    larger than `max_bytes`; memory use stays within that bound.
+    """
+    if not sys_flag & SYS_FLAG_COMPRESSED:
+        return bytes(data)
+    bits = sys_flag & COMPRESSION_MASK
+    try:
+        if bits in (0, CompressionType.ZLIB):
+            inflater = zlib.decompressobj()
+            body, complete, rest = inflater.decompress(data, max_bytes + 1), inflater.eof, inflater.unused_data
+        elif bits == CompressionType.LZ4:
+            frame = lz4.frame.LZ4FrameDecompressor()
+            body, complete, rest = frame.decompress(data, max_length=max_bytes + 1), frame.eof, frame.unused_data
+        elif bits == CompressionType.ZSTD:
+            return _decompress_zstd(bytes(data), max_bytes)
+        else:
+            raise RecordError(f"a compression type that is not known: sys flag {sys_flag:#x}")
+    except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
+        raise RecordError(f"a compressed body is damaged: {error}") from None
+    _check_end(len(body), complete, rest, max_bytes)
+    return body
+
+
+def _check_end(size: int, complete: bool, rest: bytes | None, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise RecordError(f"a compressed body is larger than {max_bytes} bytes when decompressed")
+    if not complete:
+        raise RecordError("a compressed body ends too early")
+    if rest:
+        raise RecordError(f"a compressed body has {len(rest)} bytes after its end")
+
+
+def _decompress_zstd(data: bytes, max_bytes: int) -> bytes:
+    """A frame that says how long its content is gets just that much memory; one that does not (Java's streams write
+    those) gets the whole bound, of which the system backs only the pages that are written to."""
+    size = zstandard.get_frame_parameters(data).content_size
+    if size == zstandard.CONTENTSIZE_UNKNOWN:
+        size = max_bytes
+    _check_end(size, True, None, max_bytes)
+    return _contexts.decompressor.decompress(data, max_output_size=size, allow_extra_data=False)

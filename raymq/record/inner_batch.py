@@ -1,0 +1,88 @@
+"""Inner batches: records of RocketMQ's that hold many messages each (spec/storage.md §1 "Batches").
+
+Such a record has the sys flags 0x40 and 0x80; its body, which may be compressed, is a row of items
+(inner_batch_item.py); its properties INNER_NUM and INNER_BASE say how many they are and which queue offset the first
+one has. raymq stores none, but reads them: whoever reads a queue of theirs gets, for each message, the record that it
+would have on its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from raymq.message import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM
+from raymq.record.compression import decompress
+from raymq.record.decode import Buffer, DispatchView, check_record, dispatch_view
+from raymq.record.inner_batch_item import BatchItem, decode_batch_items
+from raymq.record.layout import (
+    HEADERS,
+    MAGIC_V1,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE_MASK,
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_NEED_UNWRAP,
+    RecordError,
+    encode_properties,
+)
+
+_OF_THE_BATCH: Final = (
+    SYS_FLAG_COMPRESSED | SYS_FLAG_NEED_UNWRAP | SYS_FLAG_INNER_BATCH | SYS_FLAG_COMPRESSION_TYPE_MASK
+)
+_SHORT: Final = struct.Struct(">h")
+
+
+class InnerBatch(NamedTuple):
+    """Which queue offsets the messages of an inner batch have: `messages` from `base_offset` on."""
+
+    base_offset: int
+    messages: int
+
+
+def inner_batch(view: DispatchView) -> InnerBatch:
+    """What an inner-batch record says of itself. RecordError when it does not say it."""
+    try:
+        found = InnerBatch(int(view.properties[PROPERTY_INNER_BASE]), int(view.properties[PROPERTY_INNER_NUM]))
+    except (KeyError, ValueError):
+        found = InnerBatch(-1, 0)
+    if found.base_offset < 0 or not 0 < found.messages < 2**15:
+        raise RecordError(f"the inner batch at physical offset {view.physical_offset} does not say what it holds")
+    return found
+
+
+def split_inner_batch(record: Buffer) -> list[bytes]:
+    """The messages of an inner-batch record as records of their own, in order. RecordError when it is damaged.
+
+    Each has its item's flag, body and properties, its own queue offset, and all else of the record it comes from, the
+    physical offset too. A body of any other record is not looked at.
+    """
+    data = bytes(record)
+    if check_record(data) != (len(data), True):
+        raise RecordError("an inner batch is damaged")
+    view = dispatch_view(data)
+    base_offset, count = inner_batch(view)
+    header = HEADERS[(view.sys_flag >> 4) & 3]
+    values = list(header.unpack_from(data))
+    topic_at = header.size + values[14]
+    body = data[header.size : topic_at]
+    if view.sys_flag & SYS_FLAG_COMPRESSED:
+        body = decompress(body, view.sys_flag)
+    items = decode_batch_items(body)
+    if len(items) != count:
+        raise RecordError(f"the inner batch at {view.physical_offset} holds {len(items)} messages, not {count}")
+    width = 1 if values[1] == MAGIC_V1 else 2
+    topic = data[topic_at : topic_at + width + int.from_bytes(data[topic_at : topic_at + width])]
+    values[7] &= ~_OF_THE_BATCH
+    return [_record_of(item, header, values, base_offset + index, topic) for index, item in enumerate(items)]
+
+
+def _record_of(item: BatchItem, header: struct.Struct, batch: list[int], queue_offset: int, topic: bytes) -> bytes:
+    properties = encode_properties(item.properties)
+    values = batch.copy()
+    values[0] = header.size + len(item.body) + len(topic) + _SHORT.size + len(properties)
+    values[2] = crc32(item.body) & 0x7FFFFFFF
+    values[4] = item.flag
+    values[5] = queue_offset
+    values[14] = len(item.body)
+    return header.pack(*values) + item.body + topic + _SHORT.pack(len(properties)) + properties

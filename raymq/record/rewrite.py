@@ -1,0 +1,164 @@
+"""The same message as a record for another queue: what the scheduler stores when a delayed message is due, and the
+broker when a consumer gives a message back (actors.core.broker.send_back).
+
+Body, flags, born host and time are kept. The scheduler also keeps the number of consumptions and the text of the
+properties, DELAY, REAL_TOPIC and REAL_QID included, as RocketMQ does (spec/storage.md §12). Only raymq's own three are
+exchanged: they say who stores this record.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.errors import MessageIllegalError
+from raymq.message import (
+    MAX_PROPERTIES_BYTES,
+    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_SEQUENCE,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+)
+from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX
+from raymq.record.encode import ProducerSequence, topic_part
+from raymq.record.java_text import decode_utf8
+from raymq.record.layout import (
+    HEADERS,
+    MAGIC_V1,
+    SYS_FLAG_HOSTS_MASK,
+    SYS_FLAG_STORE_HOST_IPV6,
+    RecordError,
+    decode_properties,
+)
+
+_OFFSETS: Final = struct.Struct(">qq")
+_PRODUCER: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQUENCE)
+
+
+Header = tuple[int | bytes, ...]
+"""A record's fields up to body_size, as `raymq.record.layout.HEADERS` unpacks them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordParts:
+    """A record taken apart. `properties` as on disk, without their CRC; `sealed`: they had one."""
+
+    header: Header
+    body: bytes
+    topic: str
+    properties: bytes
+    sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRecord:
+    """A record of a waiting topic, and what it says of where it is for. `deliver_at_ms` is None unless it waits for a
+    time of its own."""
+
+    parts: RecordParts
+    real_topic: str
+    real_queue_id: int
+    tags: str | None
+    deliver_at_ms: int | None
+
+
+def take_apart(record: bytes | memoryview) -> RecordParts:
+    """Take one whole record apart. RecordError when its fields do not add up; its CRCs are not looked at."""
+    data = bytes(record)
+    try:
+        header = HEADERS[(int.from_bytes(data[36:40]) >> 4) & 3]
+        values = header.unpack_from(data)
+    except struct.error as error:
+        raise RecordError(f"the record cannot be read: {error}") from None
+    topic_at = header.size + values[14]
+    width = 1 if values[1] == MAGIC_V1 else 2
+    text_at = topic_at + width
+    properties_at = text_at + int.from_bytes(data[topic_at:text_at]) + 2
+    properties = data[properties_at:]
+    if len(data) != values[0] or len(properties) != int.from_bytes(data[properties_at - 2 : properties_at]):
+        raise RecordError("the record's length fields do not add up to its size")
+    sealed = properties[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX)
+    return RecordParts(
+        values,
+        data[header.size : topic_at],
+        decode_utf8(data[text_at : properties_at - 2]),
+        properties[:-PROPERTY_CRC_LENGTH] if sealed else properties,
+        sealed,
+    )
+
+
+def read_waiting(record: bytes | memoryview) -> WaitingRecord:
+    """Take one whole record apart. RecordError when it is damaged, or does not say where it is for."""
+    parts = take_apart(record)
+    table = decode_properties(parts.properties)
+    deliver_at = table.get(PROPERTY_TIMER_DELIVER_MS)
+    try:
+        return WaitingRecord(
+            parts,
+            table[PROPERTY_REAL_TOPIC],
+            int(table[PROPERTY_REAL_QUEUE_ID]),
+            table.get(PROPERTY_TAGS),
+            None if deliver_at is None else int(deliver_at),
+        )
+    except KeyError as missing:
+        raise RecordError(f"the record has no property {missing}") from None
+    except ValueError as error:
+        raise RecordError(f"the record cannot be read: {error}") from None
+
+
+def move_record(
+    record: WaitingRecord, topic: str, queue_id: int, *, producer: ProducerSequence, store_host_ipv6: bool
+) -> bytearray:
+    """The bytes of a new record of `topic`:`queue_id`, for `stamp_one`.
+
+    MessageIllegalError when they would break a rule; IllegalNameError when `topic` is no name.
+    """
+    times = record.parts.header[12]
+    assert isinstance(times, int)
+    return bytearray(
+        put_together(
+            record.parts, topic, queue_id, {}, producer=producer, reconsume_times=times, store_host_ipv6=store_host_ipv6
+        )
+    )
+
+
+def put_together(
+    record: RecordParts,
+    topic: str,
+    queue_id: int,
+    exchanged: Mapping[str, str],
+    *,
+    producer: ProducerSequence,
+    reconsume_times: int,
+    store_host_ipv6: bool,
+) -> bytes:
+    """The bytes of a new record of `topic`:`queue_id` with the properties in `exchanged` instead of its own of those
+    names; one that is empty is only taken out. The fields that only the store knows are zero.
+
+    MessageIllegalError when the properties exceed 32767 bytes; IllegalNameError when `topic` is no name.
+    """
+    magic, topic_text = topic_part(topic)
+    whose = dict(zip(_PRODUCER, (producer.producer_id, str(producer.epoch), str(producer.first_sequence)), strict=True))
+    # A new record has other offsets in other queues; the store tells them.
+    new = {PROPERTY_INNER_MULTI_QUEUE_OFFSET: "", **exchanged, **whose}
+    names = tuple(f"{name}\x01".encode() for name in new)
+    pieces = [piece for piece in record.properties.split(b"\x02") if piece and not piece.startswith(names)]
+    pieces += [f"{name}\x01{value}".encode() for name, value in new.items() if value]
+    properties = b"\x02".join(pieces) + b"\x02" + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"the properties take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit")
+    _, _, crc, _, flag, _, _, sys_flag, born_ms, born, _, _, _, _, _ = record.header
+    assert isinstance(sys_flag, int)
+    sys_flag = sys_flag & ~SYS_FLAG_STORE_HOST_IPV6 | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
+    header = HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> 4]
+    size = header.size + len(record.body) + len(topic_text) + 2 + len(properties)
+    store = bytes(20 if store_host_ipv6 else 8)
+    fields = (size, magic, crc, queue_id, flag, 0, 0, sys_flag, born_ms, born, 0, store, reconsume_times, 0)
+    head = header.pack(*fields, len(record.body))
+    return b"".join((head, record.body, topic_text, len(properties).to_bytes(2), properties))

@@ -1,0 +1,110 @@
+"""What one client process has, said to every broker: each 30 s, and soon after a change (raymq.protocol.clients).
+
+    heartbeats.set_producer(producer, group)         a client's producer
+    heartbeats.set_consumer(consumer, ConsumerData)  a consumer; again when its subscriptions have changed
+    heartbeats.remove(producer or consumer)          when it closes
+
+One thread says all of it. A broker that does not answer hears it the next
+time: nothing but what administrators see depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from raymq.errors import RaymqError
+from raymq.protocol.clients import HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.route_cache import Routes
+
+CALL_TIMEOUT_S: Final = 5.0
+GATHER_S: Final = 0.05
+"""How long changes gather before they are said: a program often makes several consumers at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """The heartbeats of one client. Thread-safe. `host`: this node's address."""
+
+    def __init__(self, routes: Routes, host: str) -> None:
+        self._routes = routes
+        self._host = host
+        self.client_id = f"{host}@{os.getpid()}@{secrets.token_hex(4)}"
+        self._lock = threading.Lock()
+        self._producers: dict[int, str] = {}
+        self._consumers: dict[int, ConsumerData] = {}
+        self._brokers: dict[str, ActorRef] = {}
+        self._changed = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def set_producer(self, producer: object, group: str) -> None:
+        """`producer` exists, in `group`."""
+        with self._lock:
+            self._producers[id(producer)] = group
+        self._say_soon()
+
+    def set_consumer(self, consumer: object, data: ConsumerData) -> None:
+        """`consumer` exists and is as `data` says, in place of what was said of it before."""
+        with self._lock:
+            self._consumers[id(consumer)] = data
+        self._say_soon()
+
+    def remove(self, item: object) -> None:
+        """A producer or consumer has closed. Nothing to do for one that is not known."""
+        with self._lock:
+            known = self._producers.pop(id(item), None) or self._consumers.pop(id(item), None)
+        if known is not None:
+            self._say_soon()
+
+    def close(self) -> None:
+        """End the thread and have the brokers forget this client. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            thread = self._thread
+        self._changed.set()
+        if thread is not None:
+            thread.join(CALL_TIMEOUT_S)
+
+    def _say_soon(self) -> None:
+        self._changed.set()
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._changed.clear()
+            self._tell("heartbeat", self._heartbeat)
+            if self._changed.wait(HEARTBEAT_INTERVAL_S) and not self._closed:
+                time.sleep(GATHER_S)
+        self._tell("unregister_client", lambda: self.client_id)
+
+    def _heartbeat(self) -> ClientHeartbeat:
+        with self._lock:
+            producers, consumers = frozenset(self._producers.values()), tuple(self._consumers.values())
+        return ClientHeartbeat(self.client_id, self._host, os.getpid(), producers, consumers)
+
+    def _tell(self, method: str, argument: Callable[[], object]) -> None:
+        """A call to every broker that is known, now or from before. Each hears how things are when it is its turn: a
+        group of a consumer that has closed meanwhile may be deleted, and would come back."""
+        try:
+            for name in self._routes.brokers():
+                self._brokers.setdefault(name, ActorRef(name))
+        except RaymqError as error:
+            _log.debug("no NameServer says which brokers there are: %s", error)
+        for broker in list(self._brokers.values()):
+            try:
+                broker.call(method, argument(), timeout_s=CALL_TIMEOUT_S)
+            except RaymqError as error:
+                _log.info("%s did not take %s: %s", broker.name, method, error)

@@ -1,0 +1,222 @@
+"""Routes as a client keeps them: asked for once, refreshed every 30 s and when a call shows that one is outdated.
+
+A route that cannot be refreshed stays in use, so clients go on while NameServers are gone (spec/messaging.md §3.3).
+Nor does one lose a broker to a NameServer that was restarted and waits to hear of all: groups would share out fewer
+queues for a moment. What it knows of the others counts: one of them may have another master.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Final, TypeVar
+
+from raymq.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
+from raymq.names import AUTO_CREATE_TOPIC, NameServerName
+from raymq.protocol.route import BrokerData, TopicRoute, format_order_config
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.storage_client import persist_until
+
+POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
+ASK_AGAIN_AFTER_S: Final = 2.0
+"""How long an outdated route serves after an attempt to refresh it has failed."""
+CALL_TIMEOUT_S: Final = 5.0
+CALL_TIMEOUT_MIN_S: Final = 2.0
+"""Several NameServers share the time for one, but each has so long."""
+CREATE_TIMEOUT_S: Final = 15.0
+ROUTE_TIMEOUT_S: Final = 10.0
+"""How long consumers wait for a NameServer that knows whether a topic exists."""
+DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
+"""RocketMQ's producers ask for so many in a topic that they create by sending to it."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Cached:
+    route: TopicRoute
+    valid_until_s: float
+    forgotten: bool = False
+
+
+class Routes:
+    """The routes one client knows. Thread-safe."""
+
+    def __init__(self, nameservers: Sequence[NameServerName]) -> None:
+        self._nameservers = [ActorRef(str(name)) for name in nameservers]
+        self._lock = threading.Lock()
+        self._cache: dict[str, _Cached] = {}
+        self._outdated: set[str] = set()
+        self._refreshing = False
+
+    def get(self, topic: str) -> TopicRoute:
+        """The topic's route, at most 30 s old or being refreshed while NameServers answer.
+
+        An old one is returned at once and refreshed by a thread; so a NameServer that hangs holds nobody up. One that
+        was forgotten is asked for before this returns. Raises TopicNotExistError when a NameServer says so; the failure
+        to reach any only if no route is known.
+        """
+        with self._lock:
+            cached = self._cache.get(topic)
+            if cached is not None and not cached.forgotten:
+                if time.monotonic() >= cached.valid_until_s:
+                    self._refresh_later(topic)
+                return cached.route
+        return self._refresh(topic, cached)
+
+    def wait(self, topic: str, timeout_s: float) -> TopicRoute:
+        """As `get`; while no NameServer knows whether the topic exists, ask again, for at most `timeout_s`."""
+        return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
+
+    def get_or_create(self, topic: str, default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRoute:
+        """The route of a topic that is to be sent to.
+
+        A topic that does not exist is created where the cluster's auto_create_topic_enable says so, with up to
+        `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3), else TopicNotExistError.
+        NoPermissionError where nothing may be written to it. The brokers that take its messages may be away.
+        """
+        try:
+            return self.get(topic).require_permission()
+        except TopicNotExistError:
+            try:
+                creators = self.get(AUTO_CREATE_TOPIC)
+            except TopicNotExistError:
+                raise TopicNotExistError(topic) from None
+        nums = default_topic_queue_nums
+        counts = {data.broker_name: max(1, min(nums, data.write_queue_nums)) for data in creators.queues}
+        layout = format_order_config(counts)
+        for broker_name in counts:
+            ActorRef(broker_name).call("auto_create_topic", topic, nums, layout, timeout_s=CREATE_TIMEOUT_S)
+        self.forget(topic)
+        return self.get(topic).require_permission()
+
+    def _refresh_later(self, topic: str) -> None:
+        """Have the topic's route refreshed by the one thread that does so. Called with the lock."""
+        self._outdated.add(topic)
+        if not self._refreshing:
+            self._refreshing = True
+            threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
+
+    def _refresh_outdated(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    if not self._outdated:
+                        return
+                    topic = self._outdated.pop()
+                    cached = self._cache.get(topic)
+                if cached is not None and time.monotonic() >= cached.valid_until_s:
+                    with suppress(TopicNotExistError):
+                        self._refresh(topic, cached)
+        finally:  # also after a fault, or nothing would be refreshed any more
+            with self._lock:
+                self._refreshing = False
+
+    def _refresh(self, topic: str, cached: _Cached | None) -> TopicRoute:
+        valid_s = POLL_NAME_SERVER_INTERVAL_S
+        partial: list[TopicRoute] = []
+        try:
+            route = self._ask(lambda server, left_s: _complete_route(server, topic, partial, left_s))
+        except RaymqError as error:
+            gone = isinstance(error, TopicNotExistError)
+            known = partial if cached is None or gone else [cached.route, *partial]
+            if not known:
+                with self._lock:
+                    if gone:
+                        self._cache.pop(topic, None)
+                raise
+            route, valid_s = reduce(_merged, known), ASK_AGAIN_AFTER_S
+        with self._lock:
+            if self._cache.get(topic) is cached:  # else it was forgotten meanwhile, or somebody asked later
+                self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
+        return route
+
+    def forget(self, topic: str) -> None:
+        """Ask again at the next `get`. If nobody answers then, what was known still serves."""
+        with self._lock:
+            cached = self._cache.get(topic)
+            if cached is not None:
+                self._cache[topic] = _Cached(cached.route, 0.0, forgotten=True)
+
+    def topics(self) -> list[str]:
+        """All topics the cluster knows, as one NameServer answers now."""
+        return self._ask(lambda server, left_s: list(server.call("topics", timeout_s=left_s)))
+
+    def brokers(self) -> dict[str, BrokerData]:
+        """All live broker groups, as one NameServer answers now."""
+        return self._ask(lambda server, left_s: dict(server.call("brokers", timeout_s=left_s)))
+
+    def all_brokers(self) -> dict[str, BrokerData]:
+        """As `brokers`, of a NameServer that has had the time to hear of each one since it was started."""
+        return self._ask(lambda server, left_s: dict(server.call("all_brokers", timeout_s=left_s)))
+
+    def clusters(self) -> dict[str, list[str]]:
+        """The live broker groups of each cluster, as one NameServer answers now."""
+        return self._ask(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
+
+    def list_kv(self, namespace: str) -> dict[str, str]:
+        """A namespace of the KV configuration, as the first NameServer that answers has it: the first one has it all,
+        another one may have been moved since."""
+        return self._ask(
+            lambda server, left_s: dict(server.call("list_kv", namespace, timeout_s=left_s)), self._nameservers
+        )
+
+    def tell_all(self, method: str, *args: Any) -> list[Any]:
+        """A call to every NameServer, which know nothing of each other; their answers. Safe to repeat.
+
+        Each one is told, also when another fails; then the first failure is raised.
+        """
+        answers, failures = [], []
+        for server in self._nameservers:
+            try:
+                answers.append(server.call(method, *args, timeout_s=CALL_TIMEOUT_S))
+            except RaymqError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return answers
+
+    def _ask(self, question: Callable[[ActorRef, float], T], in_order: Sequence[ActorRef] = ()) -> T:
+        """Put a question to the NameServers, in random order if none is given, until one answers.
+
+        A NameServer that has just been restarted does not know every broker yet; so "no such topic" counts only when
+        no NameServer knows better.
+        """
+        failures: list[RaymqError] = []
+        timeout_s = max(CALL_TIMEOUT_S / len(self._nameservers), CALL_TIMEOUT_MIN_S)
+        for server in in_order or random.sample(self._nameservers, len(self._nameservers)):
+            try:
+                return question(server, timeout_s)
+            except RaymqError as error:
+                failures.append(error)
+        raise next((error for error in failures if isinstance(error, TopicNotExistError)), failures[-1])
+
+
+def _complete_route(server: ActorRef, topic: str, partial: list[TopicRoute], timeout_s: float) -> TopicRoute:
+    """The route as a NameServer knows it; if it may miss a broker, it is put to `partial`, and
+    ServiceNotAvailableError raised: another NameServer may know more."""
+    route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
+    if not route.complete:
+        partial.append(route)
+        raise ServiceNotAvailableError(f"{server.name} was restarted and has not heard of every broker yet")
+    return route
+
+
+def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
+    """What a NameServer says that may miss brokers, and of those it misses what was known before. What each broker of a
+    topic knows of all its queues counts as it is told now."""
+    missing = known.brokers.keys() - newer.brokers.keys()
+    kept = tuple(data for data in known.queues if data.broker_name in missing)
+    merged = replace(
+        newer,
+        brokers={**newer.brokers, **{name: known.brokers[name] for name in missing}},
+        queues=tuple(sorted((*newer.queues, *kept), key=lambda data: data.broker_name)),
+        complete=known.complete,
+        layout=newer.layout or known.layout,
+    )
+    return next((same for same in (known, newer) if (same, same.complete) == (merged, merged.complete)), merged)

@@ -1,0 +1,247 @@
+"""A storage actor as its clients see it: one object per actor, over lanes where possible, actor methods elsewhere.
+
+A client on the actor's node opens lanes (raymq.remoting.lane), at most LANES_MAX at a time, and reads messages from the
+mapped files itself: it asks only where a queue ends. Elsewhere every call is an actor method with the same meaning.
+
+Failures are of two kinds. An error that the store raised says that the call was refused and changed nothing. A
+ServiceNotAvailableError or RequestTimeoutError says that there was no answer: the call may have run. Repeating is safe
+for reads, and for appends that carry a producer sequence.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import AuthenticationError
+from typing import Any, Final, TypeVar
+
+from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
+from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.logfiles.log_reader import LogReader
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
+from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
+from raymq.record.encode import EncodedBatch
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.lane import Lane, LaneAddress
+from raymq.retry import Backoff
+
+LANES_MAX: Final = 16
+DESCRIBE_TIMEOUT_S: Final = 5.0
+_LOST: Final = (EOFError, OSError, AuthenticationError)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageDescription:
+    """What a storage actor tells a client about itself. `store_host` goes into every record and message id;
+    it stores bodies of up to `max_message_size_bytes`. The files of its log are in `commit_log_directories`."""
+
+    name: str
+    broker_name: str
+    node_id: str
+    pid: int
+    root: str
+    commit_log_file_size: int
+    consume_queue_file_size: int
+    store_host: tuple[str, int]
+    lane: LaneAddress
+    max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
+    consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES
+    commit_log_directories: tuple[str, ...] = ()
+
+
+class StorageClient:
+    """Calls to one storage actor. Thread-safe. `node_id`: the Ray node this process runs on."""
+
+    def __init__(self, name: str, node_id: str) -> None:
+        self.name = name
+        self._node_id = node_id
+        self._actor = ActorRef(name)
+        self._lock = threading.Lock()
+        self._description: StorageDescription | None = None
+        self._idle: list[Lane] = []
+        self._lanes = threading.BoundedSemaphore(LANES_MAX)
+        self._reader: LogReader | None = None
+        self._files_at: tuple[str, tuple[str, ...]] | None = None
+
+    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
+        """Store batches; each carries its producer sequence, so that a repeat stores nothing twice."""
+        results: list[AppendResult] = self._call("append", (list(batches),), timeout_s)
+        return results
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Read from several queues, waiting up to `wait_s` for the first message. One result per request, in order."""
+        reader = self._local_reader()
+        if reader is None:
+            remote: list[FetchResult] = self._call("fetch", (list(requests), max_bytes, wait_s), wait_s + timeout_s)
+            return remote
+        ends: list[FetchResult] = self._call("fetch", (list(requests), 0, wait_s), wait_s + timeout_s)
+        results = []
+        for request, end in zip(requests, ends, strict=True):
+            if end.status is not PullStatus.FOUND:
+                results.append(end)
+                continue
+            try:
+                # What the store has looked at is not looked at again.
+                rest = replace(request, queue_offset=end.next_offset)
+                result = reader.fetch(rest, end.min_offset, end.max_offset, max_bytes)
+            except DataLossError:
+                # A file went away between the two steps (retention): the store knows what is left.
+                [result] = self._call("fetch", ([request], max_bytes, 0.0), timeout_s)
+            max_bytes = max(1, max_bytes - len(result.records))
+            results.append(replace(result, pull_from=end.pull_from))
+        return results
+
+    def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
+        """The first offset held and the offset the next visible message will get."""
+        bounds: QueueBounds = self._call("queue_bounds", (topic, queue_id), timeout_s)
+        return bounds
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """The first offset stored at or after a time (UPPER: the last at or before), within what the queue holds."""
+        offset: int = self._call("offset_by_time", (topic, queue_id, timestamp_ms, boundary), timeout_s)
+        return offset
+
+    def query_by_key(
+        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, timeout_s: float
+    ) -> QueryResult:
+        """The newest messages with a key, stored in a range of times."""
+        result: QueryResult = self.control("query_by_key", topic, key, max_num, begin_ms, end_ms, timeout_s=timeout_s)
+        return result
+
+    def query_by_unique_id(self, topic: str, message_id: str, timeout_s: float) -> QueryResult:
+        """The messages with a unique id."""
+        result: QueryResult = self.control("query_by_unique_id", topic, message_id, timeout_s=timeout_s)
+        return result
+
+    def record_at(self, physical_offset: int, timeout_s: float) -> bytes:
+        """The record at a place in this store's log; InvalidArgumentError if none starts there."""
+        record: bytes = self.control("record_at", physical_offset, timeout_s=timeout_s)
+        return record
+
+    def control(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """A call that is not on the data plane: always an actor method."""
+        return self._actor.call(method, *args, timeout_s=timeout_s)
+
+    def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
+        """The actor's description, asked for once per life of the actor."""
+        with self._lock:
+            known = self._description
+        if known is not None:
+            return known
+        description: StorageDescription = self._actor.call("describe", timeout_s=timeout_s)
+        with self._lock:
+            self._description = description
+        return description
+
+    def reader(self) -> LogReader | None:
+        """The mapped files, if they are on this node."""
+        return self._local_reader()
+
+    def close(self) -> None:
+        """End idle lanes and unmap files. Calls under way end by themselves."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            reader, self._reader = self._reader, None
+        for lane in idle:
+            lane.close()
+        if reader is not None:
+            reader.close()
+
+    def _local_reader(self) -> LogReader | None:
+        description = self.describe()
+        if description.node_id != self._node_id or not _may_read(description.root):
+            return None
+        with self._lock:
+            files_at = description.root, description.commit_log_directories
+            if self._reader is None or self._files_at != files_at:
+                self._files_at = files_at
+                self._reader = LogReader(
+                    description.root,
+                    commit_log_file_size=description.commit_log_file_size,
+                    consume_queue_file_size=description.consume_queue_file_size,
+                    consume_queue_ext_file_size=description.consume_queue_ext_file_size,
+                    commit_log_directories=description.commit_log_directories,
+                )
+            return self._reader
+
+    def _call(self, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        # Of one time: where the actor stands still, each step would wait for all of its own.
+        deadline_s = time.monotonic() + timeout_s
+        description = self.describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
+        if description.node_id == self._node_id and self._lanes.acquire(blocking=False):
+            try:
+                with self._lane(description) as lane:
+                    if lane is not None:
+                        return lane.call(method, arguments, _left_s(deadline_s))
+            except _LOST as error:
+                if isinstance(error, RaymqError):
+                    raise  # RequestTimeoutError is an OSError by way of TimeoutError
+                self._forget()
+                raise ServiceNotAvailableError(f"the lane to {self.name} broke during {method} ({error!r})") from error
+            finally:
+                self._lanes.release()
+        try:
+            return self._actor.call(method, *arguments, timeout_s=_left_s(deadline_s))
+        except (ServiceNotAvailableError, RequestTimeoutError):
+            self._forget()
+            raise
+
+    @contextmanager
+    def _lane(self, description: StorageDescription) -> Iterator[Lane | None]:
+        """A lane for one call, or None where none can be opened."""
+        with self._lock:
+            lane = self._idle.pop() if self._idle else None
+        if lane is None:
+            try:
+                lane = Lane(description.lane)
+            except _LOST:
+                self._forget()
+        try:
+            yield lane
+        finally:
+            if lane is not None and not lane.closed:
+                with self._lock:
+                    self._idle.append(lane)
+
+    def _forget(self) -> None:
+        """The actor was restarted or is gone: its lanes are dead and its address is another."""
+        with self._lock:
+            self._description = None
+            idle, self._idle = self._idle, []
+        for lane in idle:
+            lane.close()
+
+
+def _may_read(root: str) -> bool:
+    """Whether this process may read the files of a store, which are its user's only."""
+    return os.access(root, os.R_OK | os.X_OK) or not os.path.exists(root)
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.1, deadline_s - time.monotonic())
+
+
+def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
+    """Repeat `call(seconds left)` while it fails retryably and time is left; the last failure is raised then.
+
+    Only for calls that are safe to repeat. `deadline_s` is on `time.monotonic`'s clock.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            return call(_left_s(deadline_s))
+        except RaymqError as error:
+            pause_s = backoff.next()
+            if not error.retryable or time.monotonic() + pause_s >= deadline_s:
+                raise
+            time.sleep(pause_s)

@@ -1,0 +1,62 @@
+"""The storage clients of one process, by actor name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from raymq.errors import RaymqError
+from raymq.message import MessageQueue
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_client import StorageClient, persist_until
+
+T = TypeVar("T")
+
+
+class Storages:
+    """Makes each StorageClient once. Thread-safe. `node_id`: the Ray node of this process."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._lock = threading.Lock()
+        self._clients: dict[str, StorageClient] = {}
+
+    def get(self, name: str) -> StorageClient:
+        with self._lock:
+            client = self._clients.get(name)
+            if client is None:
+                client = self._clients[name] = StorageClient(name, self._node_id)
+            return client
+
+    def close(self) -> None:
+        """Close all of them."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+
+def ask_master(
+    routes: RouteSource,
+    storages: Storages,
+    queue: MessageQueue,
+    timeout_s: float,
+    call: Callable[[StorageClient, float], T],
+) -> T:
+    """`call(client, seconds left)` to the storage actor that leads the queue's broker group, for `timeout_s`.
+
+    Only for calls that are safe to repeat. After a failure the route is asked again: another may lead by now.
+    """
+
+    def attempt(left_s: float) -> T:
+        try:
+            storage = storages.get(routes.get(queue.topic).master_storage(queue.broker_name))
+            return call(storage, left_s)
+        except RaymqError as error:
+            if error.retryable:
+                routes.forget(queue.topic)
+            raise
+
+    return persist_until(time.monotonic() + timeout_s, attempt)

@@ -1,0 +1,39 @@
+"""A batch on its way through an append (appender.py), from the checks to the files. Nothing of this is on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.record.encode import EncodedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBatch:
+    """A batch that may be stored: its records, which nobody changes any more, and where each of them ends."""
+
+    batch: EncodedBatch
+    records: memoryview
+    ends: NDArray[np.int64]
+
+    def without(self, count: int) -> CheckedBatch:
+        """The batch without its first `count` messages, which an earlier send stored already."""
+        if not count:
+            return self
+        batch, start = self.batch, int(self.ends[count - 1])
+        producer = batch.producer
+        if producer is not None:
+            producer = replace(producer, first_sequence=producer.first_sequence + count)
+        rest = replace(batch, sizes=batch.sizes[count:], tag_codes=batch.tag_codes[count:], producer=producer)
+        return CheckedBatch(rest, self.records[start:], self.ends[count:] - start)
+
+    def part(self, first: int, last: int) -> CheckedBatch:
+        """Messages `first` to `last` (exclusive)."""
+        rest = self.without(first)
+        count = last - first
+        if count == len(rest.batch):
+            return rest
+        batch = replace(rest.batch, sizes=rest.batch.sizes[:count], tag_codes=rest.batch.tag_codes[:count])
+        return CheckedBatch(batch, rest.records[: int(rest.ends[count - 1])], rest.ends[:count])

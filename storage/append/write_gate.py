@@ -1,0 +1,159 @@
+"""The way to write to a store: one at a time, only while that is allowed, and waiting as long as the settings promise.
+
+A failure of the disk closes the gate for as long as the store is open: what is on the disk is not known any more, so
+nothing may be acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from raymq.config.store import FlushDiskType
+from raymq.errors import StoreFailedError, SystemBusyError
+from storage.append.put_check import StoreState, refuse_store
+from storage.log.commit_service import CommitService
+from storage.log.flush_service import FlushService
+from storage.parts import StoreParts
+from storage.read.long_polls import LongPolls
+from storage.running_flags import AGAINST_APPENDS, RunningFlag, RunningFlags
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class WriteGate:
+    """The gate of one store, with its flush thread. Thread-safe.
+
+    `lock` is the append lock: whoever holds it sees log and queues agree. `closed` is set by the store, under the lock.
+    `failure` says what the disk did, empty while all is well. What is as durable as the settings promise is shown to
+    consumers, or, with `on_stored`, told to whoever decides that: it is called with the end of it, by the flush thread
+    or, with ASYNC_FLUSH, under the append lock; with a transient store pool by the commit thread.
+    """
+
+    def __init__(
+        self, parts: StoreParts, flags: RunningFlags, polls: LongPolls, on_stored: Callable[[int], None] | None = None
+    ) -> None:
+        settings = parts.settings
+        self._root = settings.store_path_root_dir
+        self._log, self._visibility = parts.log, parts.visibility
+        self._flags, self._polls = flags, polls
+        self._sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._timeout_s = settings.sync_flush_timeout_ms / 1000
+        self._queue_wait_ms = settings.wait_time_in_send_queue_ms
+        self._busy_timeout_ms = settings.os_page_cache_busy_timeout_ms
+        self._on_stored = on_stored or self.show
+        self._entered_s = 0.0
+        self.lock = threading.Lock()
+        self.closed = False
+        self.failure = ""
+        self._flush = FlushService(parts.log, settings, on_flushed=self._on_flushed, on_failed=self.fail)
+        self._commit: CommitService | None = None
+        if parts.log.has_pool:
+            # Who waits for other replicas, waits for the commit too.
+            self._commit = CommitService(
+                parts.log,
+                settings,
+                on_committed=self._on_stored,
+                on_failed=self.fail,
+                at_once=on_stored is not None,
+            )
+
+    @property
+    def stored_offset(self) -> int:
+        """The end of what is as durable as the settings promise."""
+        return self._log.flushed_offset if self._sync else self._log.committed_offset
+
+    def write(
+        self,
+        write: Callable[[], T],
+        timeout_s: float | None = None,
+        against: RunningFlag = AGAINST_APPENDS,
+        *,
+        wait: bool = True,
+    ) -> tuple[T, int, bool]:
+        """Let `write` write, and wait as the settings say: its result, where the log ended then, and whether it is as
+        durable as they promise.
+
+        `timeout_s` (default: sync_flush_timeout_ms) is for both; without `wait` a flush is only asked for. `against`:
+        the flags that forbid it.
+
+        Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
+        StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        start_s = time.monotonic()
+        self.require_writable(against)
+        wait_s = max(min(timeout_s, self._queue_wait_ms / 1000), 0)
+        if not self.lock.acquire(timeout=wait_s):
+            raise SystemBusyError(
+                f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {self._queue_wait_ms}); "
+                "nothing was stored, send again later"
+            )
+        try:
+            self.require_writable(against)
+            self._entered_s = time.monotonic()
+            try:
+                result = write()
+            except OSError as error:
+                self.fail(error)
+                raise self._outcome_unknown() from error
+            end_offset = self._log.end_offset
+            if self._commit is not None:
+                self._commit.appended()
+            elif not self._sync:
+                self._on_stored(end_offset)
+        finally:
+            self._entered_s = 0.0
+            self.lock.release()
+        left_s = start_s + timeout_s - time.monotonic() if wait else 0.0
+        if self._sync and not self._flush.wait_for(end_offset, left_s):
+            if self.failure:
+                raise self._outcome_unknown()
+            return result, end_offset, False
+        return result, end_offset, True
+
+    def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
+        """Raise what the put checks say of the store (put_check.py)."""
+        if not (self.closed or self.failure or self._entered_s or self._flags.any_set):
+            return
+        reason = self._flags.reason_against(against)
+        if self.failure:
+            reason = f"{self.failure}; the store takes no more appends until it is opened again"
+        entered_s = self._entered_s
+        append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
+        refused = refuse_store(StoreState(str(self._root), self.closed, reason, append_ms, self._busy_timeout_ms))
+        if refused is not None:
+            raise refused.error
+
+    def wait_flushed(self, end_offset: int) -> bool:
+        """Have the log flushed up to `end_offset`; False if the disk takes too long, or fails."""
+        return self._flush.wait_for(end_offset, self._timeout_s)
+
+    def fail(self, error: OSError) -> None:
+        """The disk failed: nothing may be acknowledged from here on."""
+        if not self.failure:
+            self.failure = f"the disk of {self._root} failed: {error}"
+            logger.error("%s; no more appends are taken", self.failure)
+
+    def close(self) -> None:
+        """End the threads, with a last commit and flush unless one has failed. Idempotent."""
+        if self._commit is not None:
+            self._commit.close()
+        self._flush.close()
+
+    def _outcome_unknown(self) -> StoreFailedError:
+        return StoreFailedError(f"{self.failure}; it is unknown whether this append is stored")
+
+    def _on_flushed(self, end_offset: int) -> None:
+        if self._sync:
+            self._on_stored(end_offset)
+
+    def show(self, end_offset: int) -> None:
+        """Let consumers see what is stored before `end_offset`. By one thread at a time."""
+        for queue in self._visibility.advance(min(end_offset, self.stored_offset)):
+            self._polls.wake((queue.topic, queue.queue_id))

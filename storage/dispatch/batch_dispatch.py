@@ -1,0 +1,56 @@
+"""Putting inner-batch records where they belong: into the batch consume queue of their topic and queue id.
+
+Used where records are found that this store did not append itself: by recovery, and for another replica's chunks.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from raymq.record.decode import DispatchView
+from raymq.record.inner_batch import inner_batch
+from raymq.record.layout import SYS_FLAG_INNER_BATCH, RecordError
+from storage.queue.batch_consume_queue import BatchUnit
+from storage.queue.queue_table import QueueTable
+
+logger = logging.getLogger(__name__)
+
+
+class QueueGapError(Exception):
+    """Units are missing that the walk does not reach."""
+
+
+def is_good_batch(view: DispatchView) -> bool:
+    """Whether the record is an inner batch that says what it holds."""
+    try:
+        return bool(view.sys_flag & SYS_FLAG_INNER_BATCH and inner_batch(view))
+    except RecordError:
+        return False
+
+
+def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+    """Put a record at `physical_offset` into its batch queue, if it is not there; whether it was put.
+
+    QueueGapError when records before it are missing in the queue, unless gaps may be filled: then those are lost. Of
+    what does not belong there (RocketMQ would not take it either) nothing is put, and it is logged.
+    """
+    name = f"{view.topic}:{view.queue_id}"
+    try:
+        if not view.sys_flag & SYS_FLAG_INNER_BATCH:
+            raise RecordError(f"the record at {physical_offset} is no inner batch, as others of queue {name} are")
+        base_offset, messages = inner_batch(view)
+        queue = queues.get_or_create_batch(view.topic, view.queue_id)
+        if queue is None:
+            raise RecordError(f"the record at {physical_offset} is an inner batch, as others of queue {name} are not")
+    except RecordError as error:
+        logger.error("%s; it is in no queue", error)
+        return False
+    if physical_offset + view.size <= queue.max_physical_offset or base_offset < queue.next_offset:
+        return False
+    if base_offset > queue.next_offset:
+        if not may_fill_gaps:
+            raise QueueGapError(f"queue {name} ends at offset {queue.next_offset}, but the log has {base_offset}")
+        if queue.next_offset:
+            logger.error("the records of %s from offset %d to %d are lost", name, queue.next_offset, base_offset - 1)
+    queue.append(BatchUnit(physical_offset, view.size, view.tags_code, view.store_timestamp_ms, base_offset, messages))
+    return True

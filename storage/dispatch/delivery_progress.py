@@ -1,0 +1,163 @@
+"""How far the scheduler got in each queue where messages wait (raymq.delay), and what those queues' units hold.
+
+On disk
+    config/delayOffset.json     {"offsetTable": {"3": 17}}      level 3 is delivered up to offset 17 of its queue
+    config/timerOffset.json     {"offsetTable": {"5": [1700000000000, 17, 12]}}
+                                timer queue 5 is delivered up to the unit with this time and offset 17 - 1; no unit
+                                before offset 12 waits any more
+
+The files are a shortcut; the log has the rest. What the scheduler delivers carries the queue it came from as its
+producer, its offset there as its sequence, and (from a timer queue) the unit's time as its epoch. Each queue is
+delivered in one order, that of (epoch, sequence), and the log keeps that order: so the last delivered record in the log
+says that everything before it is delivered too, however far behind the files are. They are written only when the
+deliveries they count are on disk, and before the checkpoint moves past those. Hence each message is delivered once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.delay import TIMER_ROLL_MS, TIMER_ROLL_QUEUE, TIMER_TOPIC, is_waiting_topic, level_delay_ms
+from raymq.errors import StoreCorruptError
+from raymq.names import SCHEDULE_TOPIC
+from storage.files.config_files import ConfigFiles, parse_fastjson
+from storage.queue.consume_queue import ConsumeQueue
+
+DELAY_OFFSETS: Final = "delayOffset.json"
+TIMER_OFFSETS: Final = "timerOffset.json"
+
+Source = tuple[str, int]
+"""The topic and queue id of a queue where messages wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message that is to be stored in `topic`:`queue_id` now: `record`, to be stamped in place, carries as its
+    producer where it waited, at `queue_offset`, with `epoch` before that in the order of its queue (`Progress`)."""
+
+    topic: str
+    queue_id: int
+    record: bytearray
+    tags_code: int
+    epoch: int
+    queue_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Delivered are all units of a queue up to the one with time `epoch` and queue offset `next_offset` - 1, in the
+    order of (time, offset); `epoch` is 0 where that is the order of the offsets. No unit before `low` waits."""
+
+    epoch: int = 0
+    next_offset: int = 0
+    low: int = 0
+
+
+class Deliveries:
+    """The progress of all queues where messages wait. Changed under the store's append lock, and read there."""
+
+    def __init__(self) -> None:
+        self._table: dict[Source, Progress] = {}
+        self._saved: dict[Source, Progress] = {}
+
+    def get(self, source: Source) -> Progress:
+        return self._table.get(source, Progress())
+
+    def advance(self, source: Source, epoch: int, next_offset: int) -> None:
+        """The unit before `next_offset`, whose time is `epoch`, was delivered or given up. Never goes back."""
+        now = self.get(source)
+        if (epoch, next_offset) > (now.epoch, now.next_offset):
+            low = now.low if epoch else next_offset
+            self._table[source] = Progress(epoch, next_offset, low)
+
+    def raise_low(self, source: Source, low: int) -> None:
+        """No unit of a timer queue before `low` waits any more."""
+        now = self.get(source)
+        if low > now.low:
+            self._table[source] = replace(now, low=low)
+
+    def load(self, config: ConfigFiles) -> None:
+        """Read the files. StoreCorruptError when they are damaged."""
+        for level, offset in _offset_table(config, DELAY_OFFSETS).items():
+            self._table[SCHEDULE_TOPIC, level - 1] = Progress(0, *_numbers(DELAY_OFFSETS, [offset, offset], 2))
+        for queue_id, values in _offset_table(config, TIMER_OFFSETS).items():
+            self._table[TIMER_TOPIC, queue_id] = Progress(*_numbers(TIMER_OFFSETS, values, 3))
+        self._saved = dict(self._table)
+
+    def fit(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Correct what points outside its queue, after recovery (spec §12: out of range → min or max)."""
+        ends = {(queue.topic, queue.queue_id): queue.next_offset for queue in queues}
+        for source, known in list(self._table.items()):
+            end = ends.get(source, 0)
+            self._table[source] = Progress(known.epoch, min(known.next_offset, end), min(known.low, end))
+
+    def unsaved(self) -> dict[Source, Progress] | None:
+        """A copy of the table to give to `save` once the log is on disk up to here; None if nothing changed."""
+        return dict(self._table) if self._table != self._saved else None
+
+    def save(self, table: dict[Source, Progress], config: ConfigFiles) -> None:
+        """Write the files; on return they are on disk."""
+        for name, topic in ((DELAY_OFFSETS, SCHEDULE_TOPIC), (TIMER_OFFSETS, TIMER_TOPIC)):
+            rows = {queue_id: value for (row_topic, queue_id), value in sorted(table.items()) if row_topic == topic}
+            if rows == {queue_id: value for (row_topic, queue_id), value in self._saved.items() if row_topic == topic}:
+                continue
+            offsets = (
+                {str(queue_id + 1): value.next_offset for queue_id, value in rows.items()}
+                if topic == SCHEDULE_TOPIC
+                else {str(queue_id): [value.epoch, value.next_offset, value.low] for queue_id, value in rows.items()}
+            )
+            config.write(name, json.dumps({"offsetTable": offsets}, indent=1))
+        self._saved = table
+
+    def pinned_physical_offset(self, queues: Iterable[ConsumeQueue]) -> int | None:
+        """Where the first record starts that waits, by what is on disk of the table; None if none waits."""
+        first = None
+        for queue in queues:
+            if is_waiting_topic(queue.topic):
+                low = self._saved.get((queue.topic, queue.queue_id), Progress()).low
+                units = queue.next_unit(max(low, queue.min_offset), queue.next_offset)
+                if len(units):
+                    physical_offset = int(units[0]["physical_offset"])
+                    first = physical_offset if first is None else min(first, physical_offset)
+        return first
+
+
+def _offset_table(config: ConfigFiles, name: str) -> dict[int, Any]:
+    content = parse_fastjson(config.read(name) or "{}")
+    table = content.get("offsetTable") if isinstance(content, dict) else content
+    if not isinstance(table, dict | None) or not all(key.isdecimal() for key in table or ()):
+        raise _damaged(name)
+    return {int(key): value for key, value in (table or {}).items()}
+
+
+def _numbers(name: str, values: object, count: int) -> list[int]:
+    if not isinstance(values, list) or len(values) != count or not all(type(v) is int and v >= 0 for v in values):
+        raise _damaged(name)
+    return values
+
+
+def _damaged(name: str) -> StoreCorruptError:
+    return StoreCorruptError(
+        f"config/{name} is not a table of offsets; restore it, or delete it: the log tells what was delivered lately, "
+        "and what was delivered long ago may then be delivered again"
+    )
+
+
+def waiting_codes(
+    source: Source, deliver_at_ms: NDArray[np.int64], store_timestamp_ms: int, levels_ms: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """What the units of records hold that are stored now in `source` (raymq.delay.waiting_code says it of a record).
+
+    `deliver_at_ms` is looked at in the timer queues only.
+    """
+    topic, queue_id = source
+    if topic == TIMER_TOPIC and queue_id != TIMER_ROLL_QUEUE:
+        return np.maximum(deliver_at_ms, store_timestamp_ms + 1)
+    delay_ms = TIMER_ROLL_MS if topic == TIMER_TOPIC else level_delay_ms(queue_id + 1, levels_ms)
+    return np.full(len(deliver_at_ms), store_timestamp_ms + delay_ms, np.int64)

@@ -1,0 +1,63 @@
+"""Queue units of records that are in the transient store pool and not in the log's files yet.
+
+A kill takes what is in the pool (transient_store_pool.py). Units that were on disk before their records would lead to
+nothing then, or, once RocketMQ has appended there, to other messages. So they are held, and written behind each commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.files import disk
+from storage.files.write_handles import WriteHandles
+from storage.log.commit_log import CommitLog
+
+
+class _Held(NamedTuple):
+    """Bytes to be written once the log is committed up to `end_offset`."""
+
+    end_offset: int
+    path: Path
+    position: int
+    data: bytes
+
+
+class HeldUnits(WriteHandles):
+    """Open files of a store with a pool: what is written to them comes there with the commit of the log. Thread-safe.
+
+    What a commit that fails leaves here is never written.
+    """
+
+    def __init__(self, max_open: int, *, mapped: bool, log: CommitLog) -> None:
+        super().__init__(max_open, mapped=mapped)
+        self._log = log
+        self._lock = threading.Lock()
+        self._held: deque[_Held] = deque()
+        log.on_commit = self._write_committed
+
+    def write(self, path: Path, position: int, data: disk.Bytes) -> None:
+        end_offset = self._log.end_offset
+        with self._lock:
+            if self._log.committed_offset < end_offset:
+                self._held.append(_Held(end_offset, path, position, bytes(data)))
+            else:
+                super().write(path, position, data)
+
+    def settle(self) -> None:
+        if self._held:
+            self._log.commit()
+
+    def forget(self, path: Path) -> None:
+        with self._lock:
+            self._held = deque(one for one in self._held if one.path != path)
+            super().forget(path)
+
+    def _write_committed(self, end_offset: int) -> None:
+        with self._lock:
+            while self._held and self._held[0].end_offset <= end_offset:
+                # Taken away once it is written: who reads meanwhile has to wait here.
+                super().write(*self._held[0][1:])
+                self._held.popleft()

@@ -1,0 +1,101 @@
+"""Multi-dispatch: messages that are in other queues too, beside the one they were sent to (spec/storage.md §12).
+
+A record says so itself, in two properties of lists separated by commas: INNER_MULTI_DISPATCH names the other queues,
+`%LMQ%…` and their queue 0, and INNER_MULTI_QUEUE_OFFSET the offsets that it has there. The producer sets the first, the
+store the second. Each of the queues is an ordinary consume queue, whose units point to the same record.
+
+This reads that, for recovery and for another replica's chunks, whatever the settings of this store; multi_append.py
+writes it. RocketMQ 4.9 also puts messages there that are delayed, retried or its own. RocketMQ 5 and this store do not,
+but a retried message of RocketMQ 5 may carry the stale offsets of the message that was given back: such a record is put
+where a queue goes on, and never begins one anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from raymq.message import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
+from raymq.names import INTERNAL_TOPIC_NAME_MAX, LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX
+from raymq.record.decode import DispatchView
+from raymq.record.layout import MIN_RECORD_SIZE
+from storage.dispatch.record_check import can_be_topic
+from storage.queue.queue_table import QueueTable
+
+LMQ_QUEUE_ID: Final = 0
+SEPARATOR: Final = ","
+
+_OFFSET_DIGITS_MAX: Final = 18
+
+logger = logging.getLogger(__name__)
+
+QueueKey = tuple[str, int]
+
+
+class QueueUnit(NamedTuple):
+    """A place in a queue that a record has: `queue_offset` of the queue `key`."""
+
+    key: QueueKey
+    queue_offset: int
+
+
+def is_dispatched(topic: str) -> bool:
+    """Whether this store, as RocketMQ 5, puts messages of `topic` into other queues too."""
+    return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC
+
+
+def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]:
+    """In which other queues the record at `physical_offset` is. What cannot be is left out: no CRC covers it.
+
+    RocketMQ 4.9 puts records into queues of other names too, then into the one with the record's own queue id.
+    """
+    names, offsets = (
+        split_names(view.properties.get(name, ""))
+        for name in (PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET)
+    )
+    if not names:
+        return []
+    if len(names) != len(offsets):
+        if offsets:
+            logger.error("the record at %d names %d queues and %d offsets", physical_offset, len(names), len(offsets))
+        return []
+    found: dict[QueueKey, QueueUnit] = {}
+    for name, text in zip(names, offsets, strict=True):
+        key = name, LMQ_QUEUE_ID if name.startswith(LMQ_PREFIX) else view.queue_id
+        if can_be_queue(name) and key != (view.topic, view.queue_id):
+            queue_offset = int(text) if text.isdecimal() and len(text) <= _OFFSET_DIGITS_MAX else -1
+            if 0 <= queue_offset <= physical_offset // MIN_RECORD_SIZE:
+                found.setdefault(key, QueueUnit(key, queue_offset))
+            else:
+                logger.error("the record at %d cannot be at offset %r of queue %s", physical_offset, text, name)
+    return list(found.values())
+
+
+def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) -> list[QueueKey]:
+    """Put a record of another replica into the other queues that it is in; returns those where it was missing."""
+    put = []
+    for key, queue_offset in units_elsewhere(view, physical_offset):
+        if queues.holds_batches(*key):
+            continue
+        queue = queues.get_or_create(*key)
+        if queue_offset < queue.next_offset or physical_offset < queue.max_physical_offset:
+            continue
+        if queue_offset > queue.next_offset or not queue.exists:
+            queue.start_at(queue_offset)
+        queue.reserve(1)
+        queue.append(physical_offset, np.array([view.size], np.int32), np.array([view.tags_code], np.int64))
+        put.append(key)
+    return put
+
+
+def split_names(text: str) -> list[str]:
+    """The pieces of a list, as Java splits: empty ones at the end are none."""
+    stripped = text.rstrip(SEPARATOR)
+    return stripped.split(SEPARATOR) if stripped.strip() else []
+
+
+def can_be_queue(name: str) -> bool:
+    """Whether a queue of that name can have a directory."""
+    return can_be_topic(name) and len(name.encode()) <= INTERNAL_TOPIC_NAME_MAX

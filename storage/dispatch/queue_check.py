@@ -1,0 +1,49 @@
+"""Whether the files of a consume queue are its own: what a hand that moved files about leaves to be found.
+
+A unit says where its record is, and the record says whose it is and where in its queue. Recovery reads the newest part
+of the log only, so files of a queue that were swapped, or swapped with those of another queue, would stay unseen and
+serve one message in the place of another. One record for each file is read here, and that is enough: a file moves as
+a whole.
+"""
+
+from __future__ import annotations
+
+from raymq.errors import DataLossError
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.record.decode import dispatch_view
+from raymq.record.layout import RecordError
+from storage.dispatch.multi_dispatch import units_elsewhere
+from storage.queue.consume_queue import ConsumeQueue
+
+
+def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
+    """Why the files of `queue`, which has found its end, are not what it wrote; empty if they may be.
+
+    Their last units must ascend in the log, and the records they lead to, where the log still has them, must be the
+    queue's. Where a record says otherwise two more of its file are asked: a bit may be flipped in the record.
+    """
+    if queue.out_of_order:
+        return f"the file of {queue.topic}:{queue.queue_id} from offset {queue.next_offset} on is out of order"
+    before = -1
+    for first, count in queue.file_ranges():
+        last = first + count - 1
+        [unit] = queue.units(last, 1)
+        if unit["size"] == PRE_BLANK_SIZE:
+            continue
+        if unit["size"] <= 0 or unit["physical_offset"] <= before:
+            return f"the file of {queue.topic}:{queue.queue_id} from offset {first} on is out of order"
+        before = int(unit["physical_offset"])
+        if not any(_may_lead_to_own(queue, offset, reader) for offset in (last, first + count // 2, first)):
+            return f"the file of {queue.topic}:{queue.queue_id} from offset {first} on is another queue's"
+    return ""
+
+
+def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
+    [unit] = queue.units(queue_offset, 1)
+    start = int(unit["physical_offset"])
+    try:
+        view = dispatch_view(reader.log_bytes(start, start + int(unit["size"])))
+    except (DataLossError, RecordError):
+        return True  # It is not in the log any more, or it is damaged: then this says nothing of the unit.
+    key = queue.topic, queue.queue_id
+    return (view.topic, view.queue_id) == key or any(unit.key == key for unit in units_elsewhere(view, start))

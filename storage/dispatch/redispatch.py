@@ -1,0 +1,227 @@
+"""Putting the records of a walk where they belong: missing units into the queues, producers into the dedup table.
+
+One record at a time, or a block of them (record_blocks.py) with the same result. A block that holds something out of
+the ordinary (a gap, a topic deleted in its middle, offsets out of order, an inner batch, a record in several queues) is
+refused before anything is changed; its records have to come one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.columnar.fields import Ints
+from raymq.record.decode import DispatchView
+from raymq.record.layout import SYS_FLAG_INNER_BATCH
+from storage.dispatch.batch_dispatch import QueueGapError, put_batch
+from storage.dispatch.block_dedup import producers_of, remember_producer
+from storage.dispatch.dedup import DedupTable
+from storage.dispatch.delivery_progress import Deliveries
+from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
+from storage.dispatch.record_blocks import Block, is_queued
+from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.queue_table import QueueTable
+
+logger = logging.getLogger(__name__)
+
+_UNITS_HELD: Final = 4096
+
+
+@dataclass(slots=True)
+class _Missing:
+    """Units found to be missing at the end of one queue, in order, not written yet."""
+
+    queue: ConsumeQueue
+    physical_offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    tags_codes: list[int] = field(default_factory=list)
+
+    @property
+    def next_offset(self) -> int:
+        """What the queue's next offset is with these units."""
+        return self.queue.next_offset + len(self.sizes)
+
+    def write(self) -> None:
+        if self.sizes:
+            self.queue.reserve(len(self.sizes))
+            self.queue.append_scattered(
+                np.array(self.physical_offsets, np.int64),
+                np.array(self.sizes, np.int32),
+                np.array(self.tags_codes, np.int64),
+            )
+            for column in (self.physical_offsets, self.sizes, self.tags_codes):
+                column.clear()
+
+    def write_if_many(self) -> None:
+        if len(self.sizes) >= _UNITS_HELD:
+            self.write()
+
+
+class _Addition(NamedTuple):
+    """The rows of a block that are missing in one queue."""
+
+    missing: _Missing
+    rows: Ints
+
+
+class Redispatch:
+    """What one recovery puts into the queues, the dedup table and the deliveries. `queued` counts units."""
+
+    def __init__(self, queues: QueueTable, dedup: DedupTable, deliveries: Deliveries, *, after_crash: bool) -> None:
+        self._queues, self._dedup, self._deliveries = queues, dedup, deliveries
+        self._after_crash = after_crash
+        self._missing: dict[tuple[str, int], _Missing] = {}
+        self.dispatched_end = -1
+        """Where the last record ends that a queue points to; after a crash nobody knows."""
+        self.queues_were_lost = False
+        self.queued = 0
+
+    def queues_reach(self, physical_offset: int) -> None:
+        """A queue points to records up to `physical_offset`."""
+        self.dispatched_end = max(self.dispatched_end, physical_offset)
+
+    def start_again(self) -> None:
+        """Forget the units that were not written."""
+        self._missing.clear()
+
+    def finish(self) -> None:
+        """Write the units that are left."""
+        for missing in self._missing.values():
+            missing.write()
+
+    def put(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
+        """Put a good record where it belongs, if it is not there. QueueGapError unless gaps may be filled: then the
+        walk started at the first record, so what is not there is lost."""
+        if not is_queued(view.sys_flag):
+            return
+        if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
+            if not self.was_deleted(view.topic, physical_offset):
+                self.queued += put_batch(self._queues, view, physical_offset, may_fill_gaps=may_fill_gaps)
+            return
+        own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+        if self._put_unit(own, view, physical_offset, may_fill_gaps=may_fill_gaps):
+            self.remember(view, physical_offset)
+        for unit in units_elsewhere(view, physical_offset):
+            if self._queues.holds_batches(*unit.key) or self._may_be_stale(unit, view):
+                continue
+            self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
+
+    def _may_be_stale(self, unit: QueueUnit, view: DispatchView) -> bool:
+        """Whether an offset before its queue's beginning may be that of another message
+        (storage.dispatch.multi_dispatch)."""
+        queue = self._queues.get_plain(*unit.key)
+        return not is_dispatched(view.topic) and queue is not None and unit.queue_offset < queue.first_offset
+
+    def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+        """Put one unit of a record into a queue, if it is not there. False: the queue was deleted since."""
+        (topic, queue_id), queue_offset = unit
+        missing = self._missing.get(unit.key)
+        if missing is None:
+            if self.was_deleted(topic, physical_offset):
+                return False
+            missing = self._missing_in(topic, queue_id)
+        gap = queue_offset - missing.next_offset
+        if queue_offset < missing.queue.first_offset and not may_fill_gaps:
+            raise QueueGapError(f"queue {topic}:{queue_id} has lost its offset {queue_offset}")
+        if gap >= 0:
+            if gap > 0:
+                self._skip_lost_units(missing, unit, may_fill_gaps=may_fill_gaps)
+            missing.physical_offsets.append(physical_offset)
+            missing.sizes.append(view.size)
+            missing.tags_codes.append(view.tags_code)
+            self.queued += 1
+            missing.write_if_many()
+        return True
+
+    def remember(self, view: DispatchView, physical_offset: int) -> None:
+        """Remember who sent a record."""
+        was_deleted = self._queues.was_deleted_after(view.topic, physical_offset)
+        remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
+
+    def put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+        """`put` for the records of a block, the first of which is at `physical_offset`. False: nothing was done."""
+        if not block.is_ordinary:
+            return False
+        counted = block.is_queued()
+        additions: list[_Addition] = []
+        for rows in block.by_queue(counted):
+            if self._were_deleted(block, rows, physical_offset):
+                counted[rows] = False
+                continue
+            addition = self._addition(block, rows, physical_offset, may_fill_gaps=may_fill_gaps)
+            if addition is None:
+                return False
+            additions.append(addition)
+        if not self._remember_rows(block, counted, physical_offset):
+            return False
+        for missing, rows in additions:
+            missing.physical_offsets += (block.starts[rows] + physical_offset).tolist()
+            missing.sizes += block.sizes[rows].tolist()
+            missing.tags_codes += block.tags_codes[rows].tolist()
+            missing.write_if_many()
+            self.queued += len(rows)
+        return True
+
+    def remember_block(self, block: Block, physical_offset: int) -> bool:
+        """`remember` for the records of a block. False: nothing was done."""
+        return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
+
+    def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
+        """Whether all of `rows`, which are of one queue, belong to a topic that was deleted since."""
+        topic, queue_id = block.queue_of(rows)
+        last = physical_offset + int(block.starts[rows[-1]])
+        return (topic, queue_id) not in self._missing and self.was_deleted(topic, last)
+
+    def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
+        """What of `rows`, all of one queue, is missing there; None where it takes more than to put it at the end."""
+        topic, queue_id = block.queue_of(rows)
+        if self._queues.holds_batches(topic, queue_id):
+            return None
+        if self.was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
+            return None
+        missing = self._missing_in(topic, queue_id)
+        offsets = block.queue_offsets[rows]
+        known = missing.next_offset - int(offsets[0])
+        in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
+        lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
+        if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
+            return None
+        return _Addition(missing, rows[min(known, len(rows)) :] if in_order else rows[:0])
+
+    def _missing_in(self, topic: str, queue_id: int) -> _Missing:
+        missing = self._missing.get((topic, queue_id))
+        if missing is None:
+            missing = self._missing[topic, queue_id] = _Missing(self._queues.get_or_create(topic, queue_id))
+        return missing
+
+    def was_deleted(self, topic: str, physical_offset: int) -> bool:
+        """Whether the topic of a record at `physical_offset` was deleted since, by this store or by RocketMQ."""
+        if self._queues.was_deleted_after(topic, physical_offset):
+            return True
+        if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
+            return False
+        # A clean stop, other queues are complete, this topic has none: RocketMQ deleted it, and left no other trace.
+        return not self._queues.has_topic(topic)
+
+    def _skip_lost_units(self, missing: _Missing, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
+        queue, end = "{}:{}".format(*unit.key), missing.next_offset
+        if not may_fill_gaps:
+            raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {unit.queue_offset}")
+        missing.write()
+        if end:
+            logger.error("the records of %s from offset %d to %d are lost", queue, end, unit.queue_offset - 1)
+        missing.queue.start_at(unit.queue_offset)
+
+    def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
+        """Remember who sent the records for which `counted` is true. False, and nothing is done, if one is of a deleted
+        topic, or if producers would be forgotten: then their order counts."""
+        found = producers_of(block, counted)
+        was_deleted = any(self._queues.was_deleted_after(topic, physical_offset) for topic in found.topics)
+        if was_deleted or not found.fit(self._dedup):
+            return False
+        found.remember(self._dedup, self._deliveries)
+        return True

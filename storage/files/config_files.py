@@ -1,0 +1,89 @@
+"""The files in `config/`: small texts that the broker keeps beside the log (spec/storage.md §4).
+
+On disk
+    config/topics.json          the newest text
+    config/topics.json.bak      the one before
+
+A new text is written under another name and renamed, so that a crash leaves either text, or the older as `.bak` only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from raymq.errors import InvalidArgumentError, StoreCorruptError
+from storage.files import disk
+
+logger = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_STRING_OR_INTEGER_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+)(?=\s*:)', re.DOTALL)
+
+
+def parse_fastjson(text: str) -> Any:
+    """Parse JSON as RocketMQ's fastjson writes it: integer keys may be unquoted, as in ``{0:5,1:7}``.
+
+    Such a key becomes a str, as every key in JSON. ValueError for text that is not JSON even so.
+    """
+    return json.loads(_STRING_OR_INTEGER_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text))
+
+
+class ConfigFiles:
+    """The directory `root`/config. One thread at a time per name."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = root / "config"
+        disk.make_directory(self.directory)
+
+    def read(self, name: str) -> str | None:
+        """The text of `name`, or of its `.bak` if the file is missing, empty or (for .json) does not parse.
+
+        None if there is neither. A file that cannot be used is deleted, as RocketMQ does. StoreCorruptError when the
+        `.bak` that is needed cannot be used either.
+        """
+        path = self._path(name)
+        text = _usable_text(path)
+        if text is not None:
+            return text
+        if path.exists():
+            logger.warning("%s is empty or damaged; trying its .bak", path)
+            disk.unlink(path)
+        backup = Path(f"{path}.bak")
+        if not backup.exists():
+            return None
+        text = _usable_text(backup)
+        if text is None:
+            raise StoreCorruptError(
+                f"{path} is missing or damaged, and so is {backup}; restore one of them, or delete both"
+            )
+        return text
+
+    def write(self, name: str, text: str) -> None:
+        """Replace the text of `name`; the text before is kept as `.bak`. On return both are on disk."""
+        path = self._path(name)
+        new = Path(f"{path}.new")
+        disk.write_file(new, text.encode())
+        if path.exists():
+            disk.rename(path, Path(f"{path}.bak"))
+        disk.rename(new, path)
+        disk.sync_directory(self.directory)
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise InvalidArgumentError(f"{name!r} is not a config file name: use letters, digits, '_', '-' and '.'")
+        return self.directory / name
+
+
+def _usable_text(path: Path) -> str | None:
+    """The text of `path`, None if it is missing, empty, not UTF-8, or .json that does not parse."""
+    try:
+        text = path.read_bytes().decode()
+        if path.name.removesuffix(".bak").endswith(".json"):
+            parse_fastjson(text)
+    except (FileNotFoundError, ValueError):
+        return None
+    return text or None

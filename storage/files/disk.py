@@ -1,0 +1,158 @@
+"""The store's way to its disk: every call that changes what is on it, or waits for it, in one place.
+
+Callers say `disk.flush(descriptor)`, never `from storage.files.disk import flush`: so tests put another disk under the
+store by replacing the functions of this module, one that loses what was not flushed or one that fails.
+
+What survives what
+
+    write (pwrite, by its caller)     the process; not a power cut, not even in order
+    flush                             a power cut: the bytes, and the file's size
+    rename, unlink, make_directory    the process; not a power cut, and each or none of them
+    sync_directory                    a power cut: the names in the directory
+
+Stores into a map (warm_up.py) are not here: they are the hot path, and say nothing about the disk before the flush.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+PAGE_BYTES: Final = 4096
+"""What the settings count that say how many pages are worth a flush or a commit."""
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""Nobody but the owner reads messages."""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_MADV_POPULATE_WRITE: Final = 23
+
+Bytes = bytes | bytearray | memoryview
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of `path`, which a child process does not inherit; `flags` as for `os.open`. A new file is for its
+    owner only."""
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+
+
+def preallocate(descriptor: int, size: int) -> None:
+    """Give the file `size` bytes, zero where it had none, and all their blocks. OSError: the disk is full."""
+    os.posix_fallocate(descriptor, 0, size)
+
+
+def flush(descriptor: int) -> None:
+    """Wait until everything written to the file is on disk. After an OSError it is not known what is."""
+    os.fdatasync(descriptor)
+
+
+def flush_path(path: Path) -> None:
+    """`flush` for the file at `path`, or the names in it if it is a directory; nothing to do if it is gone."""
+    if path.is_dir():
+        sync_directory(path)
+        return
+    try:
+        descriptor = open_file(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give `source` the name `target`, whose former file loses it, in one step."""
+    os.replace(source, target)
+
+
+def unlink(path: Path) -> None:
+    """Remove a file's name. Nothing to do if it has none."""
+    path.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, unless they are there. Each new name is on disk on return."""
+    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    for directory in reversed(missing):
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def make_private(path: Path) -> None:
+    """Take a directory, and all that is in it, from everybody but its owner; PermissionError for another's."""
+    for directory, _, names in os.walk(path):
+        _take_from_others(directory, DIRECTORY_MODE)
+        for name in names:
+            _take_from_others(f"{directory}/{name}", FILE_MODE)
+
+
+def _take_from_others(path: str, mode: int) -> None:
+    try:
+        if os.lstat(path).st_mode & 0o077:
+            os.chmod(path, mode)
+    except FileNotFoundError:
+        pass  # it has gone meanwhile
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all that is in it. What cannot be removed stays."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: Bytes) -> None:
+    """Make `data` all there is in the file at `path`, in place, and wait until it is on disk.
+
+    A power cut on the way leaves a mixture of old and new sectors (512 bytes).
+    """
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+    try:
+        pwrite_all(descriptor, 0, data)
+        os.ftruncate(descriptor, len(data))
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: Bytes) -> None:
+    """Replace the file at `path` by one that holds `data`; on return it is on disk. A crash leaves the old or the new.
+
+    The new file grows under the name `path`.new, which a crash may leave.
+    """
+    new = path.with_name(f"{path.name}.new")
+    write_file(new, data)
+    rename(new, path)
+    sync_directory(path.parent)
+
+
+def make_pages(mapped: mmap.mmap) -> None:
+    """Have all pages of a shared, writable map in memory, ready to be written. The file must have their blocks.
+
+    OSError when it fails, and from a kernel before 5.14. Not `mmap.madvise`: that keeps all other threads waiting.
+    """
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), _MADV_POPULATE_WRITE):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
+    """`os.pwrite` until all of `data` is written."""
+    view = memoryview(data)
+    written = os.pwrite(descriptor, view, position)
+    while written < len(view):
+        written += os.pwrite(descriptor, view[written:], position + written)

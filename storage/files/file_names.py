@@ -1,0 +1,58 @@
+"""The rules for a directory of equal-sized files, each named after the offset of its first byte (spec/storage.md §5).
+
+Commit log and consume queues are such directories. Neighbouring files differ by exactly one file size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from raymq.errors import StoreCorruptError
+from raymq.logfiles.log_reader import file_name
+from storage.files import disk
+
+logger = logging.getLogger(__name__)
+
+
+def list_starts(directory: Path, size: int, *, remedy: str, repair: bool = False) -> list[int]:
+    """The start offsets of the files in `directory`, ascending; otherwise as `list_files`."""
+    return list(list_files([directory], size, remedy=remedy, repair=repair))
+
+
+def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: bool = False) -> dict[int, Path]:
+    """The files in `directories`, in ascending order by their start offsets; none if there is no such directory.
+
+    Sub-directories are skipped. An empty last file is deleted: a crash left it. StoreCorruptError for any other wrong
+    size, for a name that is not an offset or comes twice, and for a gap between two files; its text ends with `remedy`.
+    With `repair` (what the files hold can be made again) the files from a wrong size or a gap on are deleted instead: a
+    power cut can leave that, as it may keep a later file and lose an earlier one.
+    """
+    found = [path for directory in directories if directory.is_dir() for path in directory.iterdir()]
+    paths = sorted([path for path in found if not path.is_dir()], key=lambda path: path.name)
+    if paths and paths[-1].stat().st_size == 0:
+        disk.unlink(paths.pop())
+    files: dict[int, Path] = {}
+    expected = -1
+    for path in paths:
+        start = int(path.name) if path.name.isdecimal() else -1
+        if start < 0 or start % size or path.name != file_name(start):
+            raise StoreCorruptError(f"{path} does not belong into a directory of files of {size} bytes; {remedy}")
+        misfit = ""
+        if path.stat().st_size != size:
+            misfit = f"{path} has {path.stat().st_size} bytes where files have {size}"
+        elif start in files:
+            misfit = f"{path} is also in {files[start].parent}"
+        elif files and start != expected:
+            misfit = f"{' or '.join(str(directory / file_name(expected)) for directory in directories)} is missing"
+        if misfit and not repair:
+            raise StoreCorruptError(f"{misfit}; {remedy}")
+        if misfit:
+            logger.warning("%s; deleting %s and the files behind it, to make them again", misfit, path)
+            for misplaced in paths[len(files) :]:
+                disk.unlink(misplaced)
+            break
+        files[start] = path
+        expected = start + size
+    return files

@@ -1,0 +1,98 @@
+"""A small journal: what must be known again after a crash, one JSON value per key, the newest counts.
+
+On disk
+    journal                 8c1f03aa {"key": "broker-a", "value": {…}}
+                            CRC-32 of the rest of the line, in hex, a space, and one JSON object per line
+    journal.new             while the journal is being rewritten
+
+A line is on disk when `put` returns. A crash may leave the last line torn: it was never acknowledged, and is cut. Any
+other damage is an error, because a value that was forgotten could be a promise. When most lines are outdated, the
+journal is rewritten beside itself and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+from raymq.errors import StoreCorruptError, StoreError
+from storage.files import disk
+
+REWRITE_LINES: Final = 10_000
+
+
+class Journal:
+    """An open journal. For one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the journal, or begin one. StoreCorruptError when more than its end is damaged; StoreError when it
+        cannot be read or written."""
+        self._path = path
+        self.values: dict[str, Any] = {}
+        self._lines = 0
+        try:
+            disk.make_directory(path.parent)
+            disk.unlink(path.with_suffix(".new"))
+            self._read()
+            self._rewrite()
+        except OSError as error:
+            raise StoreError(f"cannot use the journal {path}: {error}") from error
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value. On disk on return; after a StoreError it is unknown whether it is."""
+        line = _line(key, value)
+        try:
+            self._append(line)
+        except OSError as error:
+            raise StoreError(f"cannot write the journal {self._path}: {error}; it is unknown what it holds") from error
+        self.values[key] = value
+        self._lines += 1
+        if self._lines > REWRITE_LINES + 2 * len(self.values):
+            self._rewrite()
+
+    def _append(self, line: bytes) -> None:
+        descriptor = disk.open_file(self._path, os.O_RDWR)
+        try:
+            disk.pwrite_all(descriptor, os.fstat(descriptor).st_size, line)
+            disk.flush(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> None:
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        lines = data.split(b"\n")
+        for number, line in enumerate(lines):
+            entry = _parse(line)
+            if entry is not None:
+                self.values[entry["key"]] = entry["value"]
+            elif number < len(lines) - 1:
+                raise StoreCorruptError(
+                    f"line {number + 1} of the journal {self._path} is damaged; move the file away, and what it held "
+                    "is made again from the replicas, once all of them answer"
+                )
+
+    def _rewrite(self) -> None:
+        new = self._path.with_suffix(".new")
+        disk.write_file(new, b"".join(_line(key, value) for key, value in self.values.items()))
+        disk.rename(new, self._path)
+        disk.sync_directory(self._path.parent)
+        self._lines = len(self.values)
+
+
+def _line(key: str, value: Any) -> bytes:
+    text = json.dumps({"key": key, "value": value}, ensure_ascii=False).encode()
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    crc, _, text = line.partition(b" ")
+    if not text or crc != b"%08x" % zlib.crc32(text):
+        return None
+    entry: dict[str, Any] = json.loads(text)
+    return entry

@@ -1,0 +1,64 @@
+"""One process owns a store directory at a time, by a lock on its file `lock` (spec/storage.md §4).
+
+Two locks are taken: `flock`, which also keeps apart two stores in one process and ends only with the last descriptor,
+and the POSIX lock on byte 0, which is the one that RocketMQ's Java takes. The kernel releases both when the process
+dies. The file's text is `lock`, and below it the holder's pid.
+
+Directories of the log that are elsewhere (store_path_commit_log) could be named by two stores with roots of their own.
+Each is locked too, with `flock` on the directory itself: a file in it would be a stranger to RocketMQ.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from raymq.errors import StoreLockedError
+from storage.files import disk
+
+LOCK_FILE: Final = "lock"
+
+
+class DirectoryLock:
+    """The lock of a store, held from construction to `release`. StoreLockedError says which directory is held, and by
+    whom. `log_directories` are made if they do not exist."""
+
+    def __init__(self, root: Path, log_directories: Iterable[Path] = ()) -> None:
+        self._descriptors: list[int] = []
+        try:
+            self._lock_root(root)
+            for directory in log_directories:
+                self._lock_directory(directory)
+        except BaseException:
+            self.release()
+            raise
+
+    def _lock_root(self, root: Path) -> None:
+        descriptor = disk.open_file(root / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        self._descriptors.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 64, 0).decode(errors="replace").split()
+            pid = holder[1] if len(holder) > 1 else "unknown"
+            raise StoreLockedError(str(root), f"the process with pid {pid}") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"lock\n{os.getpid()}\n".encode(), 0)
+
+    def _lock_directory(self, directory: Path) -> None:
+        disk.make_directory(directory)
+        descriptor = disk.open_file(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self._descriptors.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLockedError(str(directory), "another store, for its log") from None
+
+    def release(self) -> None:
+        """Give the directories free; idempotent."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())

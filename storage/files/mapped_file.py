@@ -1,0 +1,122 @@
+"""One file of the store: equal-sized, preallocated, written by position (or warm_up.py's maps), read through maps.
+
+A file appears under its name only when it has its full size and its blocks: it is allocated under another name and
+renamed. So a full disk is an OSError before anything is written, and a crash leaves no file of a wrong size.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.files import disk
+from storage.files.written_extents import data_ranges, written_extents
+
+CHUNK_BYTES: Final = 1 << 20
+HEAD_BYTES: Final = 8
+
+_ZEROS: Final = bytes(CHUNK_BYTES)
+_ASK_BYTES: Final = 16 << 20
+"""With more behind the end than this, it is worth a flush to know what was written there."""
+
+Bytes = disk.Bytes | NDArray[np.uint8]
+
+
+class MappedFile:
+    """An open file of `size` bytes whose first byte has offset `start` in its queue of files. One thread writes."""
+
+    def __init__(self, path: Path, start: int, size: int) -> None:
+        """Open an existing file for writing. Its blocks are allocated if they are not, so that writing cannot fail."""
+        self.path, self.start, self.size = path, start, size
+        self._descriptor = disk.open_file(path, os.O_RDWR)
+        try:
+            disk.preallocate(self._descriptor, size)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, path: Path, start: int, size: int, *, scratch: Path) -> MappedFile:
+        """Make a file of `size` zero bytes at `path`. `scratch`: a name in the same file system to make it under.
+
+        OSError (a full disk, for one) leaves nothing behind. The size is on disk, the name after `disk.sync_directory`:
+        a power cut leaves the whole file or none.
+        """
+        allocate(scratch, size, flush=True)
+        disk.rename(scratch, path)
+        return cls(path, start, size)
+
+    def write(self, position: int, data: Bytes) -> None:
+        """Write `data` at byte `position` of the file. On return it outlives this process, not a power cut."""
+        disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
+
+    def write_whole(self, position: int, data: memoryview) -> None:
+        """`write`, the first 8 bytes last: until they are there, the log ends at `position` for every reader."""
+        self.write(position + HEAD_BYTES, data[HEAD_BYTES:])
+        self.write(position, data[:HEAD_BYTES])
+
+    def flush(self) -> None:
+        """Wait until everything written is on disk. After an OSError it is not known what is.
+
+        OSError, too, if the file has no name any more, because somebody has deleted it: what is in it ends with this
+        process.
+        """
+        disk.flush(self._descriptor)
+        if not os.fstat(self._descriptor).st_nlink:
+            raise OSError(errno.ENOENT, "the file was deleted under the store", str(self.path))
+
+    def used_end(self, position: int) -> int:
+        """Where, from `position` on, the last byte that is not zero ends; `position` if all are zero.
+
+        Only what was ever written is read. A large file is flushed for that.
+        """
+        find = written_extents if self.size - position > _ASK_BYTES else data_ranges
+        end = position
+        for start, stop in find(self._descriptor, position, self.size):
+            end = max(end, self._used_end_within(start, stop))
+        return end
+
+    def _used_end_within(self, start: int, stop: int) -> int:
+        """Where the last byte of a range that is not zero ends; 0 if all are zero."""
+        end, at = 0, start
+        buffer = bytearray(min(CHUNK_BYTES, stop - start))
+        while at < stop:
+            read = os.preadv(self._descriptor, [memoryview(buffer)[: stop - at]], at)
+            if not read:
+                raise OSError(errno.EIO, f"{self.path} ends at byte {at}, before its size of {self.size}")
+            data = buffer if read == len(buffer) else buffer[:read]
+            if data != _ZEROS[:read]:
+                end = at + len(data.rstrip(b"\0"))
+            at += read
+        return end
+
+    def zero(self, position: int, end: int) -> None:
+        """Overwrite the bytes from `position` up to `end` with zeros."""
+        for at in range(position, end, CHUNK_BYTES):
+            disk.pwrite_all(self._descriptor, at, bytes(min(CHUNK_BYTES, end - at)))
+
+    def close(self) -> None:
+        """Close the descriptor; idempotent. Nothing is flushed."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def allocate(path: Path, size: int, *, flush: bool = False) -> None:
+    """Make `path` a file of `size` zero bytes with all its blocks, or raise OSError and leave nothing. With `flush` its
+    size is on disk on return."""
+    descriptor = disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        disk.preallocate(descriptor, size)
+        if flush:
+            disk.flush(descriptor)
+    except BaseException:
+        disk.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,236 @@
+"""One index file: from keys to places in the commit log, a hash table with chains (spec/storage.md §3).
+
+On disk
+    index/20261120180926228        named after the local time it was made at, yyyyMMddHHmmssSSS
+
+    | header 40 | slots, 4 each | entries, 20 each; number 0 is never used |
+
+    header  | begin_timestamp 8 | end_timestamp 8 | begin_physical 8 | end_physical 8 | slots_used 4 | next_entry 4 |
+    slot    | number of its newest entry, 0 if it has none |
+    entry   | key_hash 4 | physical_offset 8 | seconds 4 | number of the entry before in the slot, 0 if none |
+
+`seconds` count from the file's begin_timestamp. A key's text is not there: whoever finds an entry compares the record.
+
+The file is sparse, but for header and slots, whose blocks are allocated when it is made: they are written through a
+map, because a batch changes slots all over the file, and a full disk would otherwise kill the process. Entries are
+written by position, in order, before the slots that lead to them. What survives a crash is not known, so files whose
+end_timestamp is not in the checkpoint are thrown away then and made again (index_service.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.files import disk
+
+HEADER_BYTES: Final = 40
+SLOT_BYTES: Final = 4
+ENTRY_BYTES: Final = 20
+SECONDS_MAX: Final = 2**31 - 1
+
+_HEADER: Final = struct.Struct(">qqqqii")
+_SLOT: Final = struct.Struct(">i")
+_ENTRY: Final = struct.Struct(">iqii")
+_ENTRY_DTYPE: Final = np.dtype(
+    [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
+
+
+class IndexHeader(NamedTuple):
+    """The header's fields. `next_entry` is the number that the next entry gets."""
+
+    begin_timestamp: int = 0
+    end_timestamp: int = 0
+    begin_physical_offset: int = 0
+    end_physical_offset: int = 0
+    slots_used: int = 0
+    next_entry: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class IndexShape:
+    """How many slots and entries (number 0 included) the files of a store have."""
+
+    slots: int
+    entries: int
+
+    @property
+    def file_size(self) -> int:
+        return self.entry_at(self.entries)
+
+    def slot_at(self, slot: int) -> int:
+        return HEADER_BYTES + SLOT_BYTES * slot
+
+    def entry_at(self, number: int) -> int:
+        return HEADER_BYTES + SLOT_BYTES * self.slots + ENTRY_BYTES * number
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntries:
+    """Entries to put, in the order of the log; one element of each column is one entry."""
+
+    key_hashes: NDArray[np.int32]
+    physical_offsets: NDArray[np.int64]
+    store_timestamps: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.key_hashes)
+
+    def from_entry(self, first: int) -> IndexEntries:
+        """The entries from `first` on."""
+        return IndexEntries(self.key_hashes[first:], self.physical_offsets[first:], self.store_timestamps[first:])
+
+
+def read_header(data: bytes | memoryview | mmap.mmap) -> IndexHeader:
+    """The header of a file's bytes; a next_entry of 0 (a file that was never written) counts as 1."""
+    header = IndexHeader._make(_HEADER.unpack_from(data))
+    return header._replace(next_entry=max(header.next_entry, 1))
+
+
+class IndexFile:
+    """One file open for writing. One thread puts; `find_entries` reads the same bytes through another map."""
+
+    def __init__(self, path: Path, shape: IndexShape) -> None:
+        """Open an existing file, which must have the size of `shape`."""
+        self.path, self._shape = path, shape
+        self._descriptor = disk.open_file(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(self._descriptor, shape.entry_at(0))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._slots = np.frombuffer(self._map, ">i4", shape.slots, HEADER_BYTES)
+        self.header = read_header(self._map)
+
+    @classmethod
+    def create(cls, path: Path, shape: IndexShape, previous: IndexHeader | None, *, scratch: Path) -> IndexFile:
+        """Make an empty file. Begin and end are those of the end of `previous`, the header of the file before.
+
+        OSError (a full disk, for one) leaves nothing behind. On return the name is on disk.
+        """
+        descriptor = disk.open_file(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            disk.preallocate(descriptor, shape.entry_at(0))
+            os.ftruncate(descriptor, shape.file_size)
+        except BaseException:
+            disk.unlink(scratch)
+            raise
+        finally:
+            os.close(descriptor)
+        disk.rename(scratch, path)
+        disk.sync_directory(path.parent)
+        file = cls(path, shape)
+        if previous is not None:
+            time, place = previous.end_timestamp, previous.end_physical_offset
+            file._write_header(IndexHeader(time, time, place, place))
+        return file
+
+    @property
+    def is_full(self) -> bool:
+        return self.header.next_entry >= self._shape.entries
+
+    def put(self, entries: IndexEntries) -> int:
+        """Add as many of `entries` as there is room for, in order; returns how many (spec §3, Put).
+
+        OSError: the file's content is as before, but for bytes that nothing leads to.
+        """
+        header = self.header
+        count = min(len(entries), self._shape.entries - header.next_entry)
+        if count <= 0:
+            return 0
+        hashes, times = entries.key_hashes[:count], entries.store_timestamps[:count]
+        numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
+        begin = IndexHeader(header.begin_timestamp, 0, header.begin_physical_offset)
+        seconds = _seconds(times, header.begin_timestamp)
+        if header.next_entry <= 1:
+            # The first entry's seconds still count from what the file was made with: the end of the file before.
+            begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
+            seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
+        slots = hashes % np.int32(self._shape.slots)
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        follows = np.zeros(count, bool)
+        follows[1:] = ordered[1:] == ordered[:-1]
+        newest = self._slots[ordered].astype(np.int32)
+        newest[(newest < 0) | (newest > numbers[order])] = 0
+        newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
+        rows = np.empty(count, _ENTRY_DTYPE)
+        rows["key_hash"], rows["physical_offset"], rows["seconds"] = hashes, entries.physical_offsets[:count], seconds
+        rows["previous"][order] = newest
+        disk.pwrite_all(self._descriptor, self._shape.entry_at(header.next_entry), rows.view(np.uint8).data)
+        self._write_header(
+            IndexHeader(
+                begin.begin_timestamp,
+                int(times[-1]),
+                begin.begin_physical_offset,
+                int(entries.physical_offsets[count - 1]),
+                header.slots_used + int((newest == 0).sum()),
+                header.next_entry + count,
+            )
+        )
+        last = np.ones(count, bool)
+        last[:-1] = ~follows[1:]
+        self._slots[ordered[last]] = numbers[order[last]]
+        return count
+
+    def flush(self) -> None:
+        """Wait until everything put is on disk."""
+        disk.flush(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; idempotent. Nothing is flushed."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            del self._slots
+            self._map.close()
+
+    def _write_header(self, header: IndexHeader) -> None:
+        _HEADER.pack_into(self._map, 0, *header)
+        self.header = header
+
+
+def _seconds(times: NDArray[np.int64], begin_timestamp: int) -> NDArray[np.int32]:
+    """Whole seconds from `begin_timestamp` on; 0 before it, and when it is not set."""
+    if begin_timestamp <= 0:
+        return np.zeros(len(times), np.int32)
+    return np.clip((times - begin_timestamp) // 1000, 0, SECONDS_MAX).astype(np.int32)
+
+
+class FoundEntry(NamedTuple):
+    """Where an entry leads, and the time it stands for, which is rounded down to a second from the file's begin."""
+
+    physical_offset: int
+    timestamp_ms: int
+
+
+def find_entries(
+    data: memoryview, shape: IndexShape, key_hash: int, begin_ms: int, end_ms: int
+) -> Iterator[FoundEntry]:
+    """The entries of `key_hash` with a time in [`begin_ms`, `end_ms`], newest first (spec §3, Query).
+
+    May run while another thread puts: entries put meanwhile are left out. Never loops, whatever the bytes are.
+    """
+    header = read_header(data)
+    (number,) = _SLOT.unpack_from(data, shape.slot_at(key_hash % shape.slots))
+    if number > min(header.next_entry, shape.entries - 1):
+        return
+    while number > 0:
+        found, physical_offset, seconds, previous = _ENTRY.unpack_from(data, shape.entry_at(number))
+        time_ms = header.begin_timestamp + seconds * 1000
+        if seconds < 0:
+            return
+        if found == key_hash and begin_ms <= time_ms <= end_ms:
+            yield FoundEntry(physical_offset, time_ms)
+        if time_ms < begin_ms or previous >= number:
+            return
+        number = previous

@@ -1,0 +1,161 @@
+"""The keys that records are found by, as hashes: of many records at a time, from their bytes (spec/storage.md §3).
+
+A record's keys are its unique id and each word of its KEYS property, in this order; what is hashed is `TOPIC#KEY`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.columnar.fields import Bytes, Ints, Places, locate
+from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from raymq.record.decode import dispatch_view
+from raymq.record.encode import windows
+from raymq.record.hashing import index_key_hash, java_hash
+from raymq.record.java_text import decode_utf8
+from raymq.record.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
+from storage.index.index_file import IndexEntries
+
+_UNIQUE_NAME: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
+_KEYS_NAME: Final = f"{PROPERTY_KEYS}\x01".encode()
+_SPACE: Final = 0x20
+_SEPARATOR: Final = 0x02
+_WINDOW_ROOM: Final = 16
+_HASH_OF_MARK: Final = ord("#")
+
+
+def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntries:
+    """What the index holds of the records at `starts` of `data`, whose first byte has `physical_offset` in the log.
+
+    Records of rolled-back transactions are left out. RecordError when a record is damaged.
+    """
+    places = locate(data, starts)
+    rows, hashes = _hashes(data, places)
+    kept = (places.sys_flag[rows] & SYS_FLAG_TRANSACTION_MASK) != SYS_FLAG_TRANSACTION_ROLLBACK
+    rows = rows[kept]
+    return IndexEntries(
+        hashes[kept], starts[rows] + physical_offset, places.store_timestamp[rows].astype(np.int64, copy=False)
+    )
+
+
+def _hashes(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
+    """The key hashes in the order of the index, and for each the number of its record."""
+    view = data.data
+    text, text_rows = _properties(data, places)
+    row_ends = np.cumsum(places.properties_size[text_rows] + 1)
+    piece_ends = np.flatnonzero(text == _SEPARATOR)
+    piece_starts = np.empty_like(piece_ends)
+    piece_starts[:1] = 0
+    piece_starts[1:] = piece_ends[:-1] + 1
+    unique_at, unique_end = _values(text, piece_starts, piece_ends, _UNIQUE_NAME)
+    keys_at, keys_end = _values(text, piece_starts, piece_ends, _KEYS_NAME)
+    for values_at in (unique_at, keys_at):
+        named_rows = np.searchsorted(row_ends, values_at, "right")
+        if (named_rows[1:] == named_rows[:-1]).any():
+            # A property that is there twice: the last one counts (spec §1, Properties).
+            return _hashes_one_by_one(data, places)
+    keys_at, keys_end = _words(text, keys_at, keys_end)
+    rows = text_rows[np.searchsorted(row_ends, np.concatenate([unique_at, keys_at]), "right")]
+    order = np.argsort(rows * 2 + (np.arange(len(rows)) >= len(unique_at)), kind="stable")
+    at, end = np.concatenate([unique_at, keys_at])[order], np.concatenate([unique_end, keys_end])[order]
+    rows = rows[order]
+    topics, topics_odd = _java_hashes(data, places.topic_at, places.topic_size)
+    hashes, keys_odd = _java_hashes(text, at, end - at)
+    hashes += (topics[rows] * np.uint32(31) + np.uint32(_HASH_OF_MARK)) * _powers(end - at)
+    result = np.abs(hashes.view(np.int32).astype(np.int64))
+    result[result == 1 << 31] = 0
+    for entry in np.flatnonzero(topics_odd[rows] | keys_odd).tolist():
+        row = int(rows[entry])
+        topic = bytes(view[places.topic_at[row] : places.topic_at[row] + places.topic_size[row]])
+        key = text[at[entry] : end[entry]].tobytes()
+        result[entry] = index_key_hash(decode_utf8(topic), decode_utf8(key))
+    return rows, result.astype(np.int32)
+
+
+def _properties(data: Bytes, places: Places) -> tuple[Bytes, Ints]:
+    """Every record's properties, with a separator behind, whether there is one already or not, and room for windows at
+    the end; and the records in the order they come in. Those of one size are copied together: there are few sizes."""
+    at, sizes = places.properties_at, places.properties_size
+    order = np.argsort(sizes, kind="stable")
+    lengths, counts = np.unique(sizes, return_counts=True)
+    text = np.empty(int(sizes.sum()) + len(sizes) + _WINDOW_ROOM, np.uint8)
+    text[-_WINDOW_ROOM:] = 0
+    position = first = 0
+    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
+        block = text[position : position + count * (length + 1)].reshape(count, length + 1)
+        if length:
+            found = windows(data, length)[at[order[first : first + count]]]
+            block[:, :length] = found.view(np.uint8).reshape(count, length)
+        block[:, length] = _SEPARATOR
+        position, first = position + block.size, first + count
+    return text, order
+
+
+def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, Ints]:
+    """Where the values of the pieces that begin with `name` are. Empty values are no values."""
+    named = windows(text, 4)[starts].view(np.uint32) == np.frombuffer(name, np.uint32, 1)[0]
+    candidates = np.flatnonzero(named)
+    at, end = starts[candidates] + len(name), ends[candidates]
+    for index in range(4, len(name)):
+        fits = text[at - len(name) + index] == name[index]
+        at, end = at[fits], end[fits]
+    filled = at < end
+    return at[filled], end[filled]
+
+
+def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """The words, which spaces separate, of the values in [`at`, `end`)."""
+    spaces = np.flatnonzero(text == _SPACE)
+    if not len(at) or not len(spaces):
+        return at, end
+    value = np.searchsorted(at, spaces, "right") - 1
+    spaces = spaces[(value >= 0) & (spaces < end[value])]
+    at, end = np.sort(np.concatenate([at, spaces + 1])), np.sort(np.concatenate([end, spaces]))
+    filled = at < end
+    return at[filled], end[filled]
+
+
+def _hashes_one_by_one(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
+    rows, hashes = [], []
+    for row, start in enumerate(places.starts.tolist()):
+        view = dispatch_view(data.data, start)
+        rows += [row] * len(view.keys)
+        hashes += [index_key_hash(view.topic, key) for key in view.keys]
+    return np.array(rows, np.int64), np.array(hashes, np.int32)
+
+
+def _powers(exponents: Ints) -> NDArray[np.uint32]:
+    """31 to each power, modulo 2**32."""
+    table = np.full(int(exponents.max(initial=0)) + 1, 31, np.uint32)
+    table[0] = 1
+    powers: NDArray[np.uint32] = np.multiply.accumulate(table, dtype=np.uint32)[exponents]
+    return powers
+
+
+def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Java's hash of each text, unsigned, and which of them are not ASCII and so are wrong.
+
+    Texts of one length are hashed together: there are few lengths, and all texts may have the same one.
+    """
+    hashes = np.zeros(len(at), np.uint32)
+    odd = np.zeros(len(at), bool)
+    lengths = np.unique(size)
+    for length in lengths.tolist():
+        if not length:
+            continue
+        chosen = slice(None) if len(lengths) == 1 else np.flatnonzero(size == length)
+        units = windows(data, length)[at[chosen]].view(np.uint8).reshape(-1, length)
+        if len(units) > 1 and (units == units[0]).all():
+            hashes[chosen] = java_hash(units[0].tobytes().decode("latin-1")) & 0xFFFFFFFF
+        else:
+            columns = np.ascontiguousarray(units.T)
+            found = columns[0].astype(np.uint32)
+            for column in columns[1:]:
+                found *= 31
+                found += column
+            hashes[chosen] = found
+        odd[chosen] = (units >= 0x80).any(axis=1) if (units >= 0x80).any() else False
+    return hashes, odd

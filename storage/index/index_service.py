@@ -1,0 +1,394 @@
+"""The index of a store: which records have a key, in files that a thread of its own builds from the log.
+
+On disk
+    index/20261120180926228        files in the order they were made (index_file.py); the last one takes entries
+
+The index follows the log: the thread reads what consumers may see and puts the keys of thousands of records at a time,
+outside the append lock. It keeps nothing but its place in the log, so however far it falls behind, it holds no memory
+and no append waits for it. A query that needs the newest messages waits for it instead.
+
+After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load), and after any
+stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So what
+was deleted, by whomever, is made again. A file missing in the middle shows by the first record with a key behind the
+file before it: the files behind it are then made again too.
+
+Where there is no room for it, or no descriptor, the thread tries again until there is, and indexes what came meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from raymq.errors import DataLossError
+from raymq.logfiles.log_reader import LogReader
+from raymq.record.decode import check_record
+from raymq.record.hashing import index_key_hash
+from raymq.record.layout import RecordError
+from storage.files import disk
+from storage.index.index_file import (
+    FoundEntry,
+    IndexEntries,
+    IndexFile,
+    IndexHeader,
+    IndexShape,
+    find_entries,
+    read_header,
+)
+from storage.index.index_keys import index_entries
+from storage.log.commit_log import CommitLog
+from storage.log.log_walk import Chunk, walk_records
+
+logger = logging.getLogger(__name__)
+
+INDEX_DIR: Final = "index"
+CHUNK_BYTES: Final = 2 << 20
+INTERVAL_S: Final = 0.1
+TRIES: Final = 3
+RETRY_S: Final = 1.0
+DRAIN_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 60.0
+_NAME_DIGITS: Final = 17
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""Errors that say what is missing, and not that the disk is broken."""
+
+
+class IndexService:
+    """The index of one store. Thread-safe. Its thread adds files, and retention takes the first ones, but never the
+    last: so the list of files changes under the lock only, and its last one only in the thread.
+
+    `position` is the physical offset up to which records are indexed; `flushed_timestamp_ms` the end of the newest file
+    that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_writable(error)` is called
+    with an error when the index cannot be written, and with None when that is over; if the disk fails, it never is.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shape: IndexShape,
+        commit_log: CommitLog,
+        reader: LogReader,
+        *,
+        visible: Callable[[], int],
+        after_crash: bool,
+        checkpoint_ms: int,
+        on_writable: Callable[[OSError | None], None],
+    ) -> None:
+        self.directory = root / INDEX_DIR
+        self._scratch = root / "index.new"
+        self._shape, self._log, self._reader = shape, commit_log, reader
+        self._visible, self._on_writable = visible, on_writable
+        disk.make_directory(self.directory)
+        disk.unlink(self._scratch)
+        self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
+        self._after_crash = after_crash
+        self._current: IndexFile | None = None
+        self.position = commit_log.min_offset
+        self.flushed_timestamp_ms = 0
+        self.entries_put = 0
+        self._changed = threading.Condition()
+        self._wanted = 0
+        self._stopping = self._ended = self._failed = False
+        self._stuck: OSError | DataLossError | None = None
+        """Why the thread stands still now, and tries again."""
+        self._thread = threading.Thread(target=self._run, name="raymq-index", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def wait_for(self, physical_offset: int, timeout_s: float) -> bool:
+        """Have everything before `physical_offset` indexed. False if it is not after `timeout_s`, after a
+        failure, or while the index cannot go on."""
+        with self._changed:
+            self._wanted = max(self._wanted, physical_offset)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended or self._stuck or self.position >= physical_offset, timeout_s)
+            return self.position >= physical_offset
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Physical offsets of records that may have `key`, stored in [`begin_ms`, `end_ms`], newest files first.
+
+        Hashes collide, and times are rounded down to a second: the caller looks at the record. An offset may come
+        twice.
+        """
+        key_hash = index_key_hash(topic, key)
+        for path in reversed(self._files.copy()):
+            try:
+                data = self._reader.maps.get(str(path)).data
+            except FileNotFoundError:
+                continue  # retention was faster
+            header = read_header(data)
+            if begin_ms <= header.end_timestamp and end_ms >= header.begin_timestamp:
+                yield from _offsets(find_entries(data, self._shape, key_hash, begin_ms, end_ms))
+            if header.begin_timestamp < begin_ms:
+                return
+
+    def delete_before(self, physical_offset: int) -> int:
+        """Delete the files all of whose records are before `physical_offset`, but never the last; returns how many."""
+        with self._changed:
+            files = self._files
+            doomed = [path for path in files[:-1] if self._header(path).end_physical_offset < physical_offset]
+            self._files = [path for path in files if path not in doomed]
+        for path in doomed:
+            disk.unlink(path)
+            self._reader.maps.forget(str(path))
+        return len(doomed)
+
+    def close(self) -> bool:
+        """Index what is left, for some seconds at most, flush and stop. Idempotent.
+
+        True if all is indexed and on disk: then `flushed_timestamp_ms` says so too. Otherwise the store must be opened
+        as after a crash.
+        """
+        caught_up = self._ended or self.wait_for(self._visible(), DRAIN_S)  # ended: closed before, or failed
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(STOP_TIMEOUT_S)
+        return caught_up and self._ended and not self._failed
+
+    def _load(self, *, after_crash: bool, checkpoint_ms: int) -> list[Path]:
+        """The files to keep; deletes those that cannot be trusted."""
+        files: list[Path] = []
+        for path in sorted(self.directory.iterdir()):
+            if not path.name.isdecimal():
+                logger.warning("%s is not an index file and is ignored", path)
+                continue
+            reason = self._reason_to_drop(path, checkpoint_ms if after_crash else None)
+            if reason:
+                logger.info("%s %s; it is made again", path, reason)
+                disk.unlink(path)
+            else:
+                files.append(path)
+        return files
+
+    def _reason_to_drop(self, path: Path, checkpoint_ms: int | None) -> str:
+        size = path.stat().st_size
+        if size != self._shape.file_size:
+            return f"has {size} bytes where this store's index files have {self._shape.file_size}"
+        header = self._header(path)
+        if checkpoint_ms is not None and header.end_timestamp > checkpoint_ms:
+            return "may not have been on disk at the crash"
+        if header.end_physical_offset >= self._log.end_offset:
+            return "goes beyond the log's end"
+        if not (1 < header.next_entry <= self._shape.entries and 0 <= header.slots_used <= self._shape.slots):
+            return "has no entries, or a header that cannot be"
+        return ""
+
+    def _header(self, path: Path) -> IndexHeader:
+        return read_header(self._reader.maps.get(str(path)).data)
+
+    def _run(self) -> None:
+        try:
+            self._persist(self._prepare)
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping or self._wanted > self.position, INTERVAL_S)
+                    if self._stopping:
+                        break
+                self._persist(self._catch_up)
+            self._leave_current()
+        except OSError as error:
+            logger.error("the index in %s failed: %s", self.directory, error)
+            self._failed = True
+            self._on_writable(error)
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _persist(self, work: Callable[[], None]) -> None:
+        """Do `work`, again and again while there is no room for it or a log file is damaged, until the index closes."""
+        while not self._stopping:
+            try:
+                work()
+            except (OSError, DataLossError) as error:
+                if isinstance(error, OSError) and error.errno not in _PASSING:
+                    raise
+                self._stand_still(error)
+            else:
+                self._go_on()
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, RETRY_S)
+
+    def _stand_still(self, error: OSError | DataLossError) -> None:
+        """Say, once, that the index does not go on now."""
+        if self._stuck is None:
+            logger.error("the index in %s stands still at %d: %s", self.directory, self.position, error)
+        if isinstance(error, OSError):
+            self._on_writable(error)
+        with self._changed:
+            self._stuck = error
+            self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        if self._stuck is not None:
+            logger.warning("the index in %s goes on", self.directory)
+            self._stuck = None
+            self._on_writable(None)
+
+    def _prepare(self) -> None:
+        """Find where to go on; drop the files behind a gap."""
+        position = self._log.min_offset
+        for path in self._files:
+            try:
+                header = self._header(path)
+            except FileNotFoundError:
+                continue  # retention was faster
+            first = self._first_with_key(position, header.begin_physical_offset)
+            if first is not None:
+                logger.warning("%s begins behind a record with a key at %d; making it again", path, first)
+                for doomed in self._forget_from(path):
+                    disk.unlink(doomed)
+                break
+            position = max(position, header.end_physical_offset)
+            if header.next_entry < self._shape.entries and not self._after_crash:
+                # All keys of the last record are in. (Those of a full file's may go on in the next one.)
+                position = max(position, self._after(header.end_physical_offset))
+        if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
+            self._current = IndexFile(self._files[-1], self._shape)
+        self._advance(position)
+
+    def _forget_from(self, path: Path) -> list[Path]:
+        """Take the files from `path` on out of the list; returns them."""
+        with self._changed:
+            forgotten = [file for file in self._files if file >= path]
+            self._files = [file for file in self._files if file < path]
+        return forgotten
+
+    def _advance(self, position: int) -> None:
+        with self._changed:
+            self.position = position
+            self._changed.notify_all()
+
+    def _after(self, physical_offset: int) -> int:
+        """Where the record at `physical_offset` ends; the same offset if it is not in the log any more."""
+        try:
+            return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
+        except DataLossError:
+            if physical_offset >= self._log.min_offset:
+                raise
+            return physical_offset
+
+    def _first_with_key(self, position: int, limit: int) -> int | None:
+        """The first record in (`position`, `limit`) that has a key."""
+        position = max(position, self._log.min_offset)
+        behind = position if position == self._log.min_offset else position + 1
+        while position < limit and not self._stopping:
+            chunk = self._walk(position, limit)
+            if chunk is None:
+                position = self._log.min_offset
+                continue
+            offsets = _entries(chunk).physical_offsets
+            offsets = offsets[(offsets >= behind) & (offsets < limit)]
+            if len(offsets):
+                return int(offsets[0])
+            position = chunk.end_offset
+        return None
+
+    def _catch_up(self) -> None:
+        limit = self._visible()
+        while self.position < limit and not self._stopping:
+            chunk = self._walk(self.position, limit)
+            if chunk is None:
+                self._advance(self._log.min_offset)
+            else:
+                self._put_chunk(chunk)
+
+    def _walk(self, position: int, limit: int) -> Chunk | None:
+        """Records from `position` on; None if retention took them."""
+        try:
+            return walk_records(self._reader, position, limit, CHUNK_BYTES)
+        except DataLossError:
+            if position >= self._log.min_offset:
+                raise
+            return None
+
+    def _put_chunk(self, chunk: Chunk) -> None:
+        entries = _entries(chunk)
+        if self._files and len(entries):
+            # What a full last file has already (spec §3); its last record may have more keys than fitted in.
+            end = self._header(self._files[-1]).end_physical_offset
+            entries = entries.from_entry(int(np.searchsorted(entries.physical_offsets, end)))
+        while len(entries):
+            file = self._current or self._next_file()
+            put = file.put(entries)
+            self.entries_put += put
+            entries = entries.from_entry(put)
+            if file.is_full:
+                self._leave_current()
+        self._advance(chunk.end_offset)
+
+    def _next_file(self) -> IndexFile:
+        """A new file, named after the time, or a little later: names must ascend. OSError after some tries."""
+        previous = self._header(self._files[-1]) if self._files else None
+        now = datetime.now()
+        number = int(f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}")
+        if self._files:
+            number = max(number, int(self._files[-1].name) + 1)
+        path = self.directory / f"{number:0{_NAME_DIGITS}d}"
+        for tries_left in reversed(range(TRIES)):
+            try:
+                self._current = IndexFile.create(path, self._shape, previous, scratch=self._scratch)
+                break
+            except OSError as error:
+                if not tries_left:
+                    raise
+                logger.warning("cannot make %s, trying again: %s", path, error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, RETRY_S)
+        assert self._current is not None
+        with self._changed:
+            self._files = [*self._files, path]
+        return self._current
+
+    def _leave_current(self) -> None:
+        """The last file is full or the store closes: bring it to the disk, for the checkpoint."""
+        if self._current is not None:
+            try:
+                self._current.flush()
+            except OSError:
+                self._discard_current()
+                raise
+            self.flushed_timestamp_ms = self._current.header.end_timestamp
+            self._current.close()
+            self._current = None
+
+    def _discard_current(self) -> None:
+        """Take back the file that could not be flushed: the disk has an unknown part of it, so it is made again."""
+        assert self._current is not None
+        path, begin = self._current.path, self._current.header.begin_physical_offset
+        self._current.close()
+        self._current = None
+        self._forget_from(path)
+        self._reader.maps.forget(str(path))
+        self._advance(max(begin, self._log.min_offset))
+        disk.unlink(path)
+
+
+def _offsets(entries: Iterator[FoundEntry]) -> Iterator[int]:
+    for entry in entries:
+        yield entry.physical_offset
+
+
+def _entries(chunk: Chunk) -> IndexEntries:
+    """The entries of a chunk's records, without the records that were damaged since they were checked."""
+    try:
+        return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
+    except RecordError:
+        good = [start for start in chunk.starts.tolist() if check_record(chunk.data.data, start, check_crc=False).ok]
+        logger.error(
+            "%d damaged records behind physical offset %d are not in the index",
+            len(chunk.starts) - len(good),
+            chunk.physical_offset,
+        )
+        return index_entries(chunk.data, np.array(good, np.int64), chunk.physical_offset)

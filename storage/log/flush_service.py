@@ -1,0 +1,106 @@
+"""Group commit: one thread flushes the log, and everybody who waits for what it flushed goes on together.
+
+SYNC_FLUSH: an append asks for its end and waits. While the disk works, more appends come in; the next flush takes them
+all. ASYNC_FLUSH: nobody waits, the thread flushes in intervals (spec/storage.md §6).
+
+A flush that fails ends the service: what is on disk is unknown then, and the kernel may report success for the same
+pages next time. The failure is handed to the store, which takes no more appends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from raymq.config.store import StoreSettings
+from storage.files.disk import PAGE_BYTES
+from storage.log.commit_log import CommitLog
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S: Final = 60.0
+
+
+class FlushService:
+    """The flush thread of one commit log.
+
+    `on_flushed(end)` is called in that thread after each flush, before those who wait for it go on; `on_failed(error)`
+    once, if a flush fails.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        settings: StoreSettings,
+        *,
+        on_flushed: Callable[[int], None],
+        on_failed: Callable[[OSError], None],
+    ) -> None:
+        self._commit_log = commit_log
+        self._on_flushed, self._on_failed = on_flushed, on_failed
+        self._interval_s = settings.flush_interval_commit_log_ms / 1000
+        self._thorough_interval_s = settings.flush_commit_log_thorough_interval_ms / 1000
+        self._least_bytes = settings.flush_commit_log_least_pages * PAGE_BYTES
+        self._changed = threading.Condition()
+        self._requested = commit_log.flushed_offset
+        self._told: int | None = None
+        """While a flush is under way: what was flushed before it."""
+        self._stopping = False
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
+        self._thread.start()
+
+    def wait_for(self, end_offset: int, timeout_s: float) -> bool:
+        """Have the log flushed up to `end_offset`. True if it is, False after `timeout_s` or after a failed flush."""
+        with self._changed:
+            self._requested = max(self._requested, end_offset)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._failed or self._is_flushed(end_offset), timeout_s)
+            return self._is_flushed(end_offset)
+
+    def close(self) -> None:
+        """Stop the thread, and flush what is left unless a flush has failed. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._failed and not self._thread.is_alive():
+            self._flush()
+
+    def _run(self) -> None:
+        last_flush_s = time.monotonic()
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work, self._interval_s)
+                if self._stopping or self._failed:
+                    return
+            dirty = self._commit_log.end_offset - self._commit_log.flushed_offset
+            thorough = time.monotonic() - last_flush_s >= self._thorough_interval_s
+            if self._has_work() or (dirty and (thorough or dirty >= self._least_bytes)):
+                self._flush()
+                last_flush_s = time.monotonic()
+
+    def _has_work(self) -> bool:
+        return self._stopping or self._requested > self._commit_log.flushed_offset
+
+    def _is_flushed(self, end_offset: int) -> bool:
+        """Whether it is on disk up to there, and `on_flushed` has returned. Called with the lock."""
+        return (self._commit_log.flushed_offset if self._told is None else self._told) >= end_offset
+
+    def _flush(self) -> None:
+        with self._changed:
+            self._told = self._commit_log.flushed_offset
+        try:
+            end_offset = self._commit_log.flush()
+        except OSError as error:
+            logger.error("flushing %s failed: %s", self._commit_log.paths, error)
+            self._failed = True
+            self._on_failed(error)
+        else:
+            self._on_flushed(end_offset)
+        with self._changed:
+            self._told = None
+            self._changed.notify_all()

@@ -1,0 +1,144 @@
+"""Memory that appends go to before they go to the log's files, in large pieces (spec/storage.md §12).
+
+Each buffer holds a stretch of the log, whole appends of one file back to back, until it is committed: copied to the
+file. What is not committed is nowhere but in this process, and dies with it. What of a buffer is committed at a time is
+there or not: its first 8 bytes are written last, so a process killed on the way leaves the log as it was.
+
+RocketMQ's buffers are as large as a log file. These are of 16 MiB: the same few, warm ones are used again and again,
+and five of them are not 5 GiB of locked memory. They are locked as they are filled, where the process may do that; else
+the kernel may swap them out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from storage.files.mapped_file import MappedFile
+
+BUFFER_BYTES: Final = 16 << 20
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_MLOCK_ONFAULT: Final = 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What is in one buffer: the log from `start` to `end`, some of which may be committed already."""
+
+    start: int
+    end: int
+    buffer: memoryview
+
+
+class TransientStorePool:
+    """The buffers of one log whose files have `file_size` bytes. One thread writes, any commits.
+
+    `committed_offset` is the end of what is in the files: always where an append ended. Appends of more than
+    `buffer_bytes` are not for the pool.
+    """
+
+    def __init__(self, file_size: int, count: int) -> None:
+        """Make `count` buffers, two at least. OSError if there is not so much address space."""
+        self._file_size = file_size
+        self.buffer_bytes = min(BUFFER_BYTES, file_size)
+        maps = [mmap.mmap(-1, self.buffer_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(count)]
+        refused = next((reason for reason in map(_lock_in_memory, maps) if reason), "")
+        if refused:
+            logger.warning(
+                "the transient store pool, %d buffers of %d bytes, is not locked in memory: %s; it may be swapped out "
+                "unless the limit of locked memory is raised (ulimit -l)",
+                count,
+                self.buffer_bytes,
+                refused,
+            )
+        self._free = [memoryview(one) for one in maps]
+        # Ascending. The writer adds and extends the last one, who commits takes away those before it.
+        self._stretches: list[_Stretch] = []
+        self._lock = threading.Lock()
+        self._failure: OSError | None = None
+        self.committed_offset = 0
+
+    def begin_at(self, physical_offset: int) -> None:
+        """Nothing is in the buffers, and the log ends at an offset."""
+        self.committed_offset = physical_offset
+
+    def has_buffer_for(self, physical_offset: int, size: int) -> bool:
+        """Whether a buffer is free, or these bytes, the next of the log, go into the one written last."""
+        in_one_file = physical_offset % self._file_size + size <= self._file_size
+        return bool(self._free) or (in_one_file and self._fitting(physical_offset, size) is not None)
+
+    def window(self, physical_offset: int, size: int) -> memoryview | None:
+        """The place for these bytes, the next of the log to be written, at most `buffer_bytes`. None if no buffer is
+        free: all but the last one are, after a commit."""
+        stretch = self._fitting(physical_offset, size)
+        if stretch is None:
+            if not self._free:
+                return None
+            stretch = _Stretch(physical_offset, physical_offset, self._free.pop())
+            self._stretches.append(stretch)
+        position = physical_offset - stretch.start
+        stretch.end = physical_offset + size
+        return stretch.buffer[position : position + size]
+
+    def _fitting(self, physical_offset: int, size: int) -> _Stretch | None:
+        """The last stretch, if these bytes continue it, or take the place of its last ones, and there is room."""
+        last = self._stretches[-1] if self._stretches else None
+        fits = (
+            last is not None
+            and last.start <= physical_offset <= last.end
+            and physical_offset + size <= last.start + self.buffer_bytes
+            and physical_offset // self._file_size == last.start // self._file_size
+        )
+        return last if fits else None
+
+    def commit(self, end_offset: int, files: Mapping[int, MappedFile]) -> None:
+        """Write what is in the buffers up to `end_offset`, where an append ended, to `files`, which are by their
+        starts. On return it outlives this process, not a power cut.
+
+        After an OSError nothing more is committed: it is raised again, whoever asks.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                for stretch in self._stretches.copy():
+                    start, end = max(stretch.start, self.committed_offset), min(stretch.end, end_offset)
+                    if start < end:
+                        file = files[start - start % self._file_size]
+                        data = stretch.buffer[start - stretch.start : end - stretch.start]
+                        file.write_whole(start - file.start, data)
+            except OSError as error:
+                self._failure = error
+                raise
+            self._committed_to(end_offset)
+
+    def skip_to(self, physical_offset: int) -> None:
+        """What is before an offset is in the files: it was committed, and the rest written there by the caller."""
+        with self._lock:
+            self._committed_to(physical_offset)
+
+    def _committed_to(self, end_offset: int) -> None:
+        self.committed_offset = max(self.committed_offset, end_offset)
+        # The last one is the writer's, who may be at it.
+        while len(self._stretches) > 1 and self._stretches[0].end <= self.committed_offset:
+            self._free.append(self._stretches.pop(0).buffer)
+
+
+def _lock_in_memory(mapped: mmap.mmap) -> str:
+    """Keep the pages of a map in memory from when each is first written; why that may not be, empty if it may."""
+    lock = getattr(_LIBC, "mlock2", None)
+    if lock is None:
+        return "this system has no mlock2"
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    if lock(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), _MLOCK_ONFAULT):
+        return os.strerror(ctypes.get_errno())
+    return ""

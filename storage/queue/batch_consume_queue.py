@@ -1,0 +1,220 @@
+"""One queue of inner batches, which RocketMQ wrote: where its records are in the log, and what offsets they hold.
+
+On disk: raymq/logfiles/batch_queue_units.py; files of 300,000 units. Unlike a consume queue's, a unit's place says
+nothing of queue offsets: units are numbered from 0 by their place, and each says from which queue offset on its record
+has how many.
+
+This store takes no inner batches from producers. Units come from records found in the log: by recovery, and from
+another replica.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.logfiles.batch_queue_units import UNIT_BYTES, batch_queue_directory, read_units
+from raymq.logfiles.log_reader import LogReader
+from raymq.protocol.store import Boundary
+from storage.files.write_handles import WriteHandles
+from storage.queue.queue_files import QueueFiles
+
+_UNIT: Final = struct.Struct(">qiqqqhii")
+
+
+class BatchUnit(NamedTuple):
+    """A record of `messages` messages, the first of which has queue offset `base_offset`."""
+
+    physical_offset: int
+    size: int
+    tags_code: int
+    store_timestamp_ms: int
+    base_offset: int
+    messages: int
+
+    def encode(self) -> bytes:
+        return _UNIT.pack(*self, -1, 0)
+
+
+class BatchConsumeQueue:
+    """The units of one queue, with what a `ConsumeQueue` tells of itself; offsets count messages, not units.
+
+    One thread changes it (the store's append lock); offsets are plain reads.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        *,
+        reader: LogReader,
+        handles: WriteHandles,
+        repair: bool = False,
+    ) -> None:
+        """Find the files of the queue, which `recover` reads; errors and `repair` as for a `ConsumeQueue`."""
+        self.topic, self.queue_id = topic, queue_id
+        self.directory = batch_queue_directory(root, topic, queue_id)
+        self._file_size = file_size
+        self._units_per_file = file_size // UNIT_BYTES
+        self._reader, self._handles = reader, handles
+        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
+        self._first = self._end = 0
+        """The number of the first unit whose record the log still has, and the number that the next one gets."""
+        self.min_offset = self.next_offset = self.visible_offset = 0
+        self.max_physical_offset = -1
+
+    @property
+    def exists(self) -> bool:
+        """Whether the queue is on disk."""
+        return bool(self._files.starts)
+
+    @property
+    def first_physical_offset(self) -> int | None:
+        """Where the record of the first unit starts; None for a queue that points to none."""
+        first = self._number_at(0)
+        return int(self._unit(first)["physical_offset"]) if first < self._end else None
+
+    def recover(self) -> None:
+        """Find the queue's end: the first unit that was never written, looking from the third-last file on."""
+        self._keep_good_units(self._files.starts[-3:], 2**63 - 1)
+
+    def recover_until(self, physical_limit: int) -> None:
+        """Keep the units of records before `physical_limit`, which are on disk, and remove all others."""
+        starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
+        self._keep_good_units(starts, physical_limit)
+        if self._files.starts and self._end == self._number_at(0):
+            self._truncate(0)
+
+    def append(self, unit: BatchUnit) -> None:
+        """Write the unit of a record that was found behind the others. OSError: the disk failed or is full."""
+        position = self._end * UNIT_BYTES
+        start = position - position % self._file_size
+        path = self._files.path(start)
+        if not self._files.starts or self._files.starts[-1] < start:
+            self._files.make(start)
+        self._handles.write(path, position - start, unit.encode())
+        self._files.dirty.add(path)
+        self._end += 1
+        self.next_offset = unit.base_offset + unit.messages
+        self.max_physical_offset = unit.physical_offset + unit.size
+
+    def truncate_from(self, physical_limit: int) -> int:
+        """Remove the units of records that start at or after `physical_limit`; returns how many there were."""
+        old_end = self._end
+        if self.max_physical_offset > physical_limit:
+            self._truncate(self._first_with("physical_offset", physical_limit, self._number_at(0)))
+        return old_end - self._end
+
+    def truncate_to(self, queue_offset: int) -> None:
+        """Remove the units that hold `queue_offset` or what is behind it."""
+        self._truncate(self._holder(queue_offset))
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Move `min_offset` to the first message of the first record at or after the log's first byte."""
+        self._first = self._first_with("physical_offset", min_physical_offset, self._number_at(0))
+        self.min_offset = self._base_of(self._first)
+
+    def forget_before_min(self) -> list[Path]:
+        """Let the queue's files start at the one with the first unit that is still held; returns those before it, which
+        are now the caller's to delete. Never the last one."""
+        return self._files.forget_before(self._first * UNIT_BYTES)
+
+    def holder_of(self, queue_offset: int) -> BatchUnit | None:
+        """The unit of the record that holds `queue_offset`; None if none does."""
+        number = self._holder(queue_offset)
+        if number >= self._end:
+            return None
+        unit = BatchUnit(*(int(value) for value in self._unit(number).item()[:6]))
+        return unit if unit.base_offset <= queue_offset else None
+
+    def first_at_or_after(self, physical_offset: int) -> int:
+        """The first queue offset, from `min_offset` on, whose record starts at or after; `next_offset` if none does."""
+        return self._base_of(self._first_with("physical_offset", physical_offset, self._first))
+
+    def offset_by_time(self, timestamp_ms: int, boundary: Boundary) -> int:
+        """LOWER: the first message of the first record stored at or after `timestamp_ms`, else the end. UPPER: that of
+        the last record stored at or before, else the first."""
+        limit = timestamp_ms if boundary is Boundary.LOWER else timestamp_ms + 1
+        number = self._first_with("store_timestamp", limit, self._first)
+        return self._base_of(number if boundary is Boundary.LOWER else max(number - 1, self._first))
+
+    def take_dirty(self, least_pages: int = 0) -> set[Path]:
+        """The files and directories to flush, which then count as flushed; none if they have fewer pages to flush."""
+        end = self._end * UNIT_BYTES
+        return set() if least_pages and not self._files.is_flush_due(end, least_pages) else self._files.take_dirty(end)
+
+    def delete(self) -> None:
+        """Remove the queue from the disk."""
+        self._files.delete()
+
+    def _units(self, start: int) -> NDArray[np.void]:
+        return read_units(self._reader.maps, self._files.path(start))
+
+    def _unit(self, number: int) -> np.void:
+        start, place = divmod(number, self._units_per_file)
+        unit: np.void = self._units(start * self._file_size)[place]
+        return unit
+
+    def _number_at(self, index: int) -> int:
+        """The number of the first unit of the file at `index`."""
+        return self._files.starts[index] // UNIT_BYTES if self._files.starts else 0
+
+    def _base_of(self, number: int) -> int:
+        return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
+
+    def _first_with(self, field: str, least: int, first: int) -> int:
+        """The number of the first unit, from `first` on, whose `field` is at least so much; `_end` if none is."""
+        numbers = range(first, self._end)
+        return first + bisect_left(numbers, least, key=lambda number: int(self._unit(number)[field]))
+
+    def _holder(self, queue_offset: int) -> int:
+        """The number of the first unit that ends behind `queue_offset`."""
+        first = self._number_at(0)
+        numbers = range(first, self._end)
+        return first + bisect_right(numbers, queue_offset, key=lambda number: self._offset_behind(self._unit(number)))
+
+    def _offset_behind(self, unit: np.void) -> int:
+        return int(unit["base_offset"]) + int(unit["count"])
+
+    def _starts_before(self, start: int, physical_limit: int) -> bool:
+        unit = self._units(start)[0]
+        return bool(unit["size"] > 0 and unit["physical_offset"] < physical_limit)
+
+    def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
+        """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
+        are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
+        end = self._number_at(0)
+        physical_end = queue_end = 0
+        for start in starts:
+            self._files.dirty.add(self._files.path(start))
+            end = start // UNIT_BYTES
+            for unit in self._units(start):
+                begin, size, base = int(unit["physical_offset"]), int(unit["size"]), int(unit["base_offset"])
+                in_order = physical_end <= begin < physical_limit and base >= queue_end
+                if not in_order or size <= 0 or unit["count"] <= 0:
+                    break
+                physical_end, queue_end = begin + size, self._offset_behind(unit)
+                end += 1
+            else:
+                continue
+            break
+        self._truncate(end)
+
+    def _truncate(self, end: int) -> None:
+        """Remove every unit from number `end` on, on disk too."""
+        self._files.cut(end * UNIT_BYTES)
+        self._end = end
+        self._first = min(self._first, end)
+        self.next_offset, self.max_physical_offset = 0, -1
+        if end > self._number_at(0):
+            last = self._unit(end - 1)
+            self.next_offset = self._offset_behind(last)
+            self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
+        self.min_offset = min(self.min_offset, self.next_offset)

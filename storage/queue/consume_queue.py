@@ -1,0 +1,332 @@
+"""One queue of one topic: where its messages are in the commit log (spec/storage.md §2).
+
+On disk
+    consumequeue/TOPIC/QUEUE/00000000000000000000      units by queue offset, 300,000 in a file
+    consumequeue/TOPIC/QUEUE/00000000000006000000      named after the byte offset of the first
+
+A unit, big-endian
+    | physical_offset 8 | size 4 | tags_code 8 |
+
+A unit (0, 2147483647, 0) points to nothing: it fills the offsets before the first message of a queue whose beginning
+is no longer in the log. Units are written right after their records; what a crash took of them is made again from
+the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
+from raymq.errors import StoreCorruptError
+from raymq.logfiles.ext_units import EXT_ADDRESS_MAX
+from raymq.logfiles.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader
+from raymq.record.encode import record_ends
+from raymq.record.layout import UNIT_DTYPE
+from storage.files.write_handles import WriteHandles
+from storage.queue.consume_queue_ext import ConsumeQueueExt
+from storage.queue.queue_files import QueueFiles
+
+_UNIT: Final = struct.Struct(">qiq")
+_SCAN_UNITS: Final = 16_384
+
+
+class ConsumeQueue:
+    """The units of one queue. One thread appends (the store's lock); offsets are plain reads.
+
+    Queue offsets: `min_offset` is the first message still held, `next_offset` what the next one gets, `visible_offset`
+    the end of what consumers may read. `max_physical_offset` is the end of the last record in the queue, -1 if none.
+    `out_of_order`: recovery ended the queue before a file whose first unit points further back than the file before.
+    `take_dirty` tells what was written since it was last asked, files and directories.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        *,
+        reader: LogReader,
+        handles: WriteHandles,
+        repair: bool = False,
+        ext: ConsumeQueueExt | None = None,
+    ) -> None:
+        """Find the files of the queue, which `recover` reads; `ext` is its extension.
+
+        StoreCorruptError when they do not form a queue. With `repair` (after a crash) those that do not fit are deleted
+        instead, and their units made again from the log.
+        """
+        self.topic, self.queue_id = topic, queue_id
+        self.directory = root / CONSUME_QUEUE_DIR / topic / str(queue_id)
+        self._file_size = file_size
+        self._units_per_file = file_size // UNIT_BYTES
+        self._reader = reader
+        self._handles = handles
+        self._ext = ext
+        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
+        self._writing: tuple[int, Path] | None = None  # The file written last, and dirty: where it starts.
+        self.min_offset = self.next_offset = self.visible_offset = 0
+        self.max_physical_offset = -1
+        self.out_of_order = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether the queue is on disk."""
+        return bool(self._files.starts)
+
+    @property
+    def first_offset(self) -> int:
+        """The queue offset of the first unit on disk, whether or not its message is still held."""
+        return self._files.starts[0] // UNIT_BYTES if self._files.starts else self.next_offset
+
+    @property
+    def first_physical_offset(self) -> int | None:
+        """Where the record of the first unit starts; None for a queue that points to none."""
+        units = self.units(self._first_at_or_after(0), 1)
+        return int(units[0]["physical_offset"]) if len(units) else None
+
+    def file_ranges(self) -> list[tuple[int, int]]:
+        """Of each file that has units: the queue offset of its first unit, and how many there are."""
+        firsts = [start // UNIT_BYTES for start in self._files.starts if start < self.next_offset * UNIT_BYTES]
+        return [(first, min(self._units_per_file, self.next_offset - first)) for first in firsts]
+
+    def recover(self) -> None:
+        """Find the queue's end: the first unit that was never written, looking from the third-last file on (spec §5).
+
+        What is behind that end is removed.
+        """
+        self._keep_good_units(self._files.starts[-3:], 2**63 - 1)
+
+    def recover_until(self, physical_limit: int) -> None:
+        """Keep the units of records before `physical_limit`, which are on disk, and remove all others.
+
+        After a crash those others may be anything. A sector that was not written is zero, and with it all of a unit or
+        its beginning or end, between units that are good: where it points, and which tag it has, must be read from the
+        log again.
+        """
+        starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
+        self._keep_good_units(starts, physical_limit)
+        if self._files.starts and self.next_offset == self.first_offset:
+            # The queue may begin anywhere, once the log is walked.
+            self.truncate_to(0)
+
+    def _starts_before(self, start: int, physical_limit: int) -> bool:
+        [unit] = self._reader.units(self.topic, self.queue_id, start // UNIT_BYTES, 1)
+        return bool(unit["size"] > 0 and 0 < unit["physical_offset"] < physical_limit)
+
+    def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
+        """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
+        are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
+        self.next_offset = self._files.starts[0] // UNIT_BYTES if self._files.starts else 0
+        self.out_of_order = False
+        end_offset = 0
+        for start in starts:
+            self._files.dirty.add(self._files.path(start))
+            self.next_offset = start // UNIT_BYTES
+            units = self._reader.units(self.topic, self.queue_id, self.next_offset, self._units_per_file)
+            begins = units["physical_offset"].astype(np.int64)
+            ends = np.where(units["size"] == PRE_BLANK_SIZE, 0, begins + units["size"])
+            before = np.maximum.accumulate(np.concatenate(([end_offset], ends)))
+            out_of_order = (begins < before[:-1]) & (units["size"] != PRE_BLANK_SIZE)
+            bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
+            self.next_offset += int(bad[0]) if len(bad) else len(units)
+            self.out_of_order = bool(len(bad) and bad[0] == 0 and out_of_order[0] and units[0]["size"] > 0)
+            end_offset = int(before[-1])
+            if len(bad):
+                break
+        self.truncate_to(self.next_offset)
+
+    def units(self, from_offset: int, count: int) -> NDArray[np.void]:
+        """At most `count` units from `from_offset` on, below `next_offset`; fewer where a file ends."""
+        count = min(count, self.next_offset - from_offset)
+        if from_offset + count > self.visible_offset:
+            self._handles.settle()
+        return self._reader.units(self.topic, self.queue_id, from_offset, count)
+
+    def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
+        """The first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one; empty if none
+        does."""
+        return self._next_pointing(from_offset, end_offset)[1]
+
+    def _next_pointing(self, from_offset: int, end_offset: int) -> tuple[int, NDArray[np.void]]:
+        """`next_unit`, and its queue offset; without one that is `end_offset`, or the first that is not there."""
+        count = 1
+        while from_offset < end_offset and len(units := self.units(from_offset, min(count, end_offset - from_offset))):
+            pointing = np.flatnonzero(units["size"] != PRE_BLANK_SIZE)
+            if len(pointing):
+                first = int(pointing[0])
+                return from_offset + first, units[first:][:1]
+            from_offset += len(units)
+            count = _SCAN_UNITS
+        return from_offset, np.empty(0, UNIT_DTYPE)
+
+    def reserve(self, count: int) -> None:
+        """Make the files for the next `count` units, so that writing needs no more space. OSError if that fails."""
+        if count <= 0:
+            return
+        last = (self.next_offset + count - 1) * UNIT_BYTES
+        while not self._files.starts or self._files.starts[-1] + self._file_size <= last:
+            position = self._files.starts[-1] + self._file_size if self._files.starts else self.next_offset * UNIT_BYTES
+            self._files.make(position - position % self._file_size)
+
+    def append(
+        self,
+        physical_offset: int,
+        sizes: NDArray[np.int32],
+        tags_codes: NDArray[np.int64],
+        ends: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Write the units of records that lie back to back from `physical_offset` on. `reserve` must have been called.
+        `ends`: `record_ends` of the sizes, from a caller that has them.
+
+        OSError: some of the units may be written, `next_offset` has not moved.
+        """
+        if len(sizes) == 1 and self._ext is None:
+            size = int(sizes[0])
+            self._write(_UNIT.pack(physical_offset, size, tags_codes[0]))
+            self.max_physical_offset = physical_offset + size
+            return
+        begins = (record_ends(sizes) if ends is None else ends) - sizes
+        begins += physical_offset
+        self.append_scattered(begins, sizes, tags_codes)
+
+    def append_scattered(
+        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
+    ) -> None:
+        """`append` for records anywhere in the log, in ascending order."""
+        if self._ext is not None:
+            tags_codes = self._ext.put(physical_offsets, tags_codes)
+        units = np.empty(len(sizes), UNIT_DTYPE)
+        units["physical_offset"] = physical_offsets
+        units["size"] = sizes
+        units["tags_code"] = tags_codes
+        self._write(units.view(np.uint8).data)
+        self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
+
+    def start_at(self, queue_offset: int) -> None:
+        """Let an empty queue start at `queue_offset`: the units before, to the start of the file, point to nothing.
+
+        Also fills a hole: offsets from `next_offset` up to `queue_offset` whose records are lost (spec §2, rule 2).
+        """
+        if not self._files.starts:
+            self.next_offset = queue_offset - queue_offset % self._units_per_file
+            self.min_offset = queue_offset
+        count = queue_offset - self.next_offset
+        if count:
+            self.reserve(count)
+            blanks = np.zeros(count, UNIT_DTYPE)
+            blanks["size"] = PRE_BLANK_SIZE
+            self._write(blanks.view(np.uint8).data)
+
+    def truncate_from(self, physical_limit: int) -> int:
+        """Remove the units of records that start at or after `physical_limit`; returns how many there were."""
+        old_end = self.next_offset
+        if self.max_physical_offset > physical_limit:
+            self.truncate_to(self._first_at_or_after(physical_limit))
+        return old_end - self.next_offset
+
+    def truncate_to(self, next_offset: int) -> None:
+        """Remove every unit from `next_offset` on, on disk too."""
+        end = next_offset * UNIT_BYTES
+        self._files.cut(end)
+        self.next_offset = next_offset
+        self.min_offset = min(self.min_offset, next_offset)
+        self.max_physical_offset = -1
+        if self._files.starts and end > self._files.starts[0]:
+            [last] = self.units(next_offset - 1, 1)
+            if last["size"] != PRE_BLANK_SIZE:
+                self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
+        if self._ext is not None:
+            last_file = next(self._addresses(reversed(self.file_ranges())), None)
+            self._ext.end_behind(None if last_file is None else int(last_file[-1]))
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Move `min_offset` to the first message that starts at or after the log's first byte (spec §2).
+
+        Unlike RocketMQ, units that point to nothing never count as messages.
+        """
+        if self._files.starts:
+            # In one step: readers look at it meanwhile.
+            self.min_offset = self._first_at_or_after(min_physical_offset)
+
+    def forget_before_min(self) -> list[Path]:
+        """Let the queue's files start at the one that holds `min_offset`; returns those before it, which are now the
+        caller's to delete, with those of its extension. Never the last one. Called under the append lock."""
+        paths = self._files.forget_before(self.min_offset * UNIT_BYTES)
+        if self._ext is not None and len(self._ext.files.starts) > 1:
+            first_file = next(self._addresses(self.file_ranges()), None)
+            paths += self._ext.forget_before(None if first_file is None else int(first_file[0]))
+        return paths
+
+    def take_dirty(self, least_pages: int = 0) -> set[Path]:
+        """The files and directories to flush, which then count as flushed; none if they have fewer pages to flush."""
+        end = self.next_offset * UNIT_BYTES
+        if least_pages and not self._files.is_flush_due(end, least_pages):
+            return set()
+        dirty = self._files.take_dirty(end)
+        self._writing = None
+        return dirty if self._ext is None else dirty | self._ext.files.take_dirty()
+
+    def delete(self) -> None:
+        """Remove the queue from the disk."""
+        self._files.delete()
+        if self._ext is not None:
+            self._ext.files.delete()
+
+    def first_at_or_after(self, physical_offset: int) -> int:
+        """The first queue offset, from `min_offset` on, whose record starts at or after; `visible_offset` if none of
+        those that consumers may read does."""
+        while True:
+            min_offset = self.min_offset
+            try:
+                return self._first_at_or_after(physical_offset, min_offset, self.visible_offset)
+            except StoreCorruptError:
+                if self.min_offset == min_offset:
+                    raise
+                # Retention deleted a file meanwhile.
+
+    def _first_at_or_after(self, physical_offset: int, from_offset: int = 0, end_offset: int | None = None) -> int:
+        low = max(self._files.starts[0] // UNIT_BYTES if self._files.starts else 0, from_offset)
+        high = found = self.next_offset if end_offset is None else end_offset
+        while low < high:
+            middle = (low + high) // 2
+            # Of an offset whose record is lost, the next one's place counts.
+            queue_offset, unit = self._next_pointing(middle, high)
+            if not len(unit):
+                if queue_offset < high:
+                    raise StoreCorruptError(f"{self.directory} lacks the unit of queue offset {queue_offset}")
+                high = middle
+            elif unit[0]["physical_offset"] < physical_offset:
+                low = queue_offset + 1
+            else:
+                found, high = queue_offset, middle
+        return found
+
+    def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
+        """The addresses in the extension that the units of these files hold, file by file, where there are any."""
+        for first, count in ranges:
+            from_offset = max(first, self.min_offset)
+            codes = self.units(from_offset, first + count - from_offset)["tags_code"].astype(np.int64)
+            if len(addresses := codes[codes <= EXT_ADDRESS_MAX]):
+                yield addresses
+
+    def _write(self, data: bytes | memoryview) -> None:
+        position = self.next_offset * UNIT_BYTES
+        written = 0
+        while written < len(data):
+            at = position + written
+            start = at - at % self._file_size
+            if self._writing is None or self._writing[0] != start:
+                self._writing = start, self._files.path(start)
+                self._files.dirty.add(self._writing[1])
+            path = self._writing[1]
+            piece = data[written : written + start + self._file_size - at]
+            self._handles.write(path, at - start, piece)
+            written += len(piece)
+        self.next_offset += len(data) // UNIT_BYTES

@@ -1,0 +1,153 @@
+"""Writing the extension of one consume queue: a unit for each message, with its tag code and store time.
+
+On disk: raymq/logfiles/ext_units.py. It is written with enable_consume_queue_ext, which is off by default, and read
+always. Of a topic whose messages wait (raymq.delay) there is none: its units hold times.
+
+raymq has no bitmaps, so what an extension holds is in the records too, and it need not be complete: a message whose
+unit the disk does not take has its tag code in the consume queue. It ends where the consume queue's last address leads
+to; what a crash left behind that is cut when the queue finds its own end.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.config.store import StoreSettings
+from raymq.delay import is_waiting_topic
+from raymq.errors import StoreCorruptError
+from raymq.logfiles.ext_units import CONSUME_QUEUE_EXT_DIR, EXT_UNIT_DTYPE, addresses_of, offsets_of
+from raymq.logfiles.log_reader import LogReader
+from storage.files.write_handles import WriteHandles
+from storage.queue.queue_files import QueueFiles
+
+logger = logging.getLogger(__name__)
+
+UNIT_BYTES: Final = EXT_UNIT_DTYPE.itemsize
+_ROOM_LEFT_BYTES: Final = 4
+_END_MARK: Final = b"\xff\xff"
+
+
+class ConsumeQueueExt:
+    """The extension of one queue. For one thread at a time (the store's append lock). `writes`: whether the queue's new
+    messages get a unit; `files` are those of the extension."""
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        files: QueueFiles,
+        file_size: int,
+        *,
+        reader: LogReader,
+        handles: WriteHandles,
+        writes: bool,
+    ) -> None:
+        self._topic, self._queue_id = topic, queue_id
+        self.files = files
+        self._file_size = file_size
+        self._reader, self._handles = reader, handles
+        self.writes = writes
+        self._end: int | None = None
+        """Where the next unit goes; None of a queue that is new, or whose end is not found yet."""
+
+    @classmethod
+    def of_queue(
+        cls,
+        settings: StoreSettings,
+        topic: str,
+        queue_id: int,
+        *,
+        reader: LogReader,
+        handles: WriteHandles,
+        repair: bool,
+    ) -> ConsumeQueueExt | None:
+        """The extension of a queue, if it has one or is to have one. StoreCorruptError when it is to be written and its
+        files do not form a row; with `repair` (after a crash) those that do not fit are deleted instead."""
+        root, file_size = settings.store_path_root_dir, settings.mapped_file_size_consume_queue_ext_bytes
+        directory = root / CONSUME_QUEUE_EXT_DIR / topic / str(queue_id)
+        writes = settings.enable_consume_queue_ext and not is_waiting_topic(topic)
+        if not writes and not directory.is_dir():
+            return None
+        remedy = f"set its size in mapped_file_size_consume_queue_ext_bytes, or delete the directory {directory}"
+        try:
+            files = QueueFiles(root, directory, file_size, handles, repair=repair and writes, remedy=remedy)
+        except StoreCorruptError as error:
+            if writes:
+                raise
+            logger.warning("%s; it stays as it is, and is not read", error)
+            return None
+        return cls(topic, queue_id, files, file_size, reader=reader, handles=handles, writes=writes)
+
+    def put(self, physical_offsets: NDArray[np.int64], tags_codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Append a unit for each of these messages, whose records are in the log; returns what the consume queue's
+        units hold: the addresses. It is the tag codes where nothing is written, or the disk does not take it."""
+        if not self.writes:
+            return tags_codes
+        units = np.zeros(len(tags_codes), EXT_UNIT_DTYPE)
+        units["size"] = UNIT_BYTES
+        units["tags_code"] = tags_codes
+        units["store_timestamp"] = self._reader.store_timestamps(physical_offsets)
+        try:
+            if self._end is None:
+                self.end_behind(None)
+            return addresses_of(self._append(units))
+        except OSError as error:
+            logger.warning("%s: %s; the queue's units hold tag codes from here on", self.files.directory, error)
+            self.writes = False
+            return tags_codes
+
+    def _append(self, units: NDArray[np.void]) -> NDArray[np.int64]:
+        """Write units at the end; returns their offsets."""
+        offsets = np.empty(len(units), np.int64)
+        assert self._end is not None
+        end, done = self._end, 0
+        while done < len(units):
+            start = end - end % self._file_size
+            fitting = (start + self._file_size - _ROOM_LEFT_BYTES - end) // UNIT_BYTES
+            if fitting <= 0:
+                self._write(start, end, _END_MARK)
+                end = start + self._file_size
+                continue
+            if not self.files.starts or self.files.starts[-1] < start:
+                self.files.make(start)
+            taken = units[done : done + fitting]
+            self._write(start, end, taken.view(np.uint8).data)
+            offsets[done : done + len(taken)] = np.arange(len(taken)) * UNIT_BYTES + end
+            done += len(taken)
+            end += taken.nbytes
+        self._end = end
+        return offsets
+
+    def _write(self, start: int, offset: int, data: bytes | memoryview) -> None:
+        path = self.files.path(start)
+        self.files.dirty.add(path)
+        self._handles.write(path, offset - start, data)
+
+    def end_behind(self, address: int | None) -> None:
+        """Remove what is behind the unit at `address`, the last that the queue names; all, if it names none.
+
+        If that unit is gone, then with its file: the rest goes too, and what comes next gets addresses that nobody
+        names yet.
+        """
+        if not self.writes:
+            return
+        self._end = cut_at = 0
+        if address is not None:
+            [offset] = offsets_of(np.array([address])).tolist()
+            [unit], [is_there] = self._reader.ext_units(self._topic, self._queue_id, np.array([address]))
+            if is_there:
+                self._end = cut_at = offset + int(unit["size"])
+            else:
+                self._end = offset - offset % self._file_size + self._file_size
+        self.files.cut(cut_at if cut_at else -1)
+
+    def forget_before(self, address: int | None) -> list[Path]:
+        """Let the files start at the one that holds `address`, the first that the queue names; returns those before it,
+        which are now the caller's to delete. Never the last one."""
+        position = 2**63 - 1 if address is None else int(offsets_of(np.array([address]))[0])
+        return self.files.forget_before(position)

@@ -1,0 +1,207 @@
+"""The consume queues of a store, by topic and queue id, and the topics that were deleted.
+
+On disk
+    consumequeue/TOPIC/QUEUE/          a directory is what makes a queue exist
+    consumequeue_ext/TOPIC/QUEUE/      the queue's extension, if it has one: storage/queue/consume_queue_ext.py
+    batchconsumequeue/TOPIC/QUEUE/     a queue of inner batches: a topic has queues of one kind
+    config/deletedTopics.json          {"TOPIC": physical offset of the log's end when the topic was deleted}
+
+A deleted topic's messages stay in the log until their file goes. The file above keeps recovery from making queues of
+them again; messages sent to a topic of that name later are behind the offset and count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from glob import escape
+from pathlib import Path
+from typing import Final, TypedDict
+
+from raymq.config.store import StoreSettings
+from raymq.errors import MessageIllegalError
+from raymq.logfiles.batch_queue_units import BATCH_CONSUME_QUEUE_DIR
+from raymq.logfiles.ext_units import CONSUME_QUEUE_EXT_DIR
+from raymq.logfiles.log_reader import CONSUME_QUEUE_DIR, LogReader
+from storage.files import disk
+from storage.files.config_files import ConfigFiles, parse_fastjson
+from storage.files.write_handles import WriteHandles
+from storage.queue.batch_consume_queue import BatchConsumeQueue
+from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.consume_queue_ext import ConsumeQueueExt
+
+_DELETED_TOPICS: Final = "deletedTopics.json"
+
+AnyQueue = ConsumeQueue | BatchConsumeQueue
+
+
+class _Parts(TypedDict):
+    """What queues of both kinds, and extensions, are made with."""
+
+    reader: LogReader
+    handles: WriteHandles
+    repair: bool
+
+
+class QueueTable:
+    """All queues of one store. Changed under the store's append lock; `get` and `topics` may be called at any time."""
+
+    def __init__(
+        self,
+        root: Path,
+        settings: StoreSettings,
+        reader: LogReader,
+        config: ConfigFiles,
+        handles: WriteHandles,
+        *,
+        after_crash: bool,
+    ) -> None:
+        """Find the queues on disk, without reading their units. Directories that are not queue ids are skipped."""
+        self._root, self._settings = root, settings
+        self._file_size = settings.mapped_file_size_consume_queue_bytes
+        self._reader = reader
+        self._config = config
+        self._handles = handles
+        self._parts: _Parts = {"reader": reader, "handles": self._handles, "repair": after_crash}
+        self._batch_file_size = settings.mapper_file_size_batch_consume_queue_bytes
+        self._queues: dict[tuple[str, int], AnyQueue] = {}
+        self.directory = root / CONSUME_QUEUE_DIR
+        self._batch_directory = root / BATCH_CONSUME_QUEUE_DIR
+        disk.make_directory(self.directory)
+        disk.unlink(root / "consumequeue.new")
+        for path in sorted(self.directory.glob("*/*")):
+            if path.is_dir() and path.name.isdecimal():
+                self.get_or_create(path.parent.name, int(path.name))
+        for path in sorted(self._batch_directory.glob("*/*")):
+            if path.is_dir() and path.name.isdecimal():
+                self.get_or_create_batch(path.parent.name, int(path.name))
+        text = config.read(_DELETED_TOPICS)
+        self._deleted: dict[str, int] = parse_fastjson(text) if text else {}
+
+    def __iter__(self) -> Iterator[AnyQueue]:
+        return iter(list(self._queues.values()))
+
+    @property
+    def plain(self) -> list[ConsumeQueue]:
+        """The queues of single messages."""
+        return [queue for queue in self if isinstance(queue, ConsumeQueue)]
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def get(self, topic: str, queue_id: int) -> AnyQueue | None:
+        """The queue, of whatever kind."""
+        return self._queues.get((topic, queue_id))
+
+    def get_plain(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, if it is one of single messages."""
+        queue = self._queues.get((topic, queue_id))
+        return queue if isinstance(queue, ConsumeQueue) else None
+
+    def holds_batches(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue is one of inner batches."""
+        return isinstance(self._queues.get((topic, queue_id)), BatchConsumeQueue)
+
+    def get_or_create_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
+        """The queue of inner batches; None if the queue holds single messages."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = BatchConsumeQueue(self._root, topic, queue_id, self._batch_file_size, **self._parts)
+            self._queues[topic, queue_id] = queue
+        return queue if isinstance(queue, BatchConsumeQueue) else None
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one is empty, and has no files before its first `reserve`. MessageIllegalError if it is one
+        of inner batches."""
+        queue = self._queues.get((topic, queue_id))
+        if isinstance(queue, BatchConsumeQueue):
+            raise MessageIllegalError(
+                f"queue {queue_id} of topic {topic!r} holds RocketMQ's inner batches, which this store reads but does "
+                "not take; send to another topic"
+            )
+        if queue is None:
+            ext = ConsumeQueueExt.of_queue(self._settings, topic, queue_id, **self._parts)
+            queue = ConsumeQueue(self._root, topic, queue_id, self._file_size, ext=ext, **self._parts)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def topics(self) -> dict[str, list[int]]:
+        """The ids of the queues that are on disk, by topic, both sorted."""
+        topics: dict[str, list[int]] = {}
+        for (topic, queue_id), queue in sorted(self._queues.copy().items(), key=lambda item: item[0]):
+            if queue.exists:
+                topics.setdefault(topic, []).append(queue_id)
+        return topics
+
+    def count_topics(self, prefix: str) -> int:
+        """How many topics there are whose names begin with `prefix`."""
+        return len({topic for topic, _ in self._queues if topic.startswith(prefix)})
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether a queue of the topic has a directory. Of a topic that RocketMQ deleted none has; RocketMQ 4.9 leaves
+        the topic's own directory behind."""
+        queues = (path for kind in (self.directory, self._batch_directory) for path in kind.glob(f"{escape(topic)}/*"))
+        return any(path.name.isdecimal() and path.is_dir() for path in queues)
+
+    def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
+        """Whether a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""
+        return physical_offset < self._deleted.get(topic, 0)
+
+    def end_deletions_at(self, end_offset: int) -> None:
+        """The log ends at `end_offset`: a topic was deleted no later, or what comes there now would count as deleted.
+
+        (With ASYNC_FLUSH a power cut may take the log's end, but never the note of the deletion.)
+        """
+        late = {topic: end_offset for topic, offset in self._deleted.items() if offset > end_offset}
+        if late:
+            self._deleted.update(late)
+            self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
+
+    def delete_topic(self, topic: str, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
+        """Delete the queues of `topic`; returns them. The deletion is on disk before the first file goes."""
+        if not any(queue.topic == topic for queue in self):
+            return []
+        self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
+        self._deleted[topic] = end_offset
+        self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
+        return self._remove(topic)
+
+    def finish_deletions(self, min_physical_offset: int) -> None:
+        """Delete what a crash in the middle of `delete_topic` left. Call it once the queues have found their ends.
+
+        A queue without units goes too if the log, which starts at `min_physical_offset`, still has what was deleted:
+        what came since, the walk finds there. Else only the queue knows how far it went.
+        """
+        cut_short, emptied = set(), set()
+        for queue in self:
+            first = queue.first_physical_offset
+            if first is None and self.was_deleted_after(queue.topic, min_physical_offset):
+                del self._queues[queue.topic, queue.queue_id]
+                queue.delete()
+                emptied.add(queue.topic)
+            elif first is not None and self.was_deleted_after(queue.topic, first):
+                cut_short.add(queue.topic)
+        for topic in cut_short | emptied.difference(queue.topic for queue in self):
+            self._remove(topic)
+
+    def _remove(self, topic: str) -> list[AnyQueue]:
+        queues = [queue for queue in self if queue.topic == topic]
+        for queue in queues:
+            self._queues.pop((topic, queue.queue_id))
+            queue.delete()
+        for directory in (self.directory, self._batch_directory, self._root / CONSUME_QUEUE_EXT_DIR):
+            if (directory / topic).is_dir():
+                disk.remove_tree(directory / topic)
+                disk.sync_directory(directory)
+                self._reader.maps.forget_below(str(directory / topic))
+        return queues
+
+    def delete_all(self) -> None:
+        """Delete every queue: the log they pointed into is gone (spec §5)."""
+        for queue in self:
+            del self._queues[queue.topic, queue.queue_id]
+            queue.delete()
+
+    def close(self) -> None:
+        """Close the files that are open for writing. Idempotent."""
+        self._handles.close()

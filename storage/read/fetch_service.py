@@ -1,0 +1,113 @@
+"""Fetches and long polls: what consumers read of the queues, and how they wait for more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from raymq.errors import DataLossError, InvalidArgumentError
+from raymq.logfiles.log_reader import LogReader
+from raymq.message import PullStatus
+from raymq.protocol.store import FetchRequest, FetchResult
+from storage.queue.queue_table import QueueTable
+from storage.read.long_polls import LongPolls
+from storage.stats import StoreStats
+
+FETCH_MAX_BYTES: Final = 128 << 20
+"""Most that one fetch returns, whatever it asks for (spec/storage.md §10)."""
+
+
+class Fetcher:
+    """The reading side of one store. Thread-safe. `check` raises when the store must not be read (any more)."""
+
+    def __init__(
+        self,
+        queues: QueueTable,
+        reader: LogReader,
+        polls: LongPolls,
+        stats: StoreStats,
+        check: Callable[[], None],
+    ) -> None:
+        self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
+        self._check = check
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
+    ) -> list[FetchResult]:
+        """`MessageStore.fetch`."""
+        if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
+            raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
+        max_bytes = min(max_bytes, FETCH_MAX_BYTES)
+        results = self._fetch_now(requests, max_bytes, patient)
+        if wait_s <= 0 or _has_news(results):
+            return results
+        deadline_s = time.monotonic() + wait_s
+        with self._polls.waiting((request.topic, request.queue_id) for request in requests) as event:
+            while True:
+                # What the tags excluded is not looked at again.
+                following = [
+                    replace(request, queue_offset=result.next_offset)
+                    for request, result in zip(requests, results, strict=True)
+                ]
+                results = self._fetch_now(following, max_bytes, patient)
+                if _has_news(results) or not event.wait(max(deadline_s - time.monotonic(), 0)):
+                    break
+                event.clear()
+        return [
+            replace(result, status=PullStatus.NO_MATCHED_MESSAGE)
+            if result.status is PullStatus.NO_NEW_MESSAGE and result.next_offset > request.queue_offset
+            else result
+            for request, result in zip(requests, results, strict=True)
+        ]
+
+    def _fetch_now(self, requests: Sequence[FetchRequest], max_bytes: int, patient: bool) -> list[FetchResult]:
+        start_s = time.monotonic()
+        results = self._fetch_all(requests, max_bytes, patient)
+        found = sum(result.status is PullStatus.FOUND for result in results)
+        messages = sum(result.count for result in results)
+        self._stats.get(found, len(results) - found, messages, time.monotonic() - start_s)
+        return results
+
+    def _fetch_all(self, requests: Sequence[FetchRequest], max_bytes: int, patient: bool) -> list[FetchResult]:
+        self._check()
+        bounds = [self._readable(request) for request in requests]
+        ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
+        results, room = [], max_bytes
+        for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
+            no_room = max_offset > request.queue_offset >= min_offset and max_bytes and room <= 0
+            if no_room or (patient and not min_offset <= request.queue_offset <= max_offset):
+                nothing = FetchResult(PullStatus.NO_NEW_MESSAGE, request.queue_offset, min_offset, max_offset, b"", 0)
+                results.append(nothing)
+                continue
+            share = max(room // max(ready, 1), 1) if max_bytes else 0
+            result = self._fetch_one(request, min_offset, max_offset, share)
+            ready -= max_offset > request.queue_offset
+            room -= len(result.records)
+            results.append(result)
+        return results
+
+    def _fetch_one(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        try:
+            return self._reader.fetch(request, min_offset, max_offset, max_bytes)
+        except DataLossError:
+            # Retention was faster than this read: then the queue's first offset has moved already.
+            min_offset, max_offset = self._readable(request)
+            if request.queue_offset >= min_offset:
+                # What is lost may be one of the later messages: those before it come first.
+                request = replace(request, max_messages=1)
+            return self._reader.fetch(request, min_offset, max_offset, max_bytes)
+
+    def _readable(self, request: FetchRequest) -> tuple[int, int]:
+        queue = self._queues.get(request.topic, request.queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.visible_offset)
+
+
+def _has_news(results: Sequence[FetchResult]) -> bool:
+    """Whether one is to be answered now: also if it has more to look through, which is the client's to ask for."""
+    return any(
+        result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL)
+        or (result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset)
+        for result in results
+    )

@@ -1,0 +1,158 @@
+"""Finding messages other than by queue and offset: by key, by unique id, by place in the log, by time.
+
+Nothing of this changes the store. What the index says is looked up in the log and compared with the key itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.errors import DataLossError, InvalidArgumentError
+from raymq.logfiles.log_reader import LogReader
+from raymq.names import check_topic
+from raymq.protocol.store import Boundary, QueryResult
+from raymq.record.decode import DispatchView, check_record, dispatch_view
+from raymq.record.inner_batch import split_inner_batch
+from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, RecordError
+from storage.index.index_service import IndexService
+from storage.log.commit_log import CommitLog
+from storage.queue.batch_consume_queue import BatchConsumeQueue
+from storage.queue.queue_table import AnyQueue
+
+UNIQUE_ID_MAX_NUM: Final = 32
+"""How many messages a query by unique id returns at most (spec/storage.md §3)."""
+
+
+class StoreQueries:
+    """The queries of one store. `visible` tells the physical offset up to which messages may be seen. Thread-safe."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        reader: LogReader,
+        index: IndexService | None,
+        *,
+        visible: Callable[[], int],
+        max_num: int,
+        wait_s: float,
+    ) -> None:
+        self._log, self._reader, self._index = commit_log, reader, index
+        self._visible = visible
+        self._max_num, self._wait_s = max_num, wait_s
+
+    def by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """The newest messages of `topic` with `key` among their keys, stored in [`begin_ms`, `end_ms`].
+
+        Waits a bounded time for the index to know what is visible now. The index knows times to the second only.
+        InvalidArgumentError for a blank key, or when the store keeps no index.
+        """
+        return self._find(topic, key, min(max_num, self._max_num), begin_ms, end_ms, lambda view: key in view.keys)
+
+    def by_unique_id(self, topic: str, message_id: str) -> QueryResult:
+        """The messages of `topic` whose unique id is `message_id`: one, or several if it was sent again."""
+        return self._find(
+            topic, message_id, UNIQUE_ID_MAX_NUM, 0, 2**63 - 1, lambda view: view.message_id == message_id
+        )
+
+    def by_physical_offset(self, physical_offset: int) -> bytes:
+        """The record that starts at a physical offset. InvalidArgumentError when none does, DataLossError when it was
+        there and was deleted."""
+        end = self._visible()
+        if physical_offset < 0 or physical_offset > end - MIN_RECORD_SIZE:
+            raise InvalidArgumentError(f"no message is at physical offset {physical_offset}; the log ends at {end}")
+        if physical_offset < self._log.min_offset:
+            raise DataLossError(
+                f"what was at physical offset {physical_offset} was deleted; the log starts at {self._log.min_offset}"
+            )
+        view = self._record_at(physical_offset, end)
+        if view is None:
+            raise InvalidArgumentError(f"no message starts at physical offset {physical_offset}")
+        return bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
+
+    def offset_by_time(self, queue: AnyQueue, timestamp_ms: int, boundary: Boundary) -> int:
+        """LOWER: the first queue offset stored at or after `timestamp_ms`, else the end. UPPER: the last one stored at
+        or before, else the first. Always in [min, max] of the queue (spec §2)."""
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.offset_by_time(timestamp_ms, boundary)
+        low, high = first, end = queue.min_offset, queue.visible_offset
+        while low < high:
+            middle = (low + high) // 2
+            # Of an offset whose record is lost, the next one's time counts.
+            stored_ms = self._store_timestamp_ms(queue.next_unit(middle, high))
+            if stored_ms < timestamp_ms or (stored_ms == timestamp_ms and boundary is Boundary.UPPER):
+                low = middle + 1
+            else:
+                high = middle
+        return low if boundary is Boundary.LOWER else min(max(low - 1, first), end)
+
+    def earliest_store_time_ms(self) -> int:
+        """When the first record that is still there was stored; -1 for an empty log."""
+        start, end = self._log.min_offset, self._visible()
+        while start < end:
+            view = self._record_at(start, end)
+            if view is not None:
+                return view.store_timestamp_ms
+            start += self._log.file_size  # a file that holds a BLANK only
+        return -1
+
+    def _find(
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        accept: Callable[[DispatchView], bool],
+    ) -> QueryResult:
+        check_topic(topic)
+        if not key.strip() or max_num < 1 or begin_ms > end_ms:
+            raise InvalidArgumentError(
+                f"a query needs a key, at least one message and a time range that is not empty; got {key!r}, "
+                f"{max_num} and {begin_ms} to {end_ms} ms"
+            )
+        if self._index is None:
+            raise InvalidArgumentError("this store keeps no index (message_index_enable is off): query by offset")
+        visible = self._visible()
+        complete = self._index.wait_for(visible, self._wait_s)
+        found: dict[int, DispatchView] = {}
+        for physical_offset in self._index.find(topic, key, begin_ms, end_ms):
+            if physical_offset not in found:
+                view = self._record_at(physical_offset, visible)
+                if view is not None and view.topic == topic and accept(view):
+                    found[physical_offset] = view
+                    if len(found) == max_num:
+                        break
+        records = [record for offset in sorted(found) for record in self._records_of(offset, found[offset])]
+        return QueryResult(b"".join(records), len(records), complete)
+
+    def _records_of(self, physical_offset: int, view: DispatchView) -> list[bytes]:
+        """The record there; of an inner batch, whose keys are those of all its messages, the messages' records."""
+        record = bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
+        if not view.sys_flag & SYS_FLAG_INNER_BATCH:
+            return [record]
+        try:
+            return split_inner_batch(record)
+        except RecordError:
+            return []
+
+    def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
+        """The good record that starts there and says so itself; None for anything else, and if it was deleted."""
+        file_end = physical_offset - physical_offset % self._log.file_size + self._log.file_size
+        try:
+            data = self._reader.log_bytes(physical_offset, min(file_end, end))
+            size, good = check_record(data)
+            if not good or size <= 0:
+                return None
+            view = dispatch_view(data)
+        except (DataLossError, RecordError):
+            return None
+        return view if view.physical_offset == physical_offset else None
+
+    def _store_timestamp_ms(self, units: NDArray[np.void]) -> float:
+        """When the record of a unit was stored; never, without a unit."""
+        return dispatch_view(self._reader.views(units)[0]).store_timestamp_ms if len(units) else math.inf

@@ -1,0 +1,287 @@
+"""What a store does to its files before it serves: find the good end of the log, and make the queues agree with it.
+
+spec/storage.md §5, with a shorter walk where a snapshot allows it (snapshot.py). The consume queues are read up to
+their first unit that was never written. Then a newest part of the
+log is walked, record by record: after a clean stop from the newest file whose first record is in a queue, after a crash
+from the newest file whose first record is older than the checkpoint. The log ends before the first record that fails
+its checks. Records that are missing in their queue are put there; units that point behind the log's end are removed.
+
+Where RocketMQ guesses, this does not:
+
+- A record whose queue offset is beyond its queue's end shows that units are lost which the walk does not reach (a queue
+  directory was deleted). RocketMQ appends the unit at the wrong queue offset; here the walk starts again at the first
+  file.
+- Queue files that are not where they belong are found (queue_check.py), and the walk starts at the first file too.
+- A record's CRC covers its body only. A record is not good either whose topic cannot be a directory, or whose queue
+  offset is more than the records that fit in the log before it; nor is, after a crash, the log's last one if a power
+  failure between two sectors cut its properties (record_check.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+from raymq.record.decode import check_record, dispatch_view
+from raymq.record.layout import RecordError
+from storage.dispatch.batch_dispatch import QueueGapError
+from storage.dispatch.queue_check import misplaced_file
+from storage.dispatch.record_blocks import BLOCK_BYTES, Block, read_block
+from storage.dispatch.record_check import is_implausible, is_torn
+from storage.dispatch.redispatch import Redispatch
+from storage.files import disk
+from storage.parts import StoreParts
+from storage.recovery.checkpoint import Checkpoint
+from storage.recovery.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery found and did. `text` says it in words; the store logs it and shows it in its status."""
+
+    text: str
+    cut_bytes: int
+    last_store_timestamp_ms: int
+    last_record_offset: int
+
+
+class Recovery:
+    """One recovery of one store. `run` leaves the log open for appending and the queues at their ends."""
+
+    def __init__(self, parts: StoreParts, checkpoint: Checkpoint, snapshot: Snapshot | None) -> None:
+        settings = parts.settings
+        self._root = settings.store_path_root_dir
+        self._log, self._queues, self._dedup, self._reader = parts.log, parts.queues, parts.dedup, parts.reader
+        self._checkpoint, self._snapshot = checkpoint, snapshot
+        self._after_crash = parts.after_crash
+        # The property CRC covers the whole record: with it, the body's own says nothing more.
+        check_property_crc = settings.force_verify_prop_crc
+        check_crc = settings.check_crc_on_recover and not check_property_crc
+        self._checks = {"check_crc": check_crc, "check_property_crc": check_property_crc}
+        self._delay_levels_ms = settings.delay_levels_ms
+        self._redispatch = Redispatch(parts.queues, parts.dedup, parts.deliveries, after_crash=parts.after_crash)
+        self._last_store_timestamp_ms = 0
+        self._last_record_offset = -1
+        self._walked_from = 0
+        self._walked = 0
+
+    def run(self) -> Recovered:
+        """Recover. Nothing is lost but what is behind the first bad record of the part that is walked.
+
+        StoreCorruptError, and nothing is changed, when a disk with the log's end is not there.
+        """
+        if self._snapshot is not None:
+            self._log.paths.require_up_to(self._snapshot.end)
+        if not self._log.starts:
+            return self._without_log()
+        try:
+            end_offset = self._walk_from(self._start_of_walk())
+        except QueueGapError as gap:
+            logger.warning("%s; walking the whole log to make its queues again", gap)
+            self._redispatch.start_again()
+            if self._after_crash:
+                self._cut_queues_at(self._log.min_offset)
+            end_offset = self._walk_from(self._log.min_offset)
+        units_cut = sum(queue.truncate_from(end_offset) for queue in self._queues)
+        cut_bytes = self._log.open_for_append(end_offset)
+        self._queues.end_deletions_at(end_offset)
+        for start in self._log.starts:
+            if start + self._log.file_size > self._walked_from:
+                # What the process before wrote may still be in memory only, and counts as flushed from here on.
+                disk.flush_path(self._log.path(start))
+        for queue in self._queues:
+            queue.correct_min_offset(self._log.min_offset)
+            queue.visible_offset = queue.next_offset
+        text = self._describe(end_offset, cut_bytes, units_cut)
+        logger.log(logging.WARNING if cut_bytes or units_cut else logging.INFO, "%s: %s", self._root, text)
+        return Recovered(text, cut_bytes, self._last_store_timestamp_ms, self._last_record_offset)
+
+    def _without_log(self) -> Recovered:
+        text = "new and empty"
+        if len(self._queues):
+            text = f"no commit log: {len(self._queues)} queues deleted"
+            logger.warning("%s: %s", self._root, text)
+            self._queues.delete_all()
+        self._log.open_for_append(0)
+        return Recovered(text, 0, 0, -1)
+
+    def _describe(self, end_offset: int, cut_bytes: int, units_cut: int) -> str:
+        text = f"opened after {'a crash' if self._after_crash else 'a clean stop'}: {self._walked} records checked"
+        if self._redispatch.queued:
+            text += f", {self._redispatch.queued} put into their queues again"
+        if units_cut:
+            text += f", {units_cut} queue units behind the log's end removed"
+        if cut_bytes:
+            text += f", {cut_bytes} bytes cut behind physical offset {end_offset}, the end of the last good record"
+        return text
+
+    def _start_of_walk(self) -> int:
+        """The physical offset to walk from. Also finds the ends of the queues, and fills the dedup table with what is
+        known before that offset."""
+        snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
+        if self._after_crash:
+            walk_from = self._log.starts[self._first_file_to_walk()] if snapshot is None else snapshot.end
+            self._cut_queues_at(walk_from)
+        else:
+            for queue in self._queues:
+                queue.recover()
+                self._redispatch.queues_reach(queue.max_physical_offset)
+        misplaced = self._reset_misplaced_queues()
+        self._queues.finish_deletions(self._log.min_offset)
+        if misplaced:
+            raise QueueGapError(misplaced)
+        if snapshot is not None:
+            self._use_snapshot(snapshot)
+            return snapshot.end
+        index = self._first_file_to_walk()
+        if index > 0:
+            # Not checked and not dispatched: it only tells which messages producers may send again.
+            self._remember_producers(self._log.starts[index - 1])
+        return self._log.starts[index]
+
+    def _reset_misplaced_queues(self) -> str:
+        """Empty the queues whose files are not their own, to be made again; returns what was found."""
+        found = []
+        for queue in self._queues.plain:
+            misplaced = misplaced_file(queue, self._reader)
+            if misplaced:
+                queue.truncate_to(0)
+                found.append(misplaced)
+        return "; ".join(found)
+
+    def _cut_queues_at(self, physical_offset: int) -> None:
+        """Take from the queues what the walk from `physical_offset` on will put there again."""
+        for queue in self._queues:
+            queue.recover_until(physical_offset)
+
+    def _use_snapshot(self, snapshot: Snapshot) -> None:
+        """Take over what the snapshot knows of the log before its end."""
+
+        @cache
+        def is_deleted(topic: str) -> bool:
+            # A clean stop of this store leaves nothing behind the snapshot: where a queue goes on, RocketMQ was here.
+            here = self._queues.was_deleted_after(topic, snapshot.end - 1)
+            return here or self._redispatch.was_deleted(topic, snapshot.end)
+
+        for topic, queue_id, next_offset in snapshot.queues:
+            queue = self._queues.get(topic, queue_id)
+            found = 0 if queue is None else queue.next_offset
+            if found < next_offset and not is_deleted(topic):
+                self._redispatch.queues_were_lost = True
+                raise QueueGapError(
+                    f"queue {topic}:{queue_id} ends at offset {found}, but it had reached {next_offset}"
+                )
+        for row in snapshot.producers:
+            if not is_deleted(row.topic):
+                self._dedup.load(row)
+        self._last_record_offset = snapshot.last
+        last = dispatch_view(self._reader.log_bytes(snapshot.last, snapshot.end))
+        self._last_store_timestamp_ms = last.store_timestamp_ms
+
+    def _first_file_to_walk(self) -> int:
+        """The index of the newest file whose first record matches (spec §5, file match test), else 0."""
+        for index in range(len(self._log.starts) - 1, 0, -1):
+            data = self._data(self._log.starts[index])
+            size, good = check_record(data, 0, **self._checks)
+            if not good or size <= 0:
+                continue
+            try:
+                first = dispatch_view(data, 0)
+            except RecordError:
+                continue
+            if first.store_timestamp_ms == 0:
+                continue
+            if self._after_crash:
+                if first.store_timestamp_ms <= self._checkpoint.min_timestamp:
+                    return index
+            elif first.physical_offset <= self._redispatch.dispatched_end:
+                return index
+        return 0
+
+    def _data(self, start: int) -> memoryview:
+        return self._reader.maps.get(str(self._log.path(start))).data
+
+    def _walk_from(self, physical_offset: int) -> int:
+        """Walk the log from the start of a record on; returns where the last good record ends."""
+        self._walked_from = physical_offset
+        may_fill_gaps = physical_offset == self._log.min_offset
+        end_offset = physical_offset
+        for start in self._log.starts:
+            if start + self._log.file_size > end_offset:
+                end_offset, complete = self._walk_file(start, end_offset - start, may_fill_gaps=may_fill_gaps)
+                if not complete:
+                    break
+        self._redispatch.finish()
+        return end_offset
+
+    def _remember_producers(self, start: int) -> None:
+        """Remember who sent the records of a file."""
+        data, position = self._data(start), 0
+        while True:
+            block = self._block(data, start, position, check_crc=False)
+            if block is not None and self._redispatch.remember_block(block, start + position):
+                position += block.length
+                continue
+            until = position + BLOCK_BYTES
+            while position < until:
+                size, good = check_record(data, position, check_crc=False)
+                if not good or size <= 0:
+                    return
+                self._redispatch.remember(dispatch_view(data, position), start + position)
+                position += size
+
+    def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
+        """Walk one file from `position` on: where its last good record ends, and whether the log goes on there."""
+        data = self._data(start)
+        while True:
+            block = None
+            if not self._checks["check_property_crc"]:
+                block = self._block(data, start, position, check_crc=self._checks["check_crc"])
+            if block is not None and self._redispatch.put_block(block, start + position, may_fill_gaps=may_fill_gaps):
+                self._note_walked(
+                    len(block.starts), start + position + int(block.starts[-1]), block.last_store_timestamp_ms
+                )
+                position += block.length
+                continue
+            until = position + BLOCK_BYTES
+            while position < until:
+                size = self._walk_record(data, start, position, may_fill_gaps=may_fill_gaps)
+                if size is None:
+                    return start + position, False
+                if size == 0:
+                    goes_on = start != self._log.starts[-1]
+                    return (start + len(data), True) if goes_on else (start + position, False)
+                position += size
+
+    def _walk_record(self, data: memoryview, start: int, position: int, *, may_fill_gaps: bool) -> int | None:
+        """Check and dispatch one record; its size, 0 for a BLANK, None for no good record."""
+        size, good = check_record(data, position, **self._checks)
+        if not good:
+            return None
+        if size:
+            view = dispatch_view(data, position, delay_levels_ms=self._delay_levels_ms)
+            if is_implausible(view, start + position):
+                return None
+            if self._after_crash and is_torn(data, position, size, file_start=start, **self._checks):
+                return None
+            self._redispatch.put(view, start + position, may_fill_gaps=may_fill_gaps)
+            self._note_walked(1, start + position, view.store_timestamp_ms)
+        return size
+
+    def _block(self, data: memoryview, start: int, position: int, *, check_crc: bool) -> Block | None:
+        return read_block(
+            data,
+            position,
+            start + position,
+            check_crc=check_crc,
+            delay_levels_ms=self._delay_levels_ms,
+            may_be_torn=self._after_crash,
+        )
+
+    def _note_walked(self, count: int, last_record_offset: int, store_timestamp_ms: int) -> None:
+        self._walked += count
+        self._last_record_offset = last_record_offset
+        self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, store_timestamp_ms)

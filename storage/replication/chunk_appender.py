@@ -1,0 +1,258 @@
+"""Appending another replica's chunks of the log (log_chunks.py): records, queues, dedup table and deliveries.
+
+A chunk of many records, none out of the ordinary, is taken as one block (record_blocks.py), a column at a time. On any
+doubt nothing is done, and the chunk is looked at record by record, which comes to the same and can also say what is
+wrong, put inner batches into their queues (batch_dispatch.py) and messages into several (multi_dispatch.py), and delete
+a topic in the chunk's middle. It is also faster for few records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.columnar.fields import Ints
+from raymq.errors import InvalidArgumentError
+from raymq.record.decode import DispatchView, check_record, dispatch_view
+from raymq.record.inner_batch import inner_batch
+from raymq.record.layout import SYS_FLAG_INNER_BATCH, RecordError
+from storage.append.appender import Appender
+from storage.dispatch.batch_dispatch import is_good_batch, put_batch
+from storage.dispatch.block_dedup import producers_of, remember_producer
+from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, put_elsewhere, units_elsewhere
+from storage.dispatch.record_blocks import is_queued, read_block
+from storage.dispatch.record_check import is_implausible
+from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+
+BLOCK_RECORDS_MIN: Final = 128
+
+
+class _Units(NamedTuple):
+    """What a chunk adds to the queue of `key`, whose first of these units is at `queue_offset`."""
+
+    key: tuple[str, int]
+    queue_offset: int
+    physical_offsets: Ints
+    sizes: NDArray[np.int32]
+    tags_codes: Ints
+
+
+class _Last(NamedTuple):
+    """A chunk's last record, and the newest store time of all."""
+
+    physical_offset: int
+    store_timestamp_ms: int
+
+
+def parse_chunk(
+    data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...]
+) -> list[DispatchView]:
+    """The records of a chunk that is to lie at `physical_offset`. InvalidArgumentError unless it is whole and good."""
+    views: list[DispatchView] = []
+    position, room = 0, file_size - physical_offset % file_size
+    if len(data) > room:
+        raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} goes over its file's end")
+    while position < len(data):
+        size, good = check_record(data, position)
+        if good and size == 0 and len(data) == room:
+            return views
+        try:
+            view = dispatch_view(data, position, delay_levels_ms=delay_levels_ms) if good and size > 0 else None
+        except RecordError:
+            view = None
+        if view is None or not _fits(view, physical_offset + position):
+            raise InvalidArgumentError(f"the chunk for {physical_offset} has no good record at its byte {position}")
+        views.append(view)
+        position += size
+    return views
+
+
+def _has_many(data: memoryview) -> bool:
+    """Whether there are so many records, if all are like the first, that they are faster as a block."""
+    return len(data) >= BLOCK_RECORDS_MIN * int.from_bytes(data[:4])
+
+
+def _fits(view: DispatchView, physical_offset: int) -> bool:
+    """Whether the record is one of this place, and one that recovery would take."""
+    return view.physical_offset == physical_offset and not is_implausible(view, physical_offset)
+
+
+class RawAppender:
+    """Appends another replica's chunks to a log, and their records to the queues and the dedup table."""
+
+    def __init__(self, parts: StoreParts, appender: Appender) -> None:
+        self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
+        self._visibility, self._appender = parts.visibility, appender
+        self._delay_levels_ms = parts.settings.delay_levels_ms
+        self._puts: list[tuple[str, int, int]] = []
+
+    def append(self, physical_offset: int, data: bytes) -> list[tuple[str, int, int]]:
+        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns what
+        was put into queues: topic, messages, bytes.
+
+        InvalidArgumentError, and nothing is written, unless the chunk is whole, good, and continues log and queues.
+        OSError: the disk failed in the middle.
+
+        A record with queue offset 0 in a queue that has some begins the queue anew: its topic was deleted on the other
+        replica, and created again. It is deleted here, too, before the record is written.
+        """
+        if physical_offset != self._log.end_offset:
+            raise InvalidArgumentError(f"the log ends at {self._log.end_offset}; a chunk for {physical_offset} came")
+        self._puts = []
+        chunk = memoryview(data)
+        if not (_has_many(chunk) and self._append_block(physical_offset, chunk)):
+            views = parse_chunk(chunk, physical_offset, self._log.file_size, self._delay_levels_ms)
+            self._append_views(physical_offset, chunk, views)
+        return self._puts
+
+    def _append_block(self, physical_offset: int, data: memoryview) -> bool:
+        """`append` for a chunk that is one block. False, and nothing is done, if it has to be looked at singly."""
+        if len(data) > self._log.file_size - physical_offset % self._log.file_size:
+            return False
+        block = read_block(data, 0, physical_offset, check_crc=True, delay_levels_ms=self._delay_levels_ms)
+        if block is None or not block.is_ordinary or not self._ends_with(data, block.length, physical_offset):
+            return False
+        if not np.array_equal(block.physical_offsets, block.starts + physical_offset):
+            return False
+        counted = block.is_queued()
+        producers = producers_of(block, counted)
+        if not producers.fit(self._dedup):
+            return False
+        units = [
+            _Units(
+                block.queue_of(rows),
+                int(block.queue_offsets[rows[0]]),
+                block.physical_offsets[rows],
+                block.sizes[rows],
+                block.tags_codes[rows],
+            )
+            for rows in block.by_queue(counted)
+            if (np.diff(block.queue_offsets[rows]) == 1).all()
+        ]
+        if sum(len(one.sizes) for one in units) < np.count_nonzero(counted) or not all(map(self._continues, units)):
+            return False
+        self._write(physical_offset, data, _Last(int(block.physical_offsets[-1]), block.last_store_timestamp_ms), units)
+        producers.remember(self._dedup, self._deliveries)
+        return True
+
+    def _ends_with(self, data: memoryview, position: int, physical_offset: int) -> bool:
+        """Whether the chunk ends at `position`, or with its file and a BLANK from there on."""
+        if position == len(data):
+            return True
+        at_file_end = (physical_offset + len(data)) % self._log.file_size == 0
+        return at_file_end and check_record(data, position) == (0, True)
+
+    def _continues(self, units: _Units) -> bool:
+        """Whether these units go on where their queue ends, or begin one. None go into a queue of inner batches."""
+        if self._queues.holds_batches(*units.key):
+            return False
+        queue = self._queues.get_plain(*units.key)
+        return queue is None or not queue.exists or queue.next_offset == units.queue_offset
+
+    def _append_views(self, physical_offset: int, data: memoryview, views: Sequence[DispatchView]) -> None:
+        """`append` record by record."""
+        anew = self._first_begun_anew(views)
+        if anew is not None:
+            first, topic = anew
+            split = first.physical_offset - physical_offset
+            before = [view for view in views if view.physical_offset < first.physical_offset]
+            self._append_views(physical_offset, data[:split], before)
+            end, start = self._log.end_offset, self._log.min_offset
+            self._queues.delete_topic(topic, end_offset=end, min_offset=start)
+            self._dedup.forget_topic(topic)
+            self._append_views(first.physical_offset, data[split:], views[len(before) :])
+            return
+        singles, batches = self._by_kind(views)
+        units = self._units_of(physical_offset, singles)
+        if not data:
+            return
+        last = _Last(views[-1].physical_offset, max(view.store_timestamp_ms for view in views)) if views else None
+        self._write(physical_offset, data, last, units)
+        for view in batches:
+            self._put_batch(view)
+        for view in singles:
+            for key in put_elsewhere(self._queues, view, view.physical_offset):
+                self._show_end_of(key)
+            remember_producer(view, self._dedup, self._deliveries)
+
+    def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, str] | None:
+        """The first record that begins a queue anew, and the queue's topic."""
+        seen: set[tuple[str, int]] = set()
+        for view in views:
+            is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
+            if not is_queued(view.sys_flag) or (is_batch and not is_good_batch(view)):
+                continue
+            units = [QueueUnit((view.topic, view.queue_id), view.queue_offset)]
+            if not is_batch and is_dispatched(view.topic):
+                units += units_elsewhere(view, view.physical_offset)
+            for key, queue_offset in units:
+                if queue_offset == 0:
+                    queue = self._queues.get(*key)
+                    if key in seen or (queue is not None and queue.exists and queue.next_offset > 0):
+                        return view, key[0]
+                seen.add(key)
+        return None
+
+    def _by_kind(self, views: Sequence[DispatchView]) -> tuple[list[DispatchView], list[DispatchView]]:
+        """The records for queues of single messages; and those for batch queues, with what is in neither: `put_batch`
+        says so. A queue that is not there is of the kind of its first record, as when they come one at a time."""
+        singles: list[DispatchView] = []
+        batches: list[DispatchView] = []
+        of_batches: dict[tuple[str, int], bool] = {}
+        for view in views:
+            if not is_queued(view.sys_flag):
+                continue
+            key, is_batch = (view.topic, view.queue_id), bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
+            if key not in of_batches and self._queues.get(*key) is not None:
+                of_batches[key] = self._queues.holds_batches(*key)
+            if not is_batch or is_good_batch(view):
+                of_batches.setdefault(key, is_batch)
+            (batches if is_batch or of_batches[key] else singles).append(view)
+        return singles, batches
+
+    def _put_batch(self, view: DispatchView) -> None:
+        if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
+            self._show_end_of((view.topic, view.queue_id))
+            self._puts.append((view.topic, inner_batch(view)[1], view.size))
+
+    def _show_end_of(self, key: tuple[str, int]) -> None:
+        """Show what was put into a queue when the rest of the chunk is shown."""
+        queue = self._queues.get(*key)
+        assert queue is not None
+        self._visibility.add(self._log.end_offset, queue, queue.next_offset)
+
+    def _units_of(self, physical_offset: int, views: Sequence[DispatchView]) -> list[_Units]:
+        by_queue: dict[tuple[str, int], list[DispatchView]] = {}
+        for view in views:
+            by_queue.setdefault((view.topic, view.queue_id), []).append(view)
+        units = []
+        for key, queued in by_queue.items():
+            rows = np.array([(view.physical_offset, view.size, view.tags_code) for view in queued], np.int64)
+            first = queued[0].queue_offset
+            units.append(_Units(key, first, rows[:, 0], rows[:, 1].astype(np.int32), rows[:, 2]))
+            in_order = [view.queue_offset for view in queued] == list(range(first, first + len(queued)))
+            if not in_order or not self._continues(units[-1]):
+                raise InvalidArgumentError(f"the chunk for {physical_offset} does not continue queue {key[0]}:{key[1]}")
+        return units
+
+    def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[_Units]) -> None:
+        """Write a chunk that was found good, with `last` unless it holds no record, and its units."""
+        self._log.reserve(physical_offset + len(data) - 1)
+        queues: list[ConsumeQueue] = []
+        for one in units:
+            queue = self._queues.get_or_create(*one.key)
+            if not queue.exists and one.queue_offset:
+                queue.start_at(one.queue_offset)
+            queue.reserve(len(one.sizes))
+            queues.append(queue)
+        if last is not None:
+            self._appender.appended_elsewhere(last.physical_offset, last.store_timestamp_ms)
+        self._log.write(physical_offset, data, self._appender.last_store_timestamp_ms, through=True)
+        for queue, one in zip(queues, units, strict=True):
+            queue.append_scattered(one.physical_offsets, one.sizes, one.tags_codes)
+            self._puts.append((one.key[0], len(one.sizes), int(one.sizes.sum(dtype=np.int64))))
+            self._visibility.add(self._log.end_offset, queue, queue.next_offset)

@@ -1,0 +1,99 @@
+"""Which master epoch began where in the log: what a replica compares with its master's before it follows (spec §11.2).
+
+On disk
+    epochFileCheckpoint         2                   how many lines of epochs follow
+                                1895893516          CRC-32 of those lines, top bit cleared; 0 says unchecked
+                                1-0                 epoch 1 began at physical offset 0
+                                2-1073741824
+    epochFileCheckpoint.bak     the text before
+
+A new text is written beside the file and renamed: a crash leaves the new one, or the one before as `.bak`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.record.crc import body_crc
+from storage.files import disk
+from storage.replication.epochs import EpochEntry
+
+logger = logging.getLogger(__name__)
+
+EPOCH_FILE: Final = "epochFileCheckpoint"
+
+
+def encode_epochs(entries: Sequence[EpochEntry]) -> bytes:
+    """The text of an epoch file."""
+    lines = "".join(f"{entry.epoch}-{entry.start_offset}\n" for entry in entries).encode()
+    return b"%d\n%d\n" % (len(entries), body_crc(lines)) + lines
+
+
+def decode_epochs(text: bytes) -> list[EpochEntry]:
+    """The opposite of `encode_epochs`. ValueError when the text is damaged."""
+    count, crc, *lines = text.decode().splitlines()
+    entries = [EpochEntry(*map(int, line.split("-"))) for line in lines]
+    if len(entries) != int(count):
+        raise ValueError(f"{len(entries)} epochs where {count} are announced")
+    if int(crc) not in (0, body_crc("".join(f"{line}\n" for line in lines).encode())):
+        raise ValueError(f"the CRC is not {crc}")
+    if any(other.epoch <= one.epoch or other.start_offset <= one.start_offset for one, other in pairwise(entries)):
+        raise ValueError("the epochs do not ascend")
+    return entries
+
+
+class EpochFile:
+    """The epochs of one store directory. For one thread at a time; each change is on disk on return."""
+
+    def __init__(self, root: Path) -> None:
+        """Read the file, or its `.bak` when it is missing or damaged. StoreCorruptError when that is damaged too."""
+        self._path = root / EPOCH_FILE
+        self._backup = root / f"{EPOCH_FILE}.bak"
+        self.entries: tuple[EpochEntry, ...] = tuple(self._read())
+
+    def append(self, epoch: int, start_offset: int) -> None:
+        """A new epoch began. InvalidArgumentError unless both numbers are larger than the last ones."""
+        entry = EpochEntry(epoch, start_offset)
+        last = self.entries[-1] if self.entries else EpochEntry(-1, -1)
+        if epoch <= last.epoch or start_offset <= last.start_offset:
+            raise InvalidArgumentError(f"epoch {epoch} from {start_offset} does not follow {last.epoch} from {last[1]}")
+        self._write((*self.entries, entry))
+
+    def truncate_from(self, physical_offset: int) -> None:
+        """The log was cut at `physical_offset`: forget the epochs that began there or later."""
+        self._write(tuple(entry for entry in self.entries if entry.start_offset < physical_offset))
+
+    def forget_before(self, physical_offset: int) -> None:
+        """The log starts at `physical_offset` now: forget the epochs that ended at or before it. The last one stays."""
+        ends = [entry.start_offset for entry in self.entries[1:]]
+        self._write(tuple(e for e, end in zip(self.entries, [*ends, 2**63], strict=False) if end > physical_offset))
+
+    def _read(self) -> list[EpochEntry]:
+        damage = ""
+        for path in (self._path, self._backup):
+            try:
+                return decode_epochs(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except (ValueError, TypeError) as error:
+                damage = f"{path} is damaged: {error}"
+                logger.warning("%s", damage)
+        if damage:
+            raise StoreCorruptError(f"{damage}; empty the store directory and let another replica fill it")
+        return []
+
+    def _write(self, entries: tuple[EpochEntry, ...]) -> None:
+        if entries == self.entries:
+            return
+        new = self._path.with_name(f"{EPOCH_FILE}.new")
+        disk.write_file(new, encode_epochs(entries))
+        if self._path.exists():
+            disk.rename(self._path, self._backup)
+        disk.rename(new, self._path)
+        disk.sync_directory(self._path.parent)
+        self.entries = entries

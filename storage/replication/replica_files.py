@@ -1,0 +1,62 @@
+"""Who a store directory is among the replicas of its broker group, and what it last heard of their sync-state set.
+
+On disk
+    config/replica.json         {"storeId": "9f…", "incarnation": 4}
+    config/syncStateSet.json    {"epoch": 6, "version": 9, "stores": {"0": "9f…", "1": "c2…"}}
+
+The id is made with the directory and goes with it: what is at the same path later, begun anew, is another replica's
+beginning. The incarnation counts the openings; it is on disk before the directory is used. A crash leaves either text.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any, Final
+
+from raymq.errors import StoreCorruptError
+from storage.files.config_files import ConfigFiles
+from storage.replication.epochs import SyncStateSet
+
+REPLICA_FILE: Final = "replica.json"
+SET_FILE: Final = "syncStateSet.json"
+
+
+class ReplicaFiles:
+    """The two files of one directory. For one thread at a time; each change is on disk on return."""
+
+    def __init__(self, config: ConfigFiles) -> None:
+        """Begin another incarnation. StoreCorruptError when a file cannot be understood."""
+        self._config = config
+        known = _parse(config.read(REPLICA_FILE) or "{}")
+        self.store_id = str(known.get("storeId") or secrets.token_hex(8))
+        self.incarnation = int(known.get("incarnation", 0)) + 1
+        config.write(REPLICA_FILE, json.dumps({"storeId": self.store_id, "incarnation": self.incarnation}))
+        self.sync_state_set = self._read_set()
+
+    def note(self, newest: SyncStateSet) -> None:
+        """Remember a set, if it is newer than the one that is known."""
+        known = self.sync_state_set
+        if known is None or newest.order > known.order:
+            stores = {str(replica): store_id for replica, store_id in sorted(newest.stores.items())}
+            text = json.dumps({"epoch": newest.epoch, "version": newest.version, "stores": stores})
+            self._config.write(SET_FILE, text)
+            self.sync_state_set = newest
+
+    def _read_set(self) -> SyncStateSet | None:
+        text = self._config.read(SET_FILE)
+        if text is None:
+            return None
+        fields = _parse(text)
+        try:
+            stores = {int(replica): str(store_id) for replica, store_id in fields["stores"].items()}
+            return SyncStateSet(int(fields["epoch"]), int(fields["version"]), stores)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise StoreCorruptError(
+                f"{self._config.directory / SET_FILE} is no sync-state set: {text[:200]}; empty the store directory "
+                "and let another replica fill it"
+            ) from None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))

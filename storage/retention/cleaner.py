@@ -1,0 +1,236 @@
+"""Retention at work: looks at the disk now and then, and deletes what storage/retention/rules.py says.
+
+On disk
+    config/retentionHolds.json      {"TOPIC": {"QUEUE": offset}}: what a server keeps in its own topics from there on
+
+The queues are flushed before anything goes. Old log files go first, oldest first and one by one, so that a crash leaves
+no hole. The queues' first offsets move before the files go: whoever reads by then is told so, and who has a file mapped
+keeps its bytes. Then the queues' and the index' files follow that only lead to what is gone. Records that are still
+needed stay, with everything behind them: delayed messages that wait, and what the holds name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from raymq.logfiles.log_reader import LogReader
+from raymq.protocol.store import DeletedRange, RetentionStatus
+from storage.files import disk
+from storage.files.config_files import ConfigFiles, parse_fastjson
+from storage.index.index_service import IndexService
+from storage.log.commit_log import CommitLog
+from storage.log.log_paths import disk_usage
+from storage.queue.queue_table import QueueTable
+from storage.retention.rules import UNKNOWN_USAGE, LogFile, RetentionRules, decide
+from storage.running_flags import RunningFlag, RunningFlags
+
+logger = logging.getLogger(__name__)
+
+HOLDS_FILE: Final = "retentionHolds.json"
+FIRST_RUN_S: Final = 60.0
+RUNS_BY_HAND: Final = 20
+DELETE_PAUSE_S: Final = 0.1
+STOP_TIMEOUT_S: Final = 30.0
+LOGGED_MAX: Final = 10
+"""Queues that a line of the log names."""
+
+
+class Cleaner:
+    """The cleaning of one store, by a thread every `interval_s`, the first time after a minute. Thread-safe.
+
+    Nothing before `log_start_on_disk` comes back after a power cut: the log itself starts there a little earlier.
+    `pinned` tells from which physical offset on delayed messages wait; `flush_queues` brings the queues to the disk.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        index: IndexService | None,
+        reader: LogReader,
+        config: ConfigFiles,
+        flags: RunningFlags,
+        rules: RetentionRules,
+        *,
+        append_lock: threading.Lock,
+        pinned: Callable[[], int],
+        flush_queues: Callable[[], None],
+        on_failed: Callable[[OSError], None],
+        interval_s: float,
+    ) -> None:
+        self._log, self._queues, self._index = commit_log, queues, index
+        self._reader, self._config, self._flags, self._rules = reader, config, flags, rules
+        self._append_lock, self._pinned, self._on_failed = append_lock, pinned, on_failed
+        self._flush_queues = flush_queues
+        self._interval_s = interval_s
+        self._run_lock = threading.Lock()
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._by_hand = 0
+        self._usage = UNKNOWN_USAGE
+        self._files_deleted = self._bytes_deleted = self._young_files_deleted = 0
+        self._deleted_young: dict[tuple[str, int], DeletedRange] = {}
+        self.log_start_on_disk = commit_log.min_offset
+        self._last_reason = ""
+        self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Delete expired files now, whatever the hour; for 20 runs, so that many files go in small portions."""
+        self._by_hand = RUNS_BY_HAND
+        self._wake.set()
+
+    def run_once(self, now: datetime) -> int:
+        """One look at the disk, and what follows from it; returns how many log files were deleted."""
+        with self._run_lock:
+            # Of several disks for the log, the emptiest counts.
+            of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
+            usages = [of_log, disk_usage(self._queues.directory)]
+            self._usage = max(usages)
+            decision = decide(
+                self._log_files(),
+                self._rules,
+                now_ms=int(now.timestamp() * 1000),
+                local_hour=now.hour,
+                usages=usages,
+                by_hand=self._by_hand > 0,
+                disk_full=bool(self._flags.bits & RunningFlag.DISK_FULL),
+                keep_from=min(self._pinned(), self._held_from()),
+            )
+            self._by_hand = max(self._by_hand - 1, 0)
+            self._mark_disk(full=decision.disk_full)
+            if decision.delete:
+                self._last_reason = decision.reason
+                return self._delete_log_files(decision.delete[-1].end, decision.reason, decision.young_from)
+            return 0
+
+    def status(self) -> RetentionStatus:
+        """How the cleaning goes."""
+        return RetentionStatus(
+            self._usage,
+            self._files_deleted,
+            self._bytes_deleted,
+            self._last_reason,
+            self._by_hand,
+            self._young_files_deleted,
+        )
+
+    def deleted_young(self) -> list[DeletedRange] | None:
+        """Per queue the messages that were deleted before their time, since the store was opened; None where they never
+        are."""
+        return list(self._deleted_young.copy().values()) if self._rules.forcibly else None
+
+    def close(self) -> None:
+        """Stop the thread; a file that is being deleted goes. Idempotent."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        wait_s = max(FIRST_RUN_S, self._interval_s)
+        while True:
+            self._wake.wait(wait_s)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+            try:
+                self.run_once(datetime.now())
+            except OSError as error:
+                logger.error("deleting old files failed: %s", error)
+                self._on_failed(error)
+                return
+            wait_s = self._interval_s
+
+    def _log_files(self) -> list[LogFile]:
+        files = []
+        for start in self._log.starts:
+            modified_ms = self._log.path(start).stat().st_mtime_ns // 1_000_000
+            files.append(LogFile(start, start + self._log.file_size, modified_ms))
+        return files
+
+    def _held_from(self) -> int:
+        """The first record that a hold keeps; the log's end if there is none."""
+        end_offset = self._log.end_offset
+        text = self._config.read(HOLDS_FILE)
+        for topic, queues in parse_fastjson(text).items() if text else ():
+            for queue_id, offset in queues.items():
+                queue = self._queues.get_plain(topic, int(queue_id))
+                if queue is not None:
+                    for unit in queue.units(max(int(offset), queue.min_offset), 1):
+                        end_offset = min(end_offset, int(unit["physical_offset"]))
+        return end_offset
+
+    def _mark_disk(self, *, full: bool) -> None:
+        if full:
+            reason = (
+                f"the disk of {self._log.paths} is {self._usage:.0%} full, over "
+                "disk_space_warning_level_ratio; make room, or delete topics and shorten file_reserved_time_hours"
+            )
+            if self._flags.set(RunningFlag.DISK_FULL, reason):
+                logger.error("%s; no appends are taken", reason)
+        elif self._flags.clear(RunningFlag.DISK_FULL):
+            logger.info("the disk of %s has room again; appends are taken", self._log.paths)
+
+    def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
+        # How far a queue went is in its units alone once its records are gone.
+        self._flush_queues()
+        with self._append_lock:
+            doomed = self._log.forget_before(limit)
+        if not doomed:
+            return 0
+        min_offset = self._log.min_offset
+        queue_files: list[Path] = []
+        lost: list[DeletedRange] = []
+        for queue in self._queues:
+            with self._append_lock:
+                if self._queues.get(queue.topic, queue.queue_id) is queue:
+                    young = None if young_from is None else queue.first_at_or_after(young_from)
+                    queue.correct_min_offset(min_offset)
+                    queue_files += queue.forget_before_min()
+                    if young is not None and young < queue.min_offset:
+                        lost.append(DeletedRange(queue.topic, queue.queue_id, young, queue.min_offset))
+        logger.info("deleting %d log files before physical offset %d: %s", len(doomed), min_offset, reason)
+        if young_from is not None:
+            self._note_young(lost, (min_offset - young_from) // self._log.file_size)
+        for path in doomed:
+            self._unlink(path)
+            self._files_deleted += 1
+            self._bytes_deleted += self._log.file_size
+            self._stop.wait(DELETE_PAUSE_S)
+        self.log_start_on_disk = min_offset
+        for path in queue_files:
+            self._unlink(path)
+        if self._index is not None:
+            self._index.delete_before(min_offset)
+        return len(doomed)
+
+    def _note_young(self, lost: list[DeletedRange], files: int) -> None:
+        """Messages go before their time: say which."""
+        self._young_files_deleted += files
+        for one in lost:
+            key = (one.topic, one.queue_id)
+            known = self._deleted_young.get(key, one)
+            self._deleted_young[key] = replace(one, begin_offset=min(known.begin_offset, one.begin_offset))
+        named = ", ".join(
+            f"{one.topic}:{one.queue_id} {one.begin_offset} to {one.end_offset - 1}" for one in lost[:LOGGED_MAX]
+        )
+        logger.warning(
+            "the disk is full: %d log files with %d messages of %d queues go before their time "
+            "(clean_file_forcibly_enable): %s%s",
+            files,
+            sum(one.end_offset - one.begin_offset for one in lost),
+            len(lost),
+            named,
+            ", …" if len(lost) > LOGGED_MAX else "",
+        )
+
+    def _unlink(self, path: Path) -> None:
+        """One by one: a power cut must not bring an old file back and keep a newer one away."""
+        disk.unlink(path)
+        disk.sync_directory(path.parent)
+        self._reader.maps.forget(str(path))

@@ -1,0 +1,251 @@
+"""What the scheduler decides: which of the messages that wait in a queue are due, in which order. Pure: time comes in.
+
+Two kinds of queues, told apart by how their units' times lie. Both give what is due in one fixed order, and both know
+from a Progress (storage.dispatch.delivery_progress) where they were when the process ended.
+
+    LevelQueue    each message waits as long as every other: what was stored first is due first. One number is all it
+                  holds: the next offset.
+    TimerQueue    any times. The times and offsets of those due in the next minutes are held, sorted; the others are
+                  looked up again in the units when the first of them is due. Its order is that of (time, offset).
+
+For a TimerQueue's order to be complete, a unit that is appended after `due` was called with a time must have a later
+one. The store sees to it (raymq.delay), as long as it was told that time before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.dispatch.delivery_progress import Progress
+
+Ints = NDArray[np.int64]
+Codes = Callable[[int, int], Ints]
+"""The times in at most so many units from a queue offset on; fewer where a file ends."""
+
+WINDOW_MS: Final = 600_000
+HELD_MAX: Final = 1_000_000
+SCAN_UNITS: Final = 65_536
+_FRESH_MAX: Final = 4096
+_NO_INTS: Final = np.empty(0, np.int64)
+
+
+class Due(NamedTuple):
+    """A message that is due. `epoch` is what places it in its queue's order before its offset does."""
+
+    queue_offset: int
+    epoch: int
+    due_ms: int
+
+
+class Bounds(NamedTuple):
+    """The queue offsets that are there now: `min_offset` up to `end`, exclusive."""
+
+    min_offset: int
+    end: int
+
+
+class WaitingQueue(Protocol):
+    """A queue where messages wait. `due` changes nothing that matters: what it returns is due until it is `done`."""
+
+    def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]: ...
+
+    def done(self, dues: Sequence[Due]) -> None: ...
+
+    def wake_ms(self) -> int | None: ...
+
+    def pending(self, bounds: Bounds) -> int: ...
+
+
+class LevelQueue:
+    """A queue whose messages all wait `delay_ms`."""
+
+    def __init__(self, codes: Codes, delay_ms: int, progress: Progress) -> None:
+        self._codes = codes
+        self._delay_ms = delay_ms
+        self._position = progress.next_offset
+        self._wake_ms: int | None = None
+
+    def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
+        """The first of those that are due at `now_ms`, at most `limit`.
+
+        A time further ahead than the delay says that the clock was set back, or the level changed: then it is due now
+        (spec/storage.md §12).
+        """
+        self._position = min(max(self._position, bounds.min_offset), bounds.end)
+        self._wake_ms = None
+        dues: list[Due] = []
+        while len(dues) < limit and self._position + len(dues) < bounds.end:
+            first = self._position + len(dues)
+            codes = self._codes(first, min(limit - len(dues), bounds.end - first))
+            waiting = np.flatnonzero((codes > now_ms) & (codes <= now_ms + self._delay_ms))
+            ready = int(waiting[0]) if len(waiting) else len(codes)
+            dues += [Due(first + index, 0, min(code, now_ms)) for index, code in enumerate(codes[:ready].tolist())]
+            if ready < len(codes):
+                self._wake_ms = int(codes[ready])
+            if ready < len(codes) or not len(codes):
+                break
+        return dues
+
+    def done(self, dues: Sequence[Due]) -> None:
+        """The first of those that `due` gave were delivered or given up."""
+        self._position = dues[-1].queue_offset + 1
+
+    def wake_ms(self) -> int | None:
+        """When the next will be due, as far as the last `due` saw."""
+        return self._wake_ms
+
+    def pending(self, bounds: Bounds) -> int:
+        """How many wait."""
+        return bounds.end - min(max(self._position, bounds.min_offset), bounds.end)
+
+
+class TimerQueue:
+    """A queue whose messages wait for times of their own. At most `held_max` of them are held, 16 bytes each."""
+
+    def __init__(
+        self, codes: Codes, progress: Progress, *, window_ms: int = WINDOW_MS, held_max: int = HELD_MAX
+    ) -> None:
+        self._codes = codes
+        self._window_ms, self._held_max = window_ms, held_max
+        self._mark = (progress.epoch, progress.next_offset)
+        self._seen = progress.low
+        # Sorted by (time, offset), with the place of the first that is not done.
+        self._held_codes = self._held_offsets = _NO_INTS
+        self._at = 0
+        # Appended since, and due before the horizon: later in the queue than everything held.
+        self._fresh_codes = self._fresh_offsets = _NO_INTS
+        self._horizon_ms = -1
+        # Not held: in the order of (time, offset) they come after all that is.
+        self._beyond_ms: int | None = 0
+        self._beyond_low: int | None = progress.low
+        self._beyond = 0
+
+    def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
+        """The first of those that are due at `now_ms`, at most `limit`."""
+        self._seen = max(self._seen, bounds.min_offset)
+        if self._horizon_ms >= 0:
+            self._look_at_new(bounds.end)
+        self._merge_fresh(now_ms)
+        ready = self._ready(now_ms, limit)
+        if not ready and self._beyond_ms is not None and self._beyond_ms <= now_ms:
+            self._reload(bounds, now_ms)
+            ready = self._ready(now_ms, limit)
+        part = slice(self._at, self._at + ready)
+        return [
+            Due(offset, code, code)
+            for offset, code in zip(self._held_offsets[part].tolist(), self._held_codes[part].tolist(), strict=True)
+        ]
+
+    def done(self, dues: Sequence[Due]) -> None:
+        """The first of those that `due` gave were delivered or given up."""
+        self._mark = (dues[-1].epoch, dues[-1].queue_offset + 1)
+        self._at += len(dues)
+
+    def wake_ms(self) -> int | None:
+        """When the next will be due, of those that `due` has seen."""
+        firsts = [] if self._beyond_ms is None else [self._beyond_ms]
+        if self._at < len(self._held_codes):
+            firsts.append(int(self._held_codes[self._at]))
+        if len(self._fresh_codes):
+            firsts.append(int(self._fresh_codes.min()))
+        return min(firsts) if firsts else None
+
+    def pending(self, bounds: Bounds) -> int:
+        """How many wait, of those that `due` has seen."""
+        return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
+
+    def low(self) -> int:
+        """No message before this offset waits any more."""
+        lows = [self._seen] if self._beyond_low is None else [self._beyond_low]
+        if self._at < len(self._held_offsets):
+            lows.append(int(self._held_offsets[self._at :].min()))
+        if len(self._fresh_offsets):
+            lows.append(int(self._fresh_offsets[0]))
+        return min(lows)
+
+    def _ready(self, now_ms: int, limit: int) -> int:
+        return int(np.searchsorted(self._held_codes[self._at : self._at + limit], now_ms, "right"))
+
+    def _look_at_new(self, end: int) -> None:
+        while self._seen < end:
+            codes = self._codes(self._seen, min(end - self._seen, SCAN_UNITS))
+            if not len(codes):
+                return
+            offsets = np.arange(self._seen, self._seen + len(codes))
+            near = codes <= self._horizon_ms
+            self._fresh_codes = np.concatenate((self._fresh_codes, codes[near]))
+            self._fresh_offsets = np.concatenate((self._fresh_offsets, offsets[near]))
+            self._leave_beyond(codes[~near], offsets[~near])
+            self._seen += len(codes)
+            if len(self._fresh_codes) > _FRESH_MAX:
+                self._merge_fresh(None)
+
+    def _leave_beyond(self, codes: Ints, offsets: Ints) -> None:
+        if len(codes):
+            first_ms, low = int(codes.min()), int(offsets.min())
+            self._beyond_ms = first_ms if self._beyond_ms is None else min(self._beyond_ms, first_ms)
+            self._beyond_low = low if self._beyond_low is None else min(self._beyond_low, low)
+            self._beyond += len(codes)
+
+    def _merge_fresh(self, now_ms: int | None) -> None:
+        """Sort the fresh ones in: all if one of them is due, none if not. None: in any case."""
+        fresh = self._fresh_codes
+        if not len(fresh) or (now_ms is not None and fresh.min() > now_ms):
+            return
+        order = np.argsort(fresh, kind="stable")
+        fresh, offsets = fresh[order], self._fresh_offsets[order]
+        codes, held_offsets = self._held_codes[self._at :], self._held_offsets[self._at :]
+        places = np.searchsorted(codes, fresh, "right")
+        self._held_codes = np.insert(codes, places, fresh)
+        self._held_offsets = np.insert(held_offsets, places, offsets)
+        self._at = 0
+        self._fresh_codes = self._fresh_offsets = _NO_INTS
+        self._trim()
+
+    def _trim(self) -> None:
+        """Keep the first `held_max` of those held; the others are beyond the horizon from here on."""
+        last = self._at + self._held_max
+        if last < len(self._held_codes):
+            self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
+            # What comes later with the same time as the last one comes after those left out now.
+            self._horizon_ms = int(self._held_codes[last - 1]) - 1
+            self._held_codes = self._held_codes[self._at : last].copy()
+            self._held_offsets = self._held_offsets[self._at : last].copy()
+            self._at = 0
+
+    def _reload(self, bounds: Bounds, now_ms: int) -> None:
+        """Look through all units that may wait, and hold those that are due within the window."""
+        offset = max(self.low(), bounds.min_offset)
+        self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
+        self._at = 0
+        self._beyond_ms = self._beyond_low = None
+        self._beyond = 0
+        self._horizon_ms = now_ms + self._window_ms
+        epoch, next_offset = self._mark
+        parts: list[tuple[Ints, Ints]] = []
+        while offset < bounds.end:
+            codes = self._codes(offset, min(bounds.end - offset, SCAN_UNITS))
+            if not len(codes):
+                break
+            offsets = np.arange(offset, offset + len(codes))
+            waits = (codes > epoch) | ((codes == epoch) & (offsets >= next_offset))
+            near = waits & (codes <= self._horizon_ms)
+            self._leave_beyond(codes[waits & ~near], offsets[waits & ~near])
+            parts.append((codes[near], offsets[near]))
+            offset += len(codes)
+            if sum(len(part) for part, _ in parts) > 2 * self._held_max:
+                parts = self._hold(parts)
+        self._hold(parts)
+        self._seen = offset
+
+    def _hold(self, parts: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
+        codes = np.concatenate([part for part, _ in parts]) if parts else _NO_INTS
+        offsets = np.concatenate([part for _, part in parts]) if parts else _NO_INTS
+        order = np.lexsort((offsets, codes))
+        self._held_codes, self._held_offsets = codes[order], offsets[order]
+        self._trim()
+        return [(self._held_codes, self._held_offsets)]

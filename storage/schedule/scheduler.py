@@ -1,0 +1,188 @@
+"""The scheduler's work, a round at a time: delayed messages are stored in the queues they are for, once they are due.
+
+It goes round the queues where messages wait (raymq.delay), takes from each what is due (storage.schedule.delay_queues),
+and appends it as any producer would. What is due later than a day is filed again, nearer to its time: so no message
+keeps the log's files for longer than about a day after it was stored last.
+
+Rules of RocketMQ's (spec/storage.md §12): a message that cannot be read, or whose target is the half topic, is given up
+with a line in the log; a put that was refused is tried again in 100 ms. Unlike RocketMQ, a put that was stored but not
+known to be on disk in time is not repeated.
+
+It holds nothing that must survive: storage.dispatch.delivery_progress tells the next process how far this one got.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from raymq.delay import (
+    TIMER_ROLL_MS,
+    TIMER_ROLL_QUEUE,
+    TIMER_TOPIC,
+    delivery_producer_id,
+    level_delay_ms,
+    timer_queue,
+)
+from raymq.errors import IllegalNameError, MessageIllegalError, RaymqError
+from raymq.names import SCHEDULE_TOPIC
+from raymq.protocol.store import ScheduleStatus
+from raymq.record.encode import ProducerSequence
+from raymq.record.hashing import tags_code
+from raymq.record.layout import RecordError
+from raymq.record.rewrite import WaitingRecord, move_record, read_waiting
+from storage.dispatch.delivery_progress import Delivery, Source
+from storage.schedule.delay_queue_reader import WaitingQueues
+from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
+
+POLL_MS: Final = 100
+RETRY_MS: Final = 100
+CHUNK_MESSAGES: Final = 256
+CHUNK_BYTES: Final = 1 << 20
+LOW_INTERVAL_MS: Final = 1000
+
+_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+_UNREADABLE: Final = (RecordError, MessageIllegalError, IllegalNameError)
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """The scheduler of one store. One thread calls `round`, again and again; `status` may be called by any."""
+
+    def __init__(
+        self,
+        waiting: WaitingQueues,
+        store: Callable[[Source, Sequence[Delivery]], None],
+        levels_ms: tuple[int, ...],
+    ) -> None:
+        self._waiting = waiting
+        self._store = store
+        self._levels_ms = levels_ms
+        self._queues: dict[Source, LevelQueue | TimerQueue] = {}
+        self._bounds: dict[Source, Bounds] = {}
+        self._retry_at_ms: dict[Source, int] = {}
+        self._low_at_ms = 0
+        self._late_ms = 0
+        self._delivered = self._given_up = 0
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End the round under way after its current append."""
+        self._stopping = True
+
+    def status(self) -> ScheduleStatus:
+        """What waits, by the last round."""
+        pending: dict[str, int] = {}
+        for (topic, queue_id), queue in self._queues.copy().items():
+            count = queue.pending(self._bounds[topic, queue_id])
+            name = f"level {queue_id + 1}" if topic == SCHEDULE_TOPIC else "deliver_at"
+            if count:
+                pending[name] = pending.get(name, 0) + count
+        return ScheduleStatus(pending, self._late_ms, self._delivered, self._given_up)
+
+    def round(self) -> float:
+        """Deliver a chunk of what is due from each queue; returns the seconds to wait before the next round."""
+        now_ms, self._bounds = self._waiting.look()
+        late_ms, wake_ms = 0, now_ms + POLL_MS
+        for source, bounds in self._bounds.items():
+            if self._stopping:
+                break
+            queue = self._queue(source)
+            if self._retry_at_ms.get(source, 0) - RETRY_MS <= now_ms < self._retry_at_ms.get(source, 0):
+                continue
+            dues = queue.due(bounds, now_ms, CHUNK_MESSAGES)
+            if dues:
+                late_ms = max(late_ms, now_ms - dues[0].due_ms)
+                wake_ms = now_ms
+                if not self._deliver(source, queue, dues, now_ms):
+                    self._retry_at_ms[source] = now_ms + RETRY_MS
+                    wake_ms = now_ms + RETRY_MS
+            else:
+                wake_ms = min(wake_ms, queue.wake_ms() or wake_ms)
+        self._late_ms = late_ms
+        if not 0 <= now_ms - self._low_at_ms < LOW_INTERVAL_MS:
+            self._low_at_ms = now_ms
+            for source, queue in self._queues.items():
+                if isinstance(queue, TimerQueue):
+                    self._waiting.raise_low(source, queue.low())
+        return max(wake_ms - now_ms, 0) / 1000
+
+    def _queue(self, source: Source) -> LevelQueue | TimerQueue:
+        queue = self._queues.get(source)
+        if queue is None:
+            topic, queue_id = source
+            codes = partial(self._waiting.codes, source)
+            progress = self._waiting.progress(source)
+            if topic == SCHEDULE_TOPIC:
+                queue = LevelQueue(codes, level_delay_ms(queue_id + 1, self._levels_ms), progress)
+            elif queue_id == TIMER_ROLL_QUEUE:
+                queue = LevelQueue(codes, TIMER_ROLL_MS, progress)
+            else:
+                queue = TimerQueue(codes, progress)
+            self._queues[source] = queue
+        return queue
+
+    def _deliver(self, source: Source, queue: LevelQueue | TimerQueue, dues: list[Due], now_ms: int) -> bool:
+        """Store what is due, in its order; False if the store did not take it."""
+        deliveries: list[Delivery] = []
+        done: list[Due] = []
+        size = 0
+        views = self._waiting.records(source, [due.queue_offset for due in dues])
+        for due, view in zip(dues, views, strict=True):
+            delivery = self._moved(source, due, view, now_ms)
+            if delivery is not None:
+                deliveries.append(delivery)
+                size += len(delivery.record)
+            done.append(due)
+            if size >= CHUNK_BYTES:
+                break
+        try:
+            if deliveries:
+                self._store(source, deliveries)
+        except MessageIllegalError as error:
+            if len(done) > 1:
+                return all(self._deliver(source, queue, [due], now_ms) for due in done)
+            self._log_given_up(source, done[0], error)
+            deliveries = []
+        except RaymqError as error:
+            logger.warning("%s:%d: delivering is tried again: %s", *source, error)
+            return False
+        last = done[-1]
+        self._waiting.advance(source, last.epoch, last.queue_offset)
+        queue.done(done)
+        self._delivered += len(deliveries)
+        self._given_up += len(done) - len(deliveries)
+        return True
+
+    def _moved(self, source: Source, due: Due, view: memoryview | None, now_ms: int) -> Delivery | None:
+        """What is to be stored of the record `view`, in the message's next place; None if there is nothing."""
+        if view is None:
+            logger.warning("%s:%d: the message at offset %d is gone", *source, due.queue_offset)
+            return None
+        producer = ProducerSequence(delivery_producer_id(*source), due.epoch, due.queue_offset)
+        try:
+            record = read_waiting(view)
+            topic, queue_id, code = _next_place(source, record, now_ms)
+            if topic == _HALF_TOPIC:
+                raise RecordError("its target is the half topic")
+            data = move_record(
+                record, topic, queue_id, producer=producer, store_host_ipv6=self._waiting.store_host_ipv6
+            )
+        except _UNREADABLE as error:
+            self._log_given_up(source, due, error)
+            return None
+        return Delivery(topic, queue_id, data, code, due.epoch, due.queue_offset)
+
+    def _log_given_up(self, source: Source, due: Due, error: Exception) -> None:
+        logger.error("%s:%d: the message at offset %d cannot be delivered: %s", *source, due.queue_offset, error)
+
+
+def _next_place(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
+    """Topic, queue id and tag code of the record to be stored now: where the message is for, or waits next."""
+    if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) and (record.deliver_at_ms or 0) > now_ms:
+        deliver_at_ms = record.deliver_at_ms or 0
+        return TIMER_TOPIC, timer_queue(deliver_at_ms, now_ms), deliver_at_ms
+    return record.real_topic, record.real_queue_id, tags_code(record.tags)

@@ -1,0 +1,64 @@
+"""Does on a machine what a test in another network cannot do itself: the helper of test_network_cuts.py.
+
+    python tests/chaos/nodes/remote_group.py BROKER REPLICAS
+
+It connects to the raymq of the Ray cluster that RAY_ADDRESS names. Each line of its input is a question with its
+arguments, as JSON, and each line that it writes the answer, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import raymq
+from raymq.errors import RaymqError
+from tests.support.history.workload import read_back
+from tests.support.replicas.ray_replicas import ReplicaGroup
+
+
+def main(broker: str, replicas: int) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    group = ReplicaGroup(broker, replicas)
+
+    def lead(replica: int) -> None:
+        """Have a replica lead, with all in sync."""
+        group.settled()
+        group.lead(replica)
+        group.settled()
+
+    with raymq.connect() as mq:
+
+        def read(topic: str) -> list[Any]:
+            """The messages of each queue: their producers and sequences."""
+            return [
+                [astuple(queue), [astuple(sent) for sent in sents]] for queue, sents in read_back(mq, topic).items()
+            ]
+
+        questions: dict[str, Callable[..., Any]] = {
+            "create_topic": lambda topic: mq.admin.create_topic(topic, queues=4),
+            "account": group.account,
+            "settled": group.settled,
+            "equal_end": group.equal_end,
+            "lead": lead,
+            "read": read,
+        }
+        for line in sys.stdin:
+            question, *arguments = json.loads(line)
+            try:
+                answer = {"answer": questions[question](*arguments)}
+            except (RaymqError, AssertionError) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            answers.write(json.dumps(answer, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

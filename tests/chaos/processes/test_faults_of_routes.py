@@ -1,0 +1,123 @@
+"""Faults that come while another one lasts: what was lost sight of meanwhile is there again with the last repair."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+import raymq
+from actors.nameserver import WARM_UP_S
+from raymq.consumer.push.subscription import PushSubscription
+from raymq.message import MessageExt
+from raymq.names import NAMESPACE
+from tests.support.clusters.cluster import actor_processes, poll_until
+from tests.support.history.listener_notes import Journal
+from tests.support.history.waiting import eventually
+
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+TIMEOUT_S = 60.0
+KEYS = 20
+
+
+def kill(actor: str) -> None:
+    killed = actor_processes(actor)
+    assert killed
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed, timeout=30)
+
+
+@contextmanager
+def standing_still(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+
+
+def test_a_pull_actor_that_is_restarted_while_no_nameserver_answers_reads_when_one_does(
+    mq: raymq.Client, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "journal")
+
+    def listen(message: MessageExt) -> None:
+        journal.write(message.body.decode())
+
+    mq.admin.create_topic("unread", queues=4)
+    push = mq.push_consumer("unread-group", consume_from=FIRST).subscribe("unread").on_message(listen)
+    with mq.producer() as producer, push.start() as subscription:
+        producer.send(raymq.Message("unread", b"0"))
+        eventually(lambda: journal.lines() == ["0"], "the first message")
+        with standing_still([process.pid for process in actor_processes("NameServer")]):
+            kill("Pull")
+            producer.send_batch([raymq.Message("unread", b"%d" % number) for number in range(1, 100)])
+            eventually(lambda: begun(subscription), "the queues at the new Pull actor")
+            kill("NameServer")
+        eventually(lambda: len(set(journal.lines())) == 100, "the rest of the messages")
+
+
+def begun(subscription: PushSubscription) -> bool:
+    """Whether the Pull actor would read all its queues now."""
+    try:
+        [status] = subscription.status()
+    except raymq.RaymqError:
+        return False
+    mine = [queue.state for queue in status.queues if queue.queue.topic == "unread"]
+    return mine == ["pulling"] * 4
+
+
+def nameservers_know_by_themselves() -> bool:
+    """Whether the NameServers have been there for longer than they wait for brokers that they were not told about."""
+    ages_s = [time.time() - process.create_time() for process in actor_processes("NameServer")]
+    return bool(ages_s) and min(ages_s) > WARM_UP_S + 2
+
+
+@pytest.mark.timeout(300)
+def test_while_a_broker_cannot_register_its_keys_and_its_topics_are_waited_for(mq: raymq.Client) -> None:
+    """Its store stands still, while it and the NameServer are restarted. Clients that come now know nothing."""
+    mq.admin.create_topic("keyed", queues=4)
+    ray.get(ray.get_actor("broker-b", namespace=NAMESPACE).create_topic.remote("there-only", 1, 1))
+    with mq.producer() as producer:
+        before = {key: producer.send(raymq.Message("keyed", b"1"), sharding_key=key).queue for key in range(KEYS)}
+    assert {queue.broker_name for queue in before.values()} == {"broker-a", "broker-b"}
+    store = ray.get(ray.get_actor("storage-broker-b-0", namespace=NAMESPACE).describe.remote()).pid
+    with ThreadPoolExecutor(2) as threads, raymq.connect() as fresh, fresh.producer(send_timeout_s=TIMEOUT_S) as late:
+        with standing_still([store]):
+            kill("NameServer")
+            kill("Broker")
+            eventually(lambda: brokers(fresh) == ["broker-a"], "the broker that can register")
+            eventually(nameservers_know_by_themselves, "the end of the NameServers' patience")
+            keyed = {key: late.send_async(raymq.Message("keyed", b"2"), sharding_key=key) for key in range(KEYS)}
+            here = [key for key in range(KEYS) if before[key].broker_name == "broker-a"]
+            assert {keyed[key].result(TIMEOUT_S).queue for key in here} == {before[key] for key in here}
+            with pytest.raises(raymq.ServiceNotAvailableError, match="broker-b did not register"):
+                fresh.routes.get("there-only")
+            sent = threads.submit(late.send, raymq.Message("there-only", b"x"))
+            assert not any(keyed[key].done() for key in keyed if key not in here)
+        assert {key: future.result(TIMEOUT_S).queue for key, future in keyed.items()} == before
+        assert sent.result(TIMEOUT_S).queue.broker_name == "broker-b"
+        with fresh.pull_consumer("late", consume_from=FIRST) as consumer:
+            consumer.subscribe("there-only")
+            assert [message.body for message in poll_until(consumer, 1)] == [b"x"]
+        with pytest.raises(raymq.TopicNotExistError):
+            late.send(raymq.Message("nowhere", b"x"))
+
+
+def brokers(client: raymq.Client) -> list[str]:
+    try:
+        return sorted(client.routes.brokers())
+    except raymq.RaymqError:
+        return []

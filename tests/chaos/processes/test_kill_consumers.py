@@ -1,0 +1,132 @@
+"""Processes of push consumers, Pull and Listener, are killed again and again under load.
+
+Everything acknowledged is heard. In order, each queue is heard from one message to the next; only a kill takes it back,
+by one full task at most. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) makes it longer, RAYMQ_CHAOS_SEED
+repeats a run's faults.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import raymq
+from raymq.message import MessageExt
+from tests.support.clusters.faults import ActorKiller
+from tests.support.history.history import History, Outcome, Sent
+from tests.support.history.listener_notes import Journal
+from tests.support.history.waiting import eventually
+from tests.support.history.workload import Senders
+
+SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+KILLS = int(os.environ.get("RAYMQ_CHAOS_CONSUMER_KILLS", "50" if os.environ.get("RAYMQ_SOAK") else "5"))
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+PRODUCERS = 2
+INSTANCES = 3
+MESSAGES_PER_KILL = 1500
+LISTENER_S = 0.001
+TASK_MAX = 64
+SPAN_MAX = 200
+LINE_BYTES = len("broker-a 000 000000000 00:0000000\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One call of the listener, in the order in which they began."""
+
+    queue: str
+    offset: int
+    sent: Sent
+
+
+class Listen:
+    """Notes each message, in lines of one length, and works a little."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __call__(self, message: MessageExt) -> None:
+        sent = Sent.parse(message.body)
+        place = f"{message.broker_name} {message.queue_id:03} {message.queue_offset:09}"
+        self._journal.write(f"{place} {sent.producer:02}:{sent.sequence:07}")
+        time.sleep(LISTENER_S)
+
+
+def heard_in(journal: Journal) -> list[Heard]:
+    calls = []
+    for line in journal.lines():
+        broker_name, queue_id, offset, sent = line.split()
+        calls.append(Heard(f"{broker_name}:{queue_id}", int(offset), Sent.parse(sent.encode())))
+    return calls
+
+
+def steps_back(heard: Sequence[Heard]) -> list[int]:
+    """How far each queue was taken back, each time. AssertionError where one jumps ahead: that is an order break."""
+    place: dict[str, int] = {}
+    steps = []
+    for call in heard:
+        expected = place.get(call.queue, 0)
+        assert call.offset <= expected, f"order break: {call.queue} jumps from {expected} to {call.offset}"
+        if call.offset < expected:
+            steps.append(expected - call.offset)
+        place[call.queue] = call.offset + 1
+    return steps
+
+
+@pytest.mark.parametrize("orderly", [True, False], ids=["orderly", "concurrent"])
+@pytest.mark.timeout(300 + 30 * KILLS)
+def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
+    mq: raymq.Client, topic: str, group: str, tmp_path: Path, orderly: bool
+) -> None:
+    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    journal, history = Journal(tmp_path / "journal"), History()
+    count = KILLS * MESSAGES_PER_KILL
+    push = mq.push_consumer(
+        group,
+        orderly=orderly,
+        consume_from=FIRST,
+        pull_batch_size=TASK_MAX,
+        consume_concurrently_max_span=SPAN_MAX,
+    )
+    senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history)
+    killer = ActorKiller(
+        ("Pull", "Listener"),
+        random.Random(SEED),
+        kills=KILLS,
+        total=PRODUCERS * count,
+        progress=lambda: journal.path.stat().st_size // LINE_BYTES,
+    )
+    with push.subscribe(topic).on_message(Listen(journal)).start(instances=INSTANCES):
+        senders.start()
+        killer.start()
+        senders.join(120 + 30 * KILLS)
+        acknowledged = {operation.sent for operation in history if operation.outcome is Outcome.OK}
+        eventually(
+            lambda: (
+                journal.path.stat().st_size // LINE_BYTES >= len(acknowledged)
+                and acknowledged <= {call.sent for call in heard_in(journal)}
+            ),
+            "everything acknowledged at the listeners",
+            120 + 20 * KILLS,
+        )
+        killer.stop()
+    print("killed", *killer.killed, sep="\n  ")
+    heard = heard_in(journal)
+    print(f"acknowledged {len(acknowledged)}, heard {len(heard)}, of them again {len(heard) - len(acknowledged)}")
+    assert len(acknowledged) == PRODUCERS * count
+    assert len(killer.killed) == KILLS
+    queues = {call.queue for call in heard}
+    if orderly:
+        steps = steps_back(heard)
+        print("taken back by", steps)
+        assert max(steps, default=0) <= TASK_MAX
+        assert len(steps) <= KILLS * len(queues)
+    else:
+        # What is at the listener, and what was finished and not committed, may come again.
+        assert len(heard) - len(acknowledged) <= KILLS * len(queues) * 2 * (SPAN_MAX + TASK_MAX)

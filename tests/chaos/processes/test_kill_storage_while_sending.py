@@ -1,0 +1,45 @@
+"""The storage processes are killed again and again while four producers send.
+
+Everything acknowledged is read back, once, in order per producer and queue, at the offset it was acknowledged with.
+RAYMQ_CHAOS_KILLS (default 6) makes a soak of it, RAYMQ_CHAOS_SEED repeats a run's faults.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import raymq
+from tests.support.clusters.faults import StorageKiller
+from tests.support.history.checker import check
+from tests.support.history.history import History
+from tests.support.history.workload import Senders, read_back
+
+SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "6"))
+PRODUCERS = 4
+MESSAGES_PER_KILL = 2500
+STORAGES = ("storage-broker-a-0", "storage-broker-b-0")
+
+
+def test_everything_acknowledged_is_read_back_once_and_in_order_after_storage_kills(
+    mq: raymq.Client, topic: str
+) -> None:
+    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    history = History()
+    count = KILLS * MESSAGES_PER_KILL
+    senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history)
+    killer = StorageKiller(
+        mq, STORAGES, random.Random(SEED), kills=KILLS, total=PRODUCERS * count, progress=lambda: len(history)
+    )
+    senders.start()
+    killer.start()
+    senders.join(60 + 30 * KILLS)
+    killer.stop()
+    print("killed", *killer.killed, sep="\n  ")
+    report = check(history, read_back(mq, topic))
+    print(report)
+    assert len(history) == PRODUCERS * count
+    assert report.violations == {}
+    assert report.acknowledged == PRODUCERS * count  # a restart takes far less than the send timeout
+    assert len(killer.killed) == KILLS

@@ -1,0 +1,585 @@
+"""Damage to a store directory, as a table: write, damage, open, count survivors, append more, read all, open again."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from raymq.errors import StoreCorruptError
+from raymq.protocol.store import FetchRequest
+from raymq.record.decode import decode_record, decode_records
+from raymq.record.layout import (
+    BODY_CRC_OFFSET,
+    BODY_OFFSET,
+    BODY_SIZE_OFFSET,
+    BORN_HOST_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
+    FLAG_OFFSET,
+    MAGIC_OFFSET,
+    PHYSICAL_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    STORE_HOST_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_OFFSET,
+    TOTAL_SIZE_OFFSET,
+)
+from storage.message_store import MessageStore
+from storage.recovery.snapshot import Snapshot, write_snapshot
+from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+COUNT = 400
+BODIES = [b"%04d" % index + b"x" * 300 for index in range(COUNT)]
+LAST_SIZE = len(make_batch(BODIES[-1:]).records)
+MORE = [b"more %d" % index for index in range(250)]
+
+
+def last_log_file(root: Path) -> Path:
+    """The log file that the last record is in."""
+    return [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())][-1]
+
+
+def used_bytes(path: Path) -> int:
+    return len(path.read_bytes().rstrip(b"\0"))
+
+
+def overwrite(path: Path, position: int, data: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[position : position + len(data)] = data
+    path.write_bytes(content)
+
+
+def zero_tail(length: int) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        path = last_log_file(root)
+        overwrite(path, used_bytes(path) - length, bytes(length))
+
+    return damage
+
+
+def flip(back: int) -> Callable[[Path], None]:
+    """Flip a bit `back` bytes before the end of the log."""
+
+    def damage(root: Path) -> None:
+        path = last_log_file(root)
+        position = used_bytes(path) - back
+        overwrite(path, position, bytes([path.read_bytes()[position] ^ 0x10]))
+
+    return damage
+
+
+def delete(name: str) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        path = root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    return damage
+
+
+def truncate(name: str, size: int) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        with (root / name).open("ab") as file:
+            file.truncate(size)
+
+    return damage
+
+
+def write_text(name: str, text: str) -> Callable[[Path], None]:
+    return lambda root: (root / name).write_text(text) and None
+
+
+def zero_units(name: str, first: int, count: int) -> Callable[[Path], None]:
+    return lambda root: overwrite(root / "consumequeue" / name, first * 20, bytes(count * 20))
+
+
+def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        for one in damages:
+            one(root)
+
+    return damage
+
+
+def swap(one: str, other: str) -> Callable[[Path], None]:
+    """Give two files, or directories, each other's names."""
+
+    def damage(root: Path) -> None:
+        (root / one).rename(root / "swapping")
+        (root / other).rename(root / one)
+        (root / "swapping").rename(root / other)
+
+    return damage
+
+
+def checkpoint(data: bytes) -> Callable[[Path], None]:
+    """Replace the checkpoint's bytes; zeros follow."""
+    return lambda root: (root / "checkpoint").write_bytes(data.ljust(4096, b"\0")) and None
+
+
+def put_into(directory: str, name: str, data: bytes) -> Callable[[Path], None]:
+    """Make a directory anew with one file in it."""
+
+    def damage(root: Path) -> None:
+        shutil.rmtree(root / directory, ignore_errors=True)
+        (root / directory).mkdir()
+        (root / directory / name).write_bytes(data)
+
+    return damage
+
+
+QUEUE = "consumequeue/orders/0"
+NO_SNAPSHOT = delete("dedup")
+
+DAMAGES = {
+    "nothing": (lambda root: None, COUNT),
+    "the last record is zero": (zero_tail(LAST_SIZE), COUNT - 1),
+    "the last record and half of the one before are zero": (zero_tail(LAST_SIZE * 3 // 2), COUNT - 2),
+    "a bit of the last body is flipped": (flip(120), COUNT - 1),
+    "a bit of a body five records back is flipped": (flip(5 * LAST_SIZE + 120), COUNT - 6),
+    "a bit of the last record's magic is flipped": (flip(LAST_SIZE - 4), COUNT - 1),
+    "a bit of the last record's size is flipped": (flip(LAST_SIZE), COUNT - 1),
+    "the queue's directory is deleted": (delete(QUEUE), COUNT),
+    "the queue's directory is deleted, and there is no snapshot": (both(delete(QUEUE), NO_SNAPSHOT), COUNT),
+    "one of two queues is deleted": (delete("consumequeue/orders/1"), COUNT),
+    "all queues are deleted": (delete("consumequeue"), COUNT),
+    "the queue's last file is deleted": (delete(QUEUE + "/00000000000000006000"), COUNT),
+    "the other queue's only file is deleted": (delete("consumequeue/orders/1/00000000000000000000"), COUNT),
+    "the other queue's last unit is zero": (zero_units("orders/1/00000000000000000000", 2, 1), COUNT),
+    "the queue's last file is empty": (truncate(QUEUE + "/00000000000000006000", 0), COUNT),
+    "the queue's first two files are swapped": (
+        swap(QUEUE + "/00000000000000000000", QUEUE + "/00000000000000002000"),
+        COUNT,
+    ),
+    "the queue's last two files are swapped": (
+        swap(QUEUE + "/00000000000000004000", QUEUE + "/00000000000000006000"),
+        COUNT,
+    ),
+    "the queue's first and last files are swapped, and there is no snapshot": (
+        both(swap(QUEUE + "/00000000000000000000", QUEUE + "/00000000000000006000"), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "two queues' first files are swapped": (
+        swap(QUEUE + "/00000000000000000000", "consumequeue/orders/1/00000000000000000000"),
+        COUNT,
+    ),
+    "two queues' last files are swapped, and there is no snapshot": (
+        both(swap(QUEUE + "/00000000000000006000", "consumequeue/orders/1/00000000000000000000"), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "the queue's first two files are swapped, and an abort file was left": (
+        both(swap(QUEUE + "/00000000000000000000", QUEUE + "/00000000000000002000"), write_text("abort", "1")),
+        COUNT,
+    ),
+    "the queue's last two files are swapped, and an abort file was left": (
+        both(swap(QUEUE + "/00000000000000004000", QUEUE + "/00000000000000006000"), write_text("abort", "1")),
+        COUNT,
+    ),
+    "two queues are swapped, and an abort file was left": (
+        both(swap(QUEUE, "consumequeue/orders/1"), write_text("abort", "1")),
+        COUNT,
+    ),
+    "two queues are swapped": (swap(QUEUE, "consumequeue/orders/1"), COUNT),
+    "some of the queue's last units are zero": (zero_units("orders/0/00000000000000006000", 60, 30), COUNT),
+    "the checkpoint is cut short": (truncate("checkpoint", 17), COUNT),
+    "there is no checkpoint and no snapshot": (both(delete("checkpoint"), NO_SNAPSHOT), COUNT),
+    "there is no snapshot": (NO_SNAPSHOT, COUNT),
+    "the snapshot is empty": (write_text("dedup", ""), COUNT),
+    "the snapshot's CRC is wrong": (write_text("dedup", '00000000\n{"end": 12, "producers": []}'), COUNT),
+    "the snapshot is another log's": (
+        lambda root: write_snapshot(root / "dedup", Snapshot(9000, 8000, 5000, 1, [], [])),
+        COUNT,
+    ),
+    "the snapshot is of a log that was longer": (
+        lambda root: write_snapshot(root / "dedup", Snapshot(10**9, 10**9 - 500, 10**9 - 500, 1, [], [])),
+        COUNT,
+    ),
+    "a record's queue offset is absurd": (
+        lambda root: overwrite(last_log_file(root), used_bytes(last_log_file(root)) - LAST_SIZE + 20, b"\x10"),
+        COUNT - 1,
+    ),
+    "a record's queue id is negative": (
+        lambda root: overwrite(last_log_file(root), used_bytes(last_log_file(root)) - LAST_SIZE + 12, b"\x80"),
+        COUNT - 1,
+    ),
+    "a record's topic leads out of the directory": (
+        lambda root: (
+            last_log_file(root).write_bytes(b"../../".join(last_log_file(root).read_bytes().rpartition(b"orders")[::2]))
+            and None
+        ),
+        COUNT - 1,
+    ),
+    "an abort file was left": (write_text("abort", "1"), COUNT),
+    "an allocation was left half done": (write_text("commitlog.new", "x"), COUNT),
+    "the checkpoint is stale": (checkpoint(b""), COUNT),
+    "the checkpoint is stale, and there is no snapshot": (
+        both(checkpoint(b""), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "the checkpoint is in the future": (checkpoint(b"\x7f" * 24), COUNT),
+    "the checkpoint is garbage, and there is no snapshot": (
+        both(checkpoint(b"\xff" * 4096), NO_SNAPSHOT),
+        COUNT,
+    ),
+    "the snapshot is garbage": (write_text("dedup", "\0garbage\n" * 9), COUNT),
+    "the snapshot's CRC is right and it holds something else": (
+        write_text("dedup", f"{crc32(b'[]'):08x}\n[]"),
+        COUNT,
+    ),
+    "temporary files were left": (
+        both(
+            write_text("consumequeue.new", "x" * 500),
+            write_text("dedup.new", "{"),
+            write_text("config/topics.json.new", "{"),
+        ),
+        COUNT,
+    ),
+    "the index is deleted": (delete("index"), COUNT),
+    "an index file is garbage": (put_into("index", "20260101000000000", b"garbage"), COUNT),
+    "an index file has a name that is no time": (put_into("index", "notes.txt", b"garbage"), COUNT),
+    "a preallocated log file was left": (
+        lambda root: (
+            (root / "commitlog" / f"{len(list((root / 'commitlog').iterdir())) * LOG_FILE_BYTES:020d}").write_bytes(
+                bytes(LOG_FILE_BYTES)
+            )
+            and None
+        ),
+        COUNT,
+    ),
+    "the log goes on behind a hole": (
+        lambda root: (
+            (root / "commitlog" / f"{len(list((root / 'commitlog').iterdir())) * LOG_FILE_BYTES:020d}").write_bytes(
+                (root / "commitlog" / "00000000000000000000").read_bytes()
+            )
+            and None
+        ),
+        COUNT,
+    ),
+}
+
+
+def written_store(tmp_path: Path, *, stopped: bool) -> Path:
+    """A store of 400 messages in queue 0 over three log files and four queue files, and a few in queue 1."""
+    store = open_store(tmp_path / "original")
+    store.append([make_batch([b"other"] * 3, queue_id=1)])
+    for first in range(0, COUNT, 20):
+        store.append([make_batch(BODIES[first : first + 20])])
+    root = tmp_path / "store"
+    if stopped:
+        store.close()
+        return (tmp_path / "original").rename(root)
+    killed_copy(tmp_path / "original", root)
+    store.close()
+    return root
+
+
+def check_survivors(root: Path, survivors: int) -> None:
+    """Open the damaged store: `survivors` messages are there; more can be appended; all of it is there again."""
+    store = open_store(root)
+    assert bodies_of(store) == BODIES[:survivors]
+    assert bodies_of(store, queue_id=1) == [b"other"] * 3
+    [result] = store.append([make_batch(MORE)])
+    assert result.queue_offset == survivors
+    assert bodies_of(store) == BODIES[:survivors] + MORE
+    killed_copy(root, root.with_name("killed"))
+    store.close()
+    for again in (root, root.with_name("killed")):
+        store = open_store(again)
+        assert bodies_of(store) == BODIES[:survivors] + MORE
+        assert bodies_of(store, queue_id=1) == [b"other"] * 3
+        assert store.status().cut_bytes == 0
+        store.close()
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_good_survives(tmp_path, name, stopped):
+    damage, survivors = DAMAGES[name]
+    root = written_store(tmp_path, stopped=stopped)
+    damage(root)
+    check_survivors(root, survivors)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+def test_a_tail_torn_at_any_byte_of_the_last_record_costs_that_record_at_most(tmp_path, stopped):
+    """A record cut in a property of its own could be one of RocketMQ's, whose last property ends in NUL. No power cut
+    leaves it so in the middle of a sector. After a clean stop nothing can be torn."""
+    original = open_store(tmp_path / "original")
+    kept = [b"kept" * 55] * 3
+    original.append([make_batch(kept)])
+    record = make_batch([b"torn away"], tags="T")
+    start = original.end_offset
+    original.append([record])
+    assert start // 512 == (original.end_offset - 1) // 512
+    killed_copy(tmp_path / "original", tmp_path / "killed")
+    original.close()
+    source = tmp_path / ("original" if stopped else "killed")
+    properties = record.records[BODY_OFFSET + len(b"torn away") + 1 + len("orders") + 2 :]
+    for missing in range(1, len(record.records) + 1):
+        left = properties[:-missing].rpartition(b"\x02")[2]
+        whole = missing <= len(properties) and (stopped or b"\x01" in left)
+        survivors = [*kept, b"torn away"] if whole else kept
+        root = Path(shutil.copytree(source, tmp_path / "store"))
+        zero_tail(missing)(root)
+        store = open_store(root)
+        assert bodies_of(store) == survivors, f"{missing} bytes missing"
+        assert store.status().cut_bytes <= len(record.records) - missing
+        store.append([make_batch([b"next"])])
+        assert bodies_of(store) == [*survivors, b"next"], f"{missing} bytes missing"
+        store.close()
+        shutil.rmtree(root)
+
+
+LAYOUT = {
+    "total_size": (TOTAL_SIZE_OFFSET, False),
+    "magic": (MAGIC_OFFSET, False),
+    "body_crc": (BODY_CRC_OFFSET, False),
+    "flag": (FLAG_OFFSET + 3, True),
+    "physical_offset": (PHYSICAL_OFFSET_OFFSET + 7, True),
+    "born_timestamp": (BORN_TIMESTAMP_OFFSET + 7, True),
+    "born_host": (BORN_HOST_OFFSET, True),
+    "store_timestamp": (STORE_TIMESTAMP_OFFSET + 7, True),
+    "store_host": (STORE_HOST_OFFSET, True),
+    "reconsume_times": (STORE_HOST_OFFSET + 8 + 3, True),
+    "prepared_transaction_offset": (BODY_SIZE_OFFSET - 1, True),
+    "body_size": (BODY_SIZE_OFFSET + 3, False),
+    "body": (BODY_OFFSET, False),
+    "topic_size": (BODY_OFFSET + len(BODIES[-1]), False),
+    "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
+    "properties": (LAST_SIZE - 2, True),
+}
+"""Where a bit of the last record is flipped, and whether RocketMQ's checks let the record pass. Those that pass change
+what the record says of itself, not where it is nor what its body is; the property CRC would find them."""
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize("field", LAYOUT)
+def test_a_flipped_bit_costs_the_last_record_or_nothing(tmp_path, field, stopped):
+    position, passes = LAYOUT[field]
+    root = written_store(tmp_path, stopped=stopped)
+    flip(LAST_SIZE - position)(root)
+    check_survivors(root, COUNT if passes else COUNT - 1)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize("position", [QUEUE_ID_OFFSET + 3, QUEUE_OFFSET_OFFSET + 7, SYS_FLAG_OFFSET + 3])
+def test_a_bit_flipped_in_what_places_a_record_costs_no_other_record(tmp_path, position, stopped):
+    root = written_store(tmp_path, stopped=stopped)
+    flip(LAST_SIZE - position)(root)
+    for _ in range(2):
+        store = open_store(root)
+        records = [unit_record(store, index) for index in range(COUNT - 1)]
+        assert [decode_record(record).body for record in records] == BODIES[:-1]
+        store.append([make_batch(MORE[:1], queue_id=2)])
+        store.close()
+
+
+def unit_record(store: MessageStore, queue_offset: int) -> bytes:
+    [result] = store.fetch([FetchRequest("orders", 0, queue_offset, 1)], max_bytes=1, wait_s=0)
+    return result.records
+
+
+@pytest.mark.parametrize("page", range(0, 16, 3))
+def test_a_zero_page_cuts_the_log_there_and_leaves_every_byte_before_it(tmp_path, page):
+    root = written_store(tmp_path, stopped=False)
+    path = last_log_file(root)
+    before = path.read_bytes()
+    if page * 4096 >= used_bytes(path):
+        return
+    overwrite(path, page * 4096, bytes(4096))
+    store = open_store(root)
+    survivors = len(bodies_of(store))
+    assert bodies_of(store) == BODIES[:survivors]
+    assert store.status().max_physical_offset <= int(path.name) + page * 4096
+    end = store.status().max_physical_offset - int(path.name)
+    store.append([make_batch(MORE)])
+    store.close()
+    assert path.read_bytes()[:end] == before[:end]
+    store = open_store(root)
+    assert bodies_of(store) == BODIES[:survivors] + MORE
+    store.close()
+
+
+def test_of_swapped_log_files_nothing_is_served_twice_and_the_store_goes_on(tmp_path):
+    root = written_store(tmp_path, stopped=False)
+    first, second = sorted((root / "commitlog").iterdir())[:2]
+    first.rename(root / "swapping")
+    second.rename(first)
+    (root / "swapping").rename(second)
+    for name in ("consumequeue", "dedup", "checkpoint"):
+        delete(name)(root)
+    store = open_store(root)
+    bodies = bodies_of(store)
+    assert len(set(bodies)) == len(bodies)
+    assert set(bodies) <= set(BODIES)
+    store.append([make_batch(MORE)])
+    store.close()
+    store = open_store(root)
+    assert bodies_of(store) == bodies + MORE
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["a middle file is missing", "a file has the wrong size"])
+def test_after_a_crash_a_queue_with_a_gap_is_made_again_from_the_log(tmp_path, damage):
+    root = written_store(tmp_path, stopped=False)
+    path = QUEUE + "/00000000000000002000"
+    (delete(path) if "missing" in damage else truncate(path, 40))(root)
+    check_survivors(root, COUNT)
+
+
+def test_after_a_crash_a_queue_without_its_first_file_is_made_again_from_the_log(tmp_path):
+    root = written_store(tmp_path, stopped=False)
+    delete(QUEUE + "/00000000000000000000")(root)
+    check_survivors(root, COUNT)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+def test_a_topic_whose_deletion_was_cut_short_is_deleted_by_the_next_open(tmp_path, stopped):
+    """The note of the deletion is on disk, the queues are still there: all of them go."""
+    root = written_store(tmp_path, stopped=stopped)
+    (root / "config").mkdir(exist_ok=True)
+    write_text("config/deletedTopics.json", '{"orders": 1000000}')(root)
+    for _ in range(2):
+        store = open_store(root)
+        assert store.topics() == {}
+        store.close()
+    store = open_store(root)
+    [result] = store.append([make_batch([b"anew"])])
+    assert result.queue_offset == 0
+    store.close()
+    store = open_store(root)
+    assert bodies_of(store) == [b"anew"]
+    store.close()
+
+
+def test_opening_changes_no_byte_of_what_is_good(tmp_path):
+    root = written_store(tmp_path, stopped=False)
+    log = {path: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    units = {path: path.read_bytes() for path in (root / QUEUE).iterdir()}
+    open_store(root).close()
+    for path, data in {**log, **units}.items():
+        if any(data):
+            assert path.read_bytes() == data
+
+
+REFUSED = {
+    "a log file has the wrong size": (truncate("commitlog/00000000000000065536", 1000), "has 1000 bytes"),
+    "the last log file was cut": (truncate("commitlog/00000000000000131072", 50_000), "has 50000 bytes"),
+    "a middle log file is missing": (delete("commitlog/00000000000000065536"), "00000000000000065536 is missing"),
+    "a stranger is in the log": (write_text("commitlog/notes.txt", "x"), "does not belong"),
+    "a queue file has the wrong size": (
+        truncate(QUEUE + "/00000000000000002000", 40),
+        "made again from the commit log",
+    ),
+    "a middle queue file is missing": (delete(QUEUE + "/00000000000000002000"), "made again from the commit log"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_damage_that_cannot_be_repaired_without_guessing_is_refused_and_nothing_is_changed(tmp_path, name):
+    damage, text = REFUSED[name]
+    root = written_store(tmp_path, stopped=True)
+    damage(root)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"}
+    with pytest.raises(StoreCorruptError, match=text):
+        open_store(root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"} == before
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 2), (0, -1), (-2, -1)])
+def test_swapped_index_files_are_made_again_and_every_key_leads_to_its_message(tmp_path, one, other, stopped):
+    store = open_store(tmp_path / "original", max_index_num=100)
+    for index in range(COUNT):
+        store.append([make_batch([BODIES[index]], extra_properties={"KEYS": f"k{index}"})])
+    assert store.query_by_key("orders", "none").complete
+    root = killed_copy(tmp_path / "original", tmp_path / "killed")
+    store.close()
+    root = tmp_path / "original" if stopped else root
+    names = [f"index/{path.name}" for path in sorted((root / "index").iterdir())]
+    assert len(names) > 5
+    swap(names[one], names[other])(root)
+    for _ in range(2):
+        store = open_store(root, max_index_num=100)
+        for index in range(0, COUNT, 7):
+            found = store.query_by_key("orders", f"k{index}")
+            assert found.complete
+            assert [message.body for message in decode_records(found.records)] == [BODIES[index]], index
+        store.close()
+
+
+def test_an_empty_last_log_file_is_dropped(tmp_path):
+    root = written_store(tmp_path, stopped=True)
+    (root / "commitlog" / f"{len(list((root / 'commitlog').iterdir())) * LOG_FILE_BYTES:020d}").write_bytes(b"")
+    check_survivors(root, COUNT)
+
+
+def test_queues_without_a_log_are_deleted(tmp_path):
+    """spec §5: no commit-log files at all, so there is nothing the units could point to."""
+    root = written_store(tmp_path, stopped=True)
+    shutil.rmtree(root / "commitlog")
+    store = open_store(root)
+    assert store.topics() == {}
+    [result] = store.append([make_batch([b"first"])])
+    assert (result.queue_offset, result.physical_offset) == (0, 0)
+    store.close()
+
+
+def test_what_was_cut_is_logged(tmp_path, caplog):
+    root = written_store(tmp_path, stopped=True)
+    flip(120)(root)
+    with caplog.at_level(logging.INFO):
+        store = open_store(root)
+    [record] = [record for record in caplog.records if "bytes cut" in record.message]
+    assert record.levelno == logging.WARNING
+    assert f"{store.status().cut_bytes} bytes cut behind physical offset" in record.message
+    assert "1 queue units behind the log's end removed" in record.message
+    store.close()
+
+
+def test_records_behind_a_cut_do_not_come_back(tmp_path):
+    """RocketMQ leaves them in the file. A new record of the same length as the cut one would then join up with them."""
+    root = written_store(tmp_path, stopped=True)
+    flip(5 * LAST_SIZE + 120)(root)
+    store = open_store(root)
+    store.append([make_batch([b"9999" + b"y" * 300])])
+    killed_copy(root, tmp_path / "killed")
+    store.close()
+    for path in (root, tmp_path / "killed"):
+        store = open_store(path)
+        assert bodies_of(store) == [*BODIES[: COUNT - 6], b"9999" + b"y" * 300]
+        store.close()
+
+
+def test_units_behind_a_cut_do_not_come_back(tmp_path):
+    """Records of another queue fill the place in the log that the cut units pointed to."""
+    root = written_store(tmp_path, stopped=True)
+    flip(5 * LAST_SIZE + 120)(root)
+    store = open_store(root)
+    store.append([make_batch([b"other"] * 50, queue_id=1)])
+    killed_copy(root, tmp_path / "killed")
+    store.close()
+    for path in (root, tmp_path / "killed"):
+        store = open_store(path)
+        assert bodies_of(store) == BODIES[: COUNT - 6]
+        assert bodies_of(store, queue_id=1) == [b"other"] * 53
+        store.close()
+
+
+def test_lost_records_in_the_middle_keep_the_offsets_of_those_behind(tmp_path, caplog):
+    """A queue directory is gone and so is the log's first file: what is left keeps its offsets."""
+    root = written_store(tmp_path, stopped=True)
+    shutil.rmtree(root / "consumequeue")
+    (root / "commitlog" / "00000000000000000000").unlink()
+    store = open_store(root)
+    bounds = store.queue_bounds("orders", 0)
+    assert bounds.max_offset == COUNT
+    assert 100 < bounds.min_offset < 200
+    assert bodies_of(store) == BODIES[bounds.min_offset :]
+    store.close()

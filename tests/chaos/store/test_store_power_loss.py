@@ -1,0 +1,314 @@
+"""The power goes while the store works, again and again, on a disk that loses what was never flushed.
+
+Each seed is one life of a store directory: three times the store opens, works and loses the power at some call to the
+disk (also in the middle of opening or closing), then it is opened on a healthy disk. After each loss:
+
+- what was acknowledged under SYNC_FLUSH, or was visible to a fetch, is there, at its offset; of the rest, the beginning
+- nothing is there twice, and all is in order
+- each tag finds its messages, configuration files hold what was written last, a deleted topic stays deleted
+- what goes by its age goes from the beginning of the queues; how far they went stays known
+- batches whose outcome was unknown are sent again, and are stored once
+
+1,000 seeds; RAYMQ_SOAK=1 runs 20 times as many, RAYMQ_POWER_SEED repeats one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import storage.checkpoint_service
+import storage.log.warm_up
+from raymq.config.store import FlushDiskType
+from raymq.protocol.store import FetchRequest
+from raymq.record.decode import decode_records
+from raymq.record.hashing import tags_code
+from storage.message_store import MessageStore
+from storage.retention import cleaner
+from tests.support.stores.power import LossyDisk
+from tests.support.stores.stores import make_batch, open_store, read_queue
+
+SOAK = os.environ.get("RAYMQ_SOAK") == "1"
+ONE_SEED = os.environ.get("RAYMQ_POWER_SEED")
+SEEDS = 20_000 if SOAK else 1000
+PARTS = 4
+LIVES = 3
+QUEUES = [("alpha", 0), ("alpha", 1), ("beta", 0)]
+PASSING = ("passing", 0)
+TAGS = ("red", "blue")
+
+Queue = tuple[str, int]
+
+
+def tag_of(sequence: int) -> str:
+    return TAGS[sequence // 3 % 2]
+
+
+@dataclass
+class Expected:
+    """What the outside knows. Counts are of messages from the queue's start; a message's sequence is its offset.
+    `gone` counts those that went by their age."""
+
+    stored: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
+    recovered: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
+    sent: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
+    gone: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
+    config: int = 0
+    config_tried: int = 0
+    passing: set[bytes] = field(default_factory=set)
+    passing_recovered: set[bytes] = field(default_factory=set)
+    passing_gone: set[bytes] = field(default_factory=set)
+
+
+class Life:
+    """One store directory and what is known of it, driven by one seed."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.dice = random.Random(seed)
+        self.directory = directory
+        self.flush = FlushDiskType.SYNC_FLUSH if seed % 4 else FlushDiskType.ASYNC_FLUSH
+        self.changes = {
+            "flush_disk_type": self.flush,
+            "mapped_file_size_commit_log_bytes": self.dice.choice((8192, 16384, 65536)),
+            "mapped_file_size_consume_queue_bytes": self.dice.choice((400, 1000, 6000)),
+            "flush_interval_consume_queue_ms": 60_000,
+            "delete_file_batch_max": self.dice.choice((1, 2, 10)),
+            "max_index_num": self.dice.choice((20, 400)),
+        }
+        self.log_disks = self.dice.choice((0, 0, 2, 3))
+        if seed % 8 == 0:
+            self.changes["transient_store_pool_enable"] = True
+        self.now_ms = 1_700_000_000_000
+        self.known = Expected()
+        self.at_loss = dict.fromkeys(QUEUES, 0)
+        self.gone_at_loss = dict.fromkeys(QUEUES, 0)
+        self.config_at_loss = 0
+        self.passing_at_loss: set[bytes] = set()
+        self.passing_gone_at_loss: set[bytes] = set()
+        self.serial = 0
+        self.passing_places: dict[bytes, int] = {}
+        self.deleting = self.deleting_at_loss = False
+        self.store: MessageStore | None = None
+
+    def run(self) -> None:
+        root = self.directory / "0" / "store"
+        root.parent.mkdir()
+        for life in range(LIVES):
+            following = self.directory / str(life + 1)
+            following.mkdir()
+            self.live_until_power_loss(root).write_image(following)
+            shutil.rmtree(root.parent)
+            root = following / "store"
+        self.open_and_check(root)
+        for _ in range(3):
+            self.append()
+        assert self.store is not None
+        self.store.close()
+        self.note()
+        self.open_and_check(root)
+        self.store.close()
+
+    def live_until_power_loss(self, root: Path) -> LossyDisk:
+        lose_at = self.dice.choice((self.dice.randrange(30), self.dice.randrange(100), self.dice.randrange(300)))
+        disk = LossyDisk(root.parent, self.dice, lose_at=lose_at, on_loss=self.note)
+        with disk.installed():
+            self.open_and_check(root)
+            steps = (
+                [self.append] * 12 + [self.flush_queues] * 3 + [self.write_config, self.pass_by, self.repeat, self.age]
+            )
+            for _ in range(self.dice.randrange(60)):
+                if disk.lost:
+                    break
+                self.dice.choice(steps)()
+            if self.dice.random() < 0.5:
+                disk.lose_now()
+            assert self.store is not None
+            self.store.close()
+            disk.lose_now()
+            self.store = None
+        return disk
+
+    def note(self) -> None:
+        """What must be there after a loss now: all that was acknowledged, and all that a fetch could see."""
+        known, store = self.known, self.store
+        if store is None:
+            return  # It is opening: what had to be there after the last loss, has to be there after this one.
+        self.config_at_loss = known.config
+        self.deleting_at_loss = self.deleting
+        self.passing_gone_at_loss = set(known.passing_gone)
+        self.gone_at_loss = {queue: self.min_offset(store, queue) for queue in QUEUES}
+        self.passing_at_loss = set(known.passing if self.flush is FlushDiskType.SYNC_FLUSH else known.passing_recovered)
+        self.passing_at_loss -= self.aged(store)
+        if self.flush is FlushDiskType.ASYNC_FLUSH:
+            self.at_loss = dict(known.recovered)
+            return
+        self.at_loss = dict(known.stored)
+        for queue in QUEUES:
+            found = store._queues.get(*queue)  # not a question to the store, which may be closing
+            if found is not None:
+                self.at_loss[queue] = max(self.at_loss[queue], found.visible_offset)
+
+    def open_and_check(self, root: Path) -> None:
+        self.store = None
+        at_least = self.at_loss
+        logs = tuple(root.parent / f"disk-{number}" for number in range(self.log_disks))
+        store = open_store(root, clock_ms=self.clock_ms, store_path_commit_log=logs, **self.changes)
+        for queue, least in at_least.items():
+            first, end = self.check_queue(store, queue)
+            assert end >= least, f"{queue}: {least} were safe, {end} are there"
+            assert end <= self.known.sent[queue]
+            assert first <= self.gone_at_loss[queue], f"{queue}: {self.gone_at_loss[queue]} went by age, not {first}"
+            # Recovery has flushed what it found, and shows it.
+            self.known.stored[queue] = self.known.recovered[queue] = end
+            self.known.gone[queue] = first
+        text = store.read_config("topics.json")
+        config = int(text.split()[1]) if text else 0
+        assert self.config_at_loss <= config <= self.known.config_tried, f"{self.config_at_loss} was safe, not {config}"
+        self.known.config = config
+        passing = {message.body for message in read_queue(store, *PASSING)}
+        assert not passing & self.passing_gone_at_loss, "a deleted topic is back"
+        assert passing >= self.passing_at_loss or self.deleting_at_loss, "a topic is gone that was not deleted"
+        self.known.passing, self.known.passing_gone = set(passing), set(self.passing_gone_at_loss)
+        self.known.passing_recovered, self.deleting = set(passing), False
+        self.store = store
+
+    def check_queue(self, store: MessageStore, queue: Queue) -> tuple[int, int]:
+        """All that is there of a queue is in order, and found by its tag; returns its bounds."""
+        bounds = store.queue_bounds(*queue)
+        first, end = bounds.min_offset, bounds.max_offset
+        bodies = [message.body for message in read_queue(store, *queue)]
+        assert [body.split(b".")[0] for body in bodies] == [b"%d" % index for index in range(first, end)], queue
+        self.check_tags(store, queue, first, end)
+        return first, end
+
+    def min_offset(self, store: MessageStore, queue: Queue) -> int:
+        """Where a queue begins for its readers; it moves before the first file goes."""
+        found = store._queues.get(*queue)
+        return 0 if found is None else found.min_offset
+
+    def check_tags(self, store: MessageStore, queue: Queue, first: int, end: int) -> None:
+        for tag in TAGS:
+            request = FetchRequest(*queue, first, 10_000, frozenset([tags_code(tag)]))
+            [result] = store.fetch([request], max_bytes=1 << 24, wait_s=0)
+            found = [message.queue_offset for message in decode_records(result.records)]
+            assert found == [index for index in range(first, end) if tag_of(index) == tag], (queue, tag)
+
+    def clock_ms(self) -> int:
+        self.now_ms += self.dice.choice((0, 1, 500, 4000))
+        return self.now_ms
+
+    def batch(self, queue: Queue, first: int):
+        """A batch that starts at sequence `first`. One tag for all of it, so it ends where the tag changes."""
+        count = min(self.dice.choice((1, 2, 3, 3)), 3 - first % 3)
+        length = self.dice.choice((0, 10, 100, 700, 2500))
+        bodies = [b"%d." % (first + index) + b"x" * self.dice.randint(length // 2, length) for index in range(count)]
+        self.known.sent[queue] = max(self.known.sent[queue], first + count)
+        return make_batch(
+            bodies, topic=queue[0], queue_id=queue[1], tags=tag_of(first), producer=("{}-{}".format(*queue), 0, first)
+        )
+
+    def append(self) -> None:
+        """Send to some queues what follows what is known to be stored; so also what was in doubt after a loss."""
+        assert self.store is not None
+        chosen = self.dice.sample(QUEUES, self.dice.choice((1, 1, 2, 3)))
+        batches = [self.batch(queue, self.known.stored[queue]) for queue in chosen]
+        results = self.store.append(batches)
+        for queue, batch, result in zip(chosen, batches, results, strict=True):
+            assert result.queue_offset == self.known.stored[queue]
+            self.known.stored[queue] += len(batch)
+
+    def repeat(self) -> None:
+        """A batch that ends where the queue ends, sent again."""
+        assert self.store is not None
+        queue = self.dice.choice(QUEUES)
+        first = self.known.stored[queue] - 1
+        if first >= self.known.gone[queue]:
+            batch = make_batch(
+                [b"%d." % first], topic=queue[0], queue_id=queue[1], producer=("{}-{}".format(*queue), 0, first)
+            )
+            [result] = self.store.append([batch])
+            assert result.duplicate
+            assert result.queue_offset == first
+
+    def flush_queues(self) -> None:
+        """What the store's own thread does each second."""
+        assert self.store is not None
+        self.store._flush_queues()
+
+    def age(self) -> None:
+        """Old files go, whatever they hold."""
+        assert self.store is not None
+        clean = self.store._cleaner
+        clean._by_hand = 1
+        clean.run_once(datetime.now() + timedelta(hours=100))
+        self.known.gone = {queue: self.min_offset(self.store, queue) for queue in QUEUES}
+        self.known.passing -= self.aged(self.store)
+        self.known.passing_recovered -= self.aged(self.store)
+
+    def aged(self, store: MessageStore) -> set[bytes]:
+        """What was sent to the topic that comes and goes, and is gone by its age."""
+        return {body for body, place in self.passing_places.items() if place < store._log.min_offset}
+
+    def write_config(self) -> None:
+        assert self.store is not None
+        self.known.config_tried += 1
+        self.store.write_config("topics.json", f"[ {self.known.config_tried} ]" + " " * self.dice.choice((0, 900)))
+        self.known.config = self.known.config_tried
+
+    def pass_by(self) -> None:
+        """A topic that comes and goes."""
+        assert self.store is not None
+        known = self.known
+        if self.dice.random() < 0.5:
+            self.serial += 1
+            [result] = self.store.append([make_batch([b"%d" % self.serial], topic=PASSING[0], queue_id=PASSING[1])])
+            self.passing_places[b"%d" % self.serial] = result.physical_offset
+            known.passing.add(b"%d" % self.serial)
+        else:
+            self.deleting = True
+            self.store.delete_topic(PASSING[0])
+            known.passing_gone |= known.passing
+            known.passing.clear()
+            known.passing_recovered.clear()
+            self.deleting = False
+
+
+@pytest.fixture
+def workspace() -> Iterator[Path]:
+    """A directory in memory where there is one: what is flushed is decided by the test, not by the machine."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="raymq-power-", dir=base))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.timeout(7200 if SOAK else 600)
+@pytest.mark.parametrize("part", range(1 if ONE_SEED else PARTS))
+def test_nothing_promised_is_lost_with_the_power(part, workspace, monkeypatch):
+    monkeypatch.setattr(storage.checkpoint_service, "SNAPSHOT_INTERVAL_BYTES", 5000)
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    # Warm pages, in small files and however slow the writer is.
+    monkeypatch.setattr(storage.log.warm_up, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(storage.log.warm_up, "FAST_S", 60.0)
+    seeds = [int(ONE_SEED)] if ONE_SEED else range(part, SEEDS, PARTS)
+    for seed in seeds:
+        directory = workspace / str(seed)
+        directory.mkdir()
+        life = Life(seed, directory)
+        try:
+            life.run()
+        except Exception as error:
+            raise AssertionError(f"RAYMQ_POWER_SEED={seed} ({life.flush.value}): {error!r}") from error
+        finally:
+            if life.store is not None:
+                life.store.close()
+        shutil.rmtree(directory)
+    print(f"{len(seeds)} seeds, {LIVES} losses each")

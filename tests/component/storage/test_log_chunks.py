@@ -1,0 +1,177 @@
+"""The log as bytes: what a replica reads, appends and cuts is the same log, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError, StoreLockedError
+from raymq.logfiles.log_reader import LogReader
+from raymq.record.decode import record_starts
+from storage.message_store import MessageStore
+from storage.replication.log_chunks import read_chunk, truncate_log
+from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, make_batch, open_store, small_settings
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+BODIES = [b"%04d" % index + b"x" * (index * 37 % 400) for index in range(500)]
+
+
+def filled(root: Path) -> MessageStore:
+    store = open_store(root)
+    for first in range(0, len(BODIES), 25):
+        store.append([make_batch(BODIES[first : first + 25], producer=("p", 0, first))])
+        store.append([make_batch([b"other"], queue_id=1)])
+    return store
+
+
+def copy_log(source: MessageStore, target: MessageStore, max_bytes: int) -> None:
+    while data := source.read_log(target.status().max_physical_offset, max_bytes):
+        assert target.append_log(target.status().max_physical_offset, data)
+
+
+def log_bytes(root: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir())).rstrip(b"\0")
+
+
+@pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
+def test_a_copied_log_is_the_same_store(tmp_path, max_bytes):
+    source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
+    copy_log(source, target, max_bytes)
+    assert bodies_of(target) == BODIES
+    assert target.status().max_physical_offset == source.status().max_physical_offset
+    [repeat] = target.append([make_batch(BODIES[475:], producer=("p", 0, 475))])
+    assert repeat.duplicate
+    assert target.append([make_batch([b"new"])])[0].queue_offset == len(BODIES)
+    found = target.query_by_unique_id("orders", f"{24:032X}")
+    assert found.complete
+    assert found.count > 0
+    source.append([make_batch([b"new"])])
+    source.close()
+    target.close()
+    again = open_store(tmp_path / "b")
+    assert bodies_of(again) == [*BODIES, b"new"]
+    assert again.status().cut_bytes == 0
+    again.close()
+    assert len(log_bytes(tmp_path / "a")) == len(log_bytes(tmp_path / "b"))
+
+
+def test_files_are_the_same_byte_for_byte(tmp_path):
+    source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
+    copy_log(source, target, 10_000)
+    source.close()
+    target.close()
+    assert log_bytes(tmp_path / "a") == log_bytes(tmp_path / "b")
+    for path in (tmp_path / "a" / "consumequeue").rglob("0*"):
+        if path.is_file():
+            assert (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes() == path.read_bytes()
+
+
+def test_what_does_not_continue_the_log_is_refused_and_nothing_is_written(tmp_path):
+    source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
+    chunk = source.read_log(0, 2000)
+    first = int(record_starts(chunk)[1])
+    flipped = bytearray(chunk)
+    flipped[100] ^= 1
+    for offset, data in ((first, chunk[first:]), (0, chunk[first:]), (0, chunk[:-1]), (0, flipped), (0, b"x" * 200)):
+        with pytest.raises(InvalidArgumentError):
+            target.append_log(offset, bytes(data))
+    assert target.status().max_physical_offset == 0
+    assert target.topics() == {}
+    assert target.append_log(0, chunk)
+    with pytest.raises(InvalidArgumentError):
+        target.append_log(0, chunk)
+    source.close()
+    target.close()
+
+
+def test_reading_outside_the_log_is_an_error(tmp_path):
+    store = filled(tmp_path / "a")
+    end = store.status().max_physical_offset
+    assert store.read_log(end, 1000) == b""
+    with pytest.raises(InvalidArgumentError):
+        store.read_log(end + 1, 1000)
+    with store._append_lock:
+        store._log.forget_before(LOG_FILE_BYTES)
+    with pytest.raises(DataLossError):
+        store.read_log(0, 1000)
+    store.close()
+
+
+@pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
+def test_a_topic_that_was_deleted_and_created_again_is_so_in_the_copy(tmp_path, max_bytes):
+    source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
+    source.delete_topic("orders")
+    source.append([make_batch([b"new one"])])
+    source.append([make_batch([b"new other"], queue_id=1)])
+    source.append([make_batch([b"new two"])])
+    source.append([make_batch([b"kept"], topic="payments")])
+    source.delete_topic("orders")
+    source.append([make_batch([b"newest"], queue_id=1)])
+    copy_log(source, target, max_bytes)
+    for store in (source, target):
+        assert bodies_of(store) == []
+        assert bodies_of(store, queue_id=1) == [b"newest"]
+        assert bodies_of(store, "payments") == [b"kept"]
+    target.close()
+    again = open_store(tmp_path / "b")
+    assert bodies_of(again, queue_id=1) == [b"newest"]
+    again.close()
+    source.close()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 250, 499])
+def test_a_log_is_cut_at_a_record_and_everything_follows(tmp_path, keep):
+    root = tmp_path / "a"
+    store = filled(root)
+    unit = store._reader.units("orders", 0, keep, 1)
+    place = int(unit[0]["physical_offset"])
+    settings = small_settings(root)
+    with pytest.raises(StoreLockedError):
+        truncate_log(settings, place)
+    end = store.status().max_physical_offset
+    store.close()
+    for wrong in (place + 1, end + 1000):
+        with pytest.raises(InvalidArgumentError):
+            truncate_log(settings, wrong)
+    assert truncate_log(settings, place) == end - place
+    store = open_store(root)
+    assert bodies_of(store) == BODIES[:keep]
+    assert store.status().max_physical_offset == place
+    [result] = store.append([make_batch(BODIES[keep:], producer=("p", 0, keep))])
+    assert not result.duplicate
+    assert bodies_of(store) == BODIES
+    assert store.query_by_key("orders", "none").complete
+    assert store.query_by_unique_id("orders", f"{0:032X}").count > 0
+    store.close()
+
+
+def test_what_is_stored_here_later_is_not_earlier_than_what_another_replica_stored(tmp_path):
+    source, target = (
+        open_store(tmp_path / "a", clock_ms=lambda: 5000),
+        open_store(tmp_path / "b", clock_ms=lambda: 1000),
+    )
+    source.append([make_batch([b"one"])])
+    copy_log(source, target, 1 << 20)
+    [result] = target.append([make_batch([b"two"])])
+    assert result.store_timestamp_ms == 5000
+    source.close()
+    target.close()
+
+
+def test_a_chunk_ends_before_damage_and_damage_is_told(tmp_path):
+    store = filled(tmp_path / "a")
+    end = store.status().max_physical_offset
+    whole = store.read_log(0, 5000)
+    store.close()
+    path = tmp_path / "a" / "commitlog" / f"{0:020d}"
+    second = int(record_starts(whole)[1])
+    with path.open("r+b") as file:
+        file.seek(second + 4)
+        file.write(b"xxxx")
+    reader = LogReader(tmp_path / "a", commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
+    assert read_chunk(reader, 0, 0, end, 5000) == whole[:second]
+    with pytest.raises(StoreCorruptError, match="no record is at"):
+        read_chunk(reader, 0, second, end, 5000)
+    reader.close()

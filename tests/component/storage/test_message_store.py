@@ -1,0 +1,822 @@
+"""The store as its callers see it: appends, fetches, flushes, limits, life."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.config.store import FlushDiskType
+from raymq.errors import (
+    ClientStateError,
+    InvalidArgumentError,
+    MessageIllegalError,
+    ServiceNotAvailableError,
+    StoreError,
+    StoreFailedError,
+    StoreLockedError,
+    StoreNotWritableError,
+    SystemBusyError,
+)
+from raymq.message import PullStatus, SendStatus
+from raymq.protocol.store import Boundary, FetchRequest, QueueBounds
+from raymq.record.decode import decode_records
+from raymq.record.hashing import tags_code
+from storage.message_store import MessageStore
+from tests.support.history.waiting import eventually
+from tests.support.stores.stores import (
+    LOG_FILE_BYTES,
+    PowerCuts,
+    bodies_of,
+    killed_copy,
+    make_batch,
+    open_store,
+    read_queue,
+)
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+WAIT_S = 30.0
+"""Longer than any wait in these tests takes; none is waited out."""
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root):
+    """A store in which nobody but the test takes the append lock, for however short."""
+    store = open_store(root, flush_interval_consume_queue_ms=60_000)
+    yield store
+    store.close()
+
+
+def fetch_one(
+    store: MessageStore,
+    offset: int,
+    *,
+    wait_s: float = 0,
+    tags: str | None = None,
+    max_bytes: int = 1 << 20,
+    max_messages: int = 100,
+):
+    codes = None if tags is None else frozenset([tags_code(tags)])
+    return store.fetch([FetchRequest("orders", 0, offset, max_messages, codes)], max_bytes=max_bytes, wait_s=wait_s)[0]
+
+
+def open_below(root: Path) -> list[str]:
+    """What this process has open below `root`, or had when it was deleted; mapped files count, too."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as this very listing
+            links.append(os.readlink(entry))
+    return [link for link in links if link.startswith(f"{root}/")]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Spin until `condition` holds."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+
+
+class TestAppend:
+    def test_offsets_count_messages_per_queue_and_bytes_per_store(self, store):
+        first, second = make_batch([b"a", b"b"]), make_batch([b"c"], queue_id=1)
+        results = store.append([first, second, first])
+        assert [(r.queue_offset, r.physical_offset) for r in results] == [
+            (0, 0),
+            (0, len(first.records)),
+            (2, len(first.records) + len(second.records)),
+        ]
+        assert bodies_of(store) == [b"a", b"b", b"a", b"b"]
+        assert bodies_of(store, queue_id=1) == [b"c"]
+
+    def test_records_carry_the_offsets_and_the_time_they_were_stored_at(self, root):
+        store = open_store(root, clock_ms=lambda: 1_700_000_000_123)
+        [result] = store.append([make_batch([b"a", b"b"])])
+        first, second = read_queue(store)
+        assert (first.queue_offset, first.physical_offset) == (0, 0)
+        assert (second.queue_offset, second.physical_offset) == (1, len(make_batch([b"a"]).records))
+        assert first.store_timestamp_ms == result.store_timestamp_ms == 1_700_000_000_123
+        assert first.store_host == "127.0.0.1:10911"
+        store.close()
+
+    def test_store_times_do_not_go_back_with_the_clock_not_even_over_a_restart(self, root):
+        times = iter([5000, 4000, 3000])
+        store = open_store(root, clock_ms=lambda: next(times))
+        stored = [store.append([make_batch([b"a"])])[0].store_timestamp_ms for _ in range(2)]
+        store.close()
+        again = open_store(root, clock_ms=lambda: next(times))
+        stored.append(again.append([make_batch([b"a"])])[0].store_timestamp_ms)
+        again.close()
+        assert stored == [5000, 5000, 5000]
+
+    def test_a_batch_that_does_not_fit_goes_to_the_next_file_as_a_whole(self, store):
+        batch = make_batch([b"x" * 1000] * 20)
+        offsets = [store.append([batch])[0].physical_offset for _ in range(3)]
+        assert offsets == [0, len(batch.records), LOG_FILE_BYTES]
+        assert len(bodies_of(store)) == 60
+
+    def test_a_batch_longer_than_a_file_is_split_between_records(self, store):
+        bodies = [b"%03d" % index + b"x" * 1000 for index in range(200)]
+        [result] = store.append([make_batch(bodies)])
+        assert bodies_of(store) == bodies
+        assert result.physical_offsets == tuple(message.physical_offset for message in read_queue(store))
+        assert result.queue_offset == 0
+
+    def test_an_append_longer_than_max_append_bytes_is_refused_as_a_whole(self, root):
+        store = open_store(root, max_append_bytes=5000)
+        fitting = make_batch([b"x" * 1000] * 4)
+        for batches in ([fitting, make_batch([b"y" * 1000], queue_id=1)], [make_batch([b"x" * 1000] * 5)]):
+            with pytest.raises(MessageIllegalError, match="max_append_bytes, which is 5000"):
+                store.append(batches)
+        assert store.status().max_physical_offset == 0
+        assert store.topics() == {}
+        store.append([fitting])
+        store.append([make_batch([b"z" * 6000])])  # one message has a limit of its own
+        assert len(bodies_of(store)) == 5
+        store.close()
+
+    def test_a_record_longer_than_a_file_is_refused(self, store):
+        with pytest.raises(MessageIllegalError, match="exceeds this store's limit"):
+            store.append([make_batch([b"x" * LOG_FILE_BYTES])])
+
+    def test_one_bad_batch_in_a_call_stops_all_of_it(self, store):
+        good, bad = make_batch([b"good"]), make_batch([b"bad"], queue_id=1)
+        bad.sizes[0] += 1
+        with pytest.raises(MessageIllegalError):
+            store.append([good, bad])
+        assert store.queue_bounds("orders", 0).max_offset == 0
+        assert store.status().max_physical_offset == 0
+
+    def test_threads_appending_to_one_queue_get_offsets_without_gaps(self, store):
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(lambda i: store.append([make_batch([b"%d" % i] * 3)])[0], range(60)))
+        assert sorted(result.queue_offset for result in results) == list(range(0, 180, 3))
+        bodies = bodies_of(store)
+        assert all(bodies[result.queue_offset] == b"%d" % i for i, result in enumerate(results))
+
+    def test_the_callers_bytes_are_not_changed(self, store):
+        batch = make_batch([b"a"])
+        before = bytes(batch.records)
+        store.append([batch])
+        assert batch.records == before
+
+    def test_an_append_that_does_not_get_its_turn_in_time_says_busy_and_stores_nothing(self, root, monkeypatch):
+        store = open_store(root, wait_time_in_send_queue_ms=200)
+        entered, leave = threading.Event(), threading.Event()
+        pwrite = os.pwrite
+
+        def slow_pwrite(*arguments):
+            entered.set()
+            leave.wait(WAIT_S)
+            return pwrite(*arguments)
+
+        monkeypatch.setattr(os, "pwrite", slow_pwrite)
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(store.append, [make_batch([b"slow"])])
+            entered.wait(WAIT_S)
+            with pytest.raises(SystemBusyError):
+                store.append([make_batch([b"late"])], timeout_s=0)
+            with pytest.raises(SystemBusyError, match="wait_time_in_send_queue_ms is 200"):
+                store.append([make_batch([b"late"])])
+            leave.set()
+            slow.result(WAIT_S)
+        assert bodies_of(store) == [b"slow"]
+        store.close()
+
+
+class TestDeduplication:
+    def test_a_batch_sent_twice_is_stored_once_and_answered_alike(self, store):
+        batch = make_batch([b"a", b"b"], producer=("p", 0, 0))
+        [first] = store.append([batch])
+        [again] = store.append([batch])
+        assert (again.queue_offset, again.physical_offset) == (first.queue_offset, first.physical_offset)
+        assert again.store_timestamp_ms == first.store_timestamp_ms
+        assert (first.duplicate, again.duplicate) == (False, True)
+        assert bodies_of(store) == [b"a", b"b"]
+        assert store.status().duplicates_dropped == 2
+
+    @pytest.mark.parametrize("snapshot", [True, False])
+    @pytest.mark.parametrize("stopped", [True, False])
+    def test_a_repeat_is_recognised_after_a_restart(self, root, tmp_path, stopped, snapshot):
+        store = open_store(root)
+        batches = [make_batch([b"%d" % i, b"x" * 1000], producer=("p", 3, 2 * i)) for i in range(100)]
+        for batch in batches:
+            store.append([batch])
+        killed_copy(root, tmp_path / "killed")
+        last_file = store.status().max_physical_offset // LOG_FILE_BYTES
+        offsets = [message.physical_offset for message in read_queue(store)]
+        store.close()
+        opened = root if stopped else tmp_path / "killed"
+        if not snapshot:
+            (opened / "dedup").unlink(missing_ok=True)
+        store = open_store(opened)
+        in_file_before = next(i for i in range(100) if offsets[2 * i] // LOG_FILE_BYTES == last_file - 1)
+        for index in (in_file_before, 99):
+            [result] = store.append([batches[index]])
+            assert result.duplicate
+            assert (result.queue_offset, result.physical_offset) == (2 * index, offsets[2 * index])
+        assert len(bodies_of(store)) == 200
+        store.close()
+
+    def test_of_a_batch_whose_beginning_survived_a_crash_only_the_rest_is_stored(self, root, tmp_path):
+        store = open_store(root)
+        store.append([make_batch([b"a", b"b"], producer=("p", 0, 10))])
+        store.close()
+        store = open_store(root)
+        whole = make_batch([b"a", b"b", b"c", b"d"], producer=("p", 0, 10))
+        [result] = store.append([whole])
+        assert (result.queue_offset, result.duplicate, result.queue_offsets) == (0, False, None)
+        assert bodies_of(store) == [b"a", b"b", b"c", b"d"]
+        assert store.append([whole])[0].duplicate
+        store.close()
+
+    def test_when_another_producer_wrote_in_between_the_result_lists_the_offsets(self, store):
+        store.append([make_batch([b"a"], producer=("p", 0, 0))])
+        store.append([make_batch([b"other"], producer=("q", 0, 0))])
+        whole = make_batch([b"a", b"b"], producer=("p", 0, 0))
+        [result] = store.append([whole])
+        assert result.queue_offsets == (0, 2)
+        assert bodies_of(store) == [b"a", b"other", b"b"]
+        [again] = store.append([whole])
+        assert again.duplicate
+        assert again.queue_offsets == (0, 2)
+
+    def test_a_producers_older_instance_is_fenced(self, store):
+        store.append([make_batch([b"new"], producer=("p", 2, 0))])
+        with pytest.raises(ClientStateError, match="was fenced"):
+            store.append([make_batch([b"old"], producer=("p", 1, 5))])
+        assert bodies_of(store) == [b"new"]
+
+    def test_a_newer_instance_counts_from_0_again(self, store):
+        store.append([make_batch([b"a"], producer=("p", 1, 0))])
+        store.append([make_batch([b"b"], producer=("p", 2, 0))])
+        assert bodies_of(store) == [b"a", b"b"]
+
+    def test_a_sequence_older_than_what_is_remembered_is_refused(self, store):
+        for sequence in range(1, 40, 2):
+            store.append([make_batch([b"%d" % sequence], producer=("p", 0, sequence))])
+        with pytest.raises(MessageIllegalError, match="is older than"):
+            store.append([make_batch([b"1"], producer=("p", 0, 1))])
+        assert len(bodies_of(store)) == 20
+
+    def test_two_batches_of_one_producer_for_one_queue_in_one_call_are_refused(self, store):
+        batches = [make_batch([b"a"], producer=("p", 0, sequence)) for sequence in (0, 1)]
+        with pytest.raises(MessageIllegalError, match="same producer"):
+            store.append(batches)
+
+    def test_the_table_is_bounded(self, root):
+        store = open_store(root, dedup_producers_max=10)
+        for index in range(30):
+            store.append([make_batch([b"a"], producer=(f"p{index}", 0, 0))])
+        assert store.status().known_producers == 10
+        assert store.append([make_batch([b"a"], producer=("p29", 0, 0))])[0].duplicate
+        store.close()
+
+
+class TestFetch:
+    def test_outcomes_by_offset(self, store):
+        store.append([make_batch([b"a", b"b"])])
+        expected = {
+            -1: (PullStatus.OFFSET_ILLEGAL, 0),
+            0: (PullStatus.FOUND, 2),
+            1: (PullStatus.FOUND, 2),
+            2: (PullStatus.NO_NEW_MESSAGE, 2),
+            3: (PullStatus.OFFSET_ILLEGAL, 2),
+        }
+        for offset, outcome in expected.items():
+            result = fetch_one(store, offset)
+            assert (result.status, result.next_offset) == outcome
+            assert (result.min_offset, result.max_offset) == (0, 2)
+
+    def test_a_queue_that_does_not_exist_is_empty(self, store):
+        assert fetch_one(store, 0).status is PullStatus.NO_NEW_MESSAGE
+        assert fetch_one(store, 5).status is PullStatus.OFFSET_ILLEGAL
+        assert store.topics() == {}
+
+    def test_one_message_is_returned_however_small_max_bytes_is(self, store):
+        store.append([make_batch([b"x" * 500, b"y"])])
+        result = fetch_one(store, 0, max_bytes=1)
+        assert (result.count, result.next_offset) == (1, 1)
+
+    def test_max_bytes_0_returns_offsets_and_no_bytes(self, store):
+        store.append([make_batch([b"a"], tags="A"), make_batch([b"b"], tags="B")])
+        result = fetch_one(store, 0, max_bytes=0, tags="B")
+        assert (result.status, result.next_offset, result.max_offset) == (PullStatus.FOUND, 1, 2)
+        assert (result.records, result.count) == (b"", 0)
+
+    def test_max_bytes_is_shared_among_the_queues(self, store):
+        for queue_id in range(4):
+            store.append([make_batch([b"x" * 100] * 50, queue_id=queue_id)])
+        requests = [FetchRequest("orders", queue_id, 0, 100) for queue_id in range(4)]
+        results = store.fetch(requests, max_bytes=10_000, wait_s=0)
+        assert all(0 < result.count < 50 for result in results)
+        assert sum(len(result.records) for result in results) <= 10_000
+
+    def test_tags_select_across_files_and_what_they_exclude_is_skipped(self, store):
+        for index in range(25):
+            store.append([make_batch([b"%d" % index] * 9, tags="no"), make_batch([b"%d" % index], tags="yes")])
+        result = fetch_one(store, 0, tags="yes")
+        assert (result.status, result.count, result.next_offset) == (PullStatus.FOUND, 25, 250)
+        result = fetch_one(store, 0, tags="never")
+        assert (result.status, result.count, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 0, 250)
+
+    @pytest.mark.parametrize("wait_s", [0.0, WAIT_S])
+    def test_one_fetch_looks_at_so_many_messages_for_its_tags_and_says_where_to_go_on(self, root, wait_s):
+        store = open_store(root, max_filter_message_size_bytes=20 * 40)
+        store.append([make_batch([b"x"] * 100, tags="no"), make_batch([b"here"], tags="yes")])
+        seen = []
+        offset = 0
+        while not seen or seen[-1].status is not PullStatus.FOUND:
+            seen.append(fetch_one(store, offset, tags="yes", wait_s=wait_s, max_messages=10))
+            offset = seen[-1].next_offset
+        assert [(result.status, result.next_offset) for result in seen] == [
+            (PullStatus.NO_MATCHED_MESSAGE, 40),
+            (PullStatus.NO_MATCHED_MESSAGE, 80),
+            (PullStatus.FOUND, 101),
+        ]
+        assert fetch_one(store, 0, tags="yes", max_bytes=0, max_messages=10).next_offset == 40
+        # At as many as were asked for, RocketMQ's rule.
+        assert fetch_one(store, 0, tags="yes", max_messages=60).next_offset == 60
+        assert fetch_one(store, 0, max_messages=60).count == 60
+        store.close()
+
+    @pytest.mark.parametrize("arguments", [{"max_bytes": -1}, {"max_bytes": 1, "max_messages": 0}])
+    def test_limits_that_make_no_sense_are_refused(self, store, arguments):
+        with pytest.raises(InvalidArgumentError):
+            store.fetch(
+                [FetchRequest("orders", 0, 0, arguments.get("max_messages", 1))],
+                max_bytes=arguments["max_bytes"],
+                wait_s=0,
+            )
+
+    def test_more_queues_than_files_may_be_open_are_written_and_read(self, root):
+        store = open_store(root, max_mapped_files=4)
+        for round_number in range(3):
+            store.append([make_batch([b"%d" % round_number], queue_id=queue_id) for queue_id in range(20)])
+        for queue_id in range(20):
+            assert bodies_of(store, queue_id=queue_id) == [b"0", b"1", b"2"]
+        store.close()
+
+
+class TestLongPoll:
+    def test_an_append_wakes_the_fetch_that_waits_for_its_queue(self, store):
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(fetch_one, store, 0, wait_s=WAIT_S)
+            until(lambda: store.status().waiting_fetches)
+            store.append([make_batch([b"elsewhere"], queue_id=1)])
+            assert not waiting.done()
+            store.append([make_batch([b"here"])])
+            result = waiting.result(WAIT_S)
+        assert (result.status, result.count) == (PullStatus.FOUND, 1)
+        assert store.status().waiting_fetches == 0
+
+    def test_excluded_messages_do_not_end_the_wait_and_are_not_read_again(self, store):
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(fetch_one, store, 0, wait_s=WAIT_S, tags="yes")
+            until(lambda: store.status().waiting_fetches)
+            store.append([make_batch([b"1"] * 3, tags="no")])
+            store.append([make_batch([b"2"], tags="yes")])
+            result = waiting.result(WAIT_S)
+        assert (result.status, result.count, result.next_offset) == (PullStatus.FOUND, 1, 4)
+
+    def test_after_the_wait_the_offset_is_behind_what_was_excluded(self, store):
+        store.append([make_batch([b"1"] * 3, tags="no")])
+        result = fetch_one(store, 0, wait_s=0.01, tags="yes")
+        assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 3)
+
+    def test_one_waiter_too_many_is_refused(self, root):
+        store = open_store(root, fetch_waiters_max=1)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(fetch_one, store, 0, wait_s=WAIT_S)
+            until(lambda: store.status().waiting_fetches)
+            with pytest.raises(SystemBusyError):
+                fetch_one(store, 0, wait_s=WAIT_S)
+            assert fetch_one(store, 0).status is PullStatus.NO_NEW_MESSAGE
+            store.append([make_batch([b"a"])])
+            waiting.result(WAIT_S)
+        store.close()
+
+    def test_closing_ends_every_wait(self, store):
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(fetch_one, store, 0, wait_s=WAIT_S)
+            until(lambda: store.status().waiting_fetches)
+            store.close()
+            with pytest.raises(ServiceNotAvailableError):
+                waiting.result(WAIT_S)
+
+
+class TestFlush:
+    def test_nothing_is_shown_before_it_is_flushed(self, store, monkeypatch):
+        flushing, flush = threading.Event(), threading.Event()
+        fdatasync = os.fdatasync
+
+        def held(descriptor):
+            flushing.set()
+            flush.wait(WAIT_S)
+            fdatasync(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", held)
+        with ThreadPoolExecutor(1) as pool:
+            appending = pool.submit(store.append, [make_batch([b"a"])])
+            flushing.wait(WAIT_S)
+            assert fetch_one(store, 0).status is PullStatus.NO_NEW_MESSAGE
+            assert store.queue_bounds("orders", 0).max_offset == 0
+            assert not appending.done()
+            flush.set()
+            appending.result(WAIT_S)
+        assert fetch_one(store, 0).status is PullStatus.FOUND
+
+    def test_a_flush_that_takes_too_long_is_a_status_and_the_message_is_stored(self, store, monkeypatch):
+        store.append([make_batch([b"the files are made"])])
+        flush = threading.Event()
+        fdatasync = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", lambda descriptor: flush.wait(WAIT_S) and fdatasync(descriptor))
+        [result] = store.append([make_batch([b"a"])], timeout_s=0.01)
+        assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+        flush.set()
+        assert fetch_one(store, 1, wait_s=WAIT_S).count == 1
+
+    def test_what_does_not_wait_is_acknowledged_before_it_is_on_disk_and_shown_after(self, store, monkeypatch):
+        store.append([make_batch([b"the files are made"])])
+        flush = threading.Event()
+        fdatasync = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", lambda descriptor: flush.wait(WAIT_S) and fdatasync(descriptor))
+        hasty = replace(make_batch([b"a"]), wait_store_msg_ok=False)
+        [result] = store.append([hasty])
+        assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 1)
+        assert fetch_one(store, 1).status is PullStatus.NO_NEW_MESSAGE
+        together = store.append([make_batch([b"b"]), hasty], timeout_s=0.01)
+        assert [one.status for one in together] == [SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.SEND_OK]
+        flush.set()
+        assert fetch_one(store, 1, wait_s=WAIT_S).count >= 1
+
+    def test_asynchronous_flushing_shows_at_once(self, root):
+        store = open_store(
+            root,
+            flush_disk_type=FlushDiskType.ASYNC_FLUSH,
+            flush_interval_commit_log_ms=60_000,
+            flush_interval_consume_queue_ms=60_000,  # a snapshot has the log flushed, too
+        )
+        [result] = store.append([make_batch([b"a"])])
+        assert result.status is SendStatus.SEND_OK
+        assert bodies_of(store) == [b"a"]
+        assert store.status().flushed_physical_offset == 0
+        store.close()
+        assert store.status().flushed_physical_offset == store.status().max_physical_offset > 0
+
+    def test_a_failed_flush_is_never_acknowledged_and_makes_the_store_read_only(self, root, monkeypatch):
+        store = open_store(root, flush_interval_commit_log_ms=1)
+        store.append([make_batch([b"before"])])
+
+        def fail(descriptor):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fdatasync", fail)
+        with pytest.raises(StoreNotWritableError, match="Input/output error"):
+            store.append([make_batch([b"lost?"])])
+        monkeypatch.undo()
+        with pytest.raises(StoreNotWritableError, match="no more appends"):
+            store.append([make_batch([b"after"])])
+        # Not even if the disk seems to work again.
+        assert fetch_one(store, 1, wait_s=0.1).status is PullStatus.NO_NEW_MESSAGE
+        assert bodies_of(store) == [b"before"]
+        assert not store.status().writable
+        assert "Input/output error" in store.status().not_writable_reason
+        store.close()
+        assert (root / "abort").exists()
+        again = open_store(root)
+        assert bodies_of(again)[0] == b"before"
+        again.close()
+
+    def test_a_failed_write_makes_the_store_read_only(self, store, monkeypatch):
+        def fail(*arguments):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "pwrite", fail)
+        with pytest.raises(StoreNotWritableError):
+            store.append([make_batch([b"a"])])
+        monkeypatch.undo()
+        with pytest.raises(StoreNotWritableError):
+            store.append([make_batch([b"b"])])
+
+    def test_a_failed_flush_of_a_queue_makes_the_store_read_only_too(self, root, monkeypatch):
+        def fail(path):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr("storage.files.disk.flush_path", fail)
+        store = open_store(root, flush_interval_consume_queue_ms=10)
+        store.append([make_batch([b"a"])])
+        until(lambda: not store.status().writable)
+        with pytest.raises(StoreNotWritableError, match="no more appends"):
+            store.append([make_batch([b"b"])])
+        store.close()
+        assert (root / "abort").exists()
+
+    def test_a_disk_that_fails_while_the_store_closes_leaves_the_abort_file(self, store, root, monkeypatch):
+        def fail(path):
+            raise OSError(errno.EIO, "Input/output error")
+
+        store.append([make_batch([b"a"])])
+        monkeypatch.setattr("storage.files.disk.flush_path", fail)
+        store.close()
+        assert (root / "abort").exists()
+
+    def test_a_full_disk_refuses_the_append_and_a_later_one_goes_on(self, store, monkeypatch):
+        batch = make_batch([b"x" * 1000] * 50)
+        store.append([batch])
+
+        def fail(*arguments):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", fail)
+        with pytest.raises(StoreNotWritableError, match=r"No space left.*nothing was stored"):
+            store.append([batch] * 3)
+        monkeypatch.undo()
+        stored = len(bodies_of(store))
+        assert store.append([batch])[0].queue_offset == stored
+        assert len(bodies_of(store)) == stored + 50
+
+    @pytest.mark.parametrize("moments", [1, 7, 25, 60])
+    def test_what_was_acknowledged_survives_a_power_cut(self, root, tmp_path, monkeypatch, moments):
+        """Every file falls back to what its last flush brought to the disk, the queues' too."""
+        cuts = PowerCuts(root)
+        monkeypatch.setattr(os, "fdatasync", cuts.fdatasync)
+        store = open_store(root)
+        for index in range(moments):
+            store.append([make_batch([b"%d" % index + b"x" * 1000] * 2)])
+        cuts.copy_after_cut(tmp_path / "cut")
+        expected = bodies_of(store)
+        store.close()
+        store = open_store(tmp_path / "cut")
+        assert bodies_of(store) == expected
+        store.close()
+
+
+class TestKilledInTheMiddle:
+    @pytest.mark.parametrize("half", [False, True], ids=["before the write", "in the middle of the write"])
+    def test_each_batch_is_there_as_a_whole_or_not_at_all(self, root, tmp_path, monkeypatch, no_flushes, half):
+        """Copies the directory at every write of an append that goes over the end of a file, and opens the copies."""
+        copies: list[Path] = []
+        pwrite = os.pwrite
+
+        def copying_pwrite(descriptor, data, position):
+            if half:
+                pwrite(descriptor, data[: len(data) // 2], position)
+            copies.append(killed_copy(root, tmp_path / str(len(copies))))
+            return pwrite(descriptor, data, position)
+
+        store = open_store(
+            root,
+            flush_disk_type=FlushDiskType.ASYNC_FLUSH,
+            flush_interval_consume_queue_ms=60_000,
+            warm_mapped_file_enable=False,
+            message_index_enable=False,  # its thread writes when it likes
+        )
+        store.append([make_batch([b"x" * 1000] * 55)])
+        work = [make_batch([b"%d" % queue_id + b"y" * 500] * 6, queue_id=queue_id) for queue_id in range(1, 4)]
+        monkeypatch.setattr(os, "pwrite", copying_pwrite)
+        store.append(work)
+        monkeypatch.undo()
+        store.close()
+        assert len(copies) == 3 * 3 + 1
+        for copy in copies:
+            survivor = open_store(copy)
+            assert len(bodies_of(survivor)) == 55
+            counts = [len(bodies_of(survivor, queue_id=queue_id)) for queue_id in range(1, 4)]
+            assert counts in ([0, 0, 0], [6, 0, 0], [6, 6, 0], [6, 6, 6])
+            survivor.close()
+
+
+class TestOffsets:
+    def test_by_time(self, root):
+        now = [1000]
+        store = open_store(root, clock_ms=lambda: now[0])
+        for time_ms in (1000, 2000, 2000, 3000):
+            now[0] = time_ms
+            store.append([make_batch([b"a"] * 2)])
+        by_time = {0: 0, 1000: 0, 1001: 2, 2000: 2, 2001: 6, 3000: 6, 3001: 8}
+        assert {time_ms: store.offset_by_time("orders", 0, time_ms) for time_ms in by_time} == by_time
+        assert store.offset_by_time("orders", 9, 0) == 0
+        store.close()
+
+    def test_bounds_of_a_queue(self, store):
+        assert store.queue_bounds("orders", 0) == QueueBounds(0, 0, 0)
+        store.append([make_batch([b"a"] * 3)])
+        assert store.queue_bounds("orders", 0) == QueueBounds(0, 3, 0)
+
+
+class TestTopics:
+    def test_a_deleted_topic_is_gone_and_starts_at_0_when_made_again(self, store):
+        store.append([make_batch([b"a"] * 3), make_batch([b"b"], topic="other")])
+        store.delete_topic("orders")
+        assert store.topics() == {"other": [0]}
+        assert store.queue_bounds("orders", 0).max_offset == 0
+        assert store.append([make_batch([b"new"])])[0].queue_offset == 0
+        assert bodies_of(store) == [b"new"]
+
+    @pytest.mark.parametrize("made_again", [True, False])
+    @pytest.mark.parametrize("stopped", [True, False])
+    def test_a_deleted_topic_stays_deleted_over_a_restart(self, root, tmp_path, stopped, made_again):
+        store = open_store(root)
+        store.append([make_batch([b"a"] * 3, producer=("p", 0, 0)), make_batch([b"b"], topic="other")])
+        store.delete_topic("orders")
+        if made_again:
+            store.append([make_batch([b"new"])])
+        killed_copy(root, tmp_path / "killed")
+        store.close()
+        store = open_store(root if stopped else tmp_path / "killed")
+        assert store.topics() == ({"orders": [0], "other": [0]} if made_again else {"other": [0]})
+        assert bodies_of(store) == ([b"new"] if made_again else [])
+        assert bodies_of(store, "other") == [b"b"]
+        store.close()
+
+    def test_what_was_sent_to_a_deleted_topic_can_be_sent_again(self, store):
+        batch = make_batch([b"a", b"b"], producer=("p", 0, 0))
+        store.append([batch])
+        store.delete_topic("orders")
+        [result] = store.append([batch])
+        assert (result.queue_offset, result.duplicate) == (0, False)
+        assert bodies_of(store) == [b"a", b"b"]
+
+    def test_deleting_a_topic_that_does_not_exist_does_nothing(self, store):
+        store.delete_topic("orders")
+        assert store.topics() == {}
+
+
+class TestLifeCycle:
+    def test_a_second_open_is_refused_and_names_the_holder(self, store, root):
+        with pytest.raises(StoreLockedError, match=f"pid {os.getpid()}"):
+            open_store(root)
+
+    def test_the_lock_is_released_by_close_and_by_a_failed_open(self, root):
+        open_store(root).close()
+        (root / "commitlog" / "stranger").write_text("x")
+        with pytest.raises(StoreError):
+            open_store(root)
+        (root / "commitlog" / "stranger").unlink()
+        open_store(root).close()
+
+    def test_a_directory_that_cannot_be_made_is_a_clear_error(self, tmp_path):
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(StoreError, match=r"cannot open the store directory .* or set store_path_root_dir"):
+            open_store(tmp_path / "file" / "store")
+
+    def test_abort_holds_the_pid_while_the_store_is_open_and_goes_with_a_clean_stop(self, root):
+        store = open_store(root)
+        assert (root / "abort").read_text() == str(os.getpid())
+        store.close()
+        assert not (root / "abort").exists()
+
+    def test_closing_twice_is_closing_once_and_a_closed_store_serves_nothing(self, store):
+        store.append([make_batch([b"a"])])
+        store.close()
+        store.close()
+        for call in (
+            lambda: store.append([make_batch([b"a"])]),
+            lambda: fetch_one(store, 0),
+            store.topics,
+            lambda: store.queue_bounds("orders", 0),
+            lambda: store.read_config("topics.json"),
+        ):
+            with pytest.raises(ServiceNotAvailableError):
+                call()
+        assert store.status().not_writable_reason == "the store is closed"
+
+    def test_every_thread_ends_with_the_store(self, root):
+        before = set(threading.enumerate())
+        store = open_store(root)
+        started = set(threading.enumerate()) - before
+        store.close()
+        assert started
+        assert not any(thread.is_alive() for thread in started)
+
+    def test_maps_and_descriptors_of_a_store_of_many_files_stay_within_the_limits(self, root):
+        """80 queues, a dozen log files and as many index files, with room for 8 maps and 8 files open for writing."""
+        store = open_store(root, max_mapped_files=8, max_index_num=100, max_mapped_bytes=1 << 20)
+        before = len(open_below(root))
+        for queue_id in range(80):
+            store.append([make_batch([b"x" * 400] * 15, queue_id=queue_id)])
+        assert store.query_by_unique_id("orders", f"{14:032X}").count == 32
+        for queue_id in range(80):
+            assert len(bodies_of(store, queue_id=queue_id)) == 15
+        assert len(list((root / "commitlog").iterdir())) > 8
+        assert len(store._reader.maps._maps) <= 8
+        # Beside them: the log file that is written, the one that is ready, and the newest index file, twice.
+        # What a thread of the store has open for a moment only, is not meant.
+        eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 4, "so few files are open")
+        store.close()
+
+    def test_no_descriptor_is_left_open(self, root):
+        store = open_store(root)
+        assert open_below(root)
+        for index in range(30):
+            store.append([make_batch([b"x" * 1000] * 10, queue_id=index % 3)])
+        bodies_of(store)
+        store.close()
+        assert open_below(root) == []
+
+    def test_a_clean_stop_leaves_no_preallocated_file(self, root):
+        store = open_store(root)
+        store.append([make_batch([b"x" * 1000] * 40)])
+        store.close()
+        assert [path.name for path in (root / "commitlog").iterdir()] == ["00000000000000000000"]
+
+    def test_views_stay_readable_after_the_file_is_deleted_and_the_store_closed(self, store, root):
+        store.append([make_batch([b"kept"])])
+        queue = store._queues.get("orders", 0)
+        [view] = store._reader.views(queue.units(0, 1))
+        store.close()
+        (root / "commitlog" / "00000000000000000000").unlink()
+        assert b"kept" in bytes(view)
+
+    def test_config_texts_are_kept(self, store, root):
+        store.write_config("topics.json", "{}")
+        assert store.read_config("topics.json") == "{}"
+        assert store.read_config("absent.json") is None
+
+
+def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
+    """Recovery leaves a hole where the log's records were damaged: offsets keep their meaning."""
+    now_ms = 1000
+    store = open_store(root, clock_ms=lambda: now_ms)
+    store.append([make_batch([b"early"] * 10)])
+    queue = store._queues.get_plain("orders", 0)
+    with store._append_lock:
+        queue.start_at(20)
+    now_ms = 5000
+    store.append([make_batch([b"late"] * 10)])
+    found = {
+        (time_ms, boundary): store.offset_by_time("orders", 0, time_ms, boundary)
+        for time_ms in (500, 1000, 3000, 5000, 9000)
+        for boundary in Boundary
+    }
+    assert [found[time_ms, Boundary.UPPER] for time_ms in (500, 1000, 3000, 5000, 9000)] == [0, 9, 9, 29, 29]
+    assert [found[time_ms, Boundary.LOWER] for time_ms in (500, 1000, 9000)] == [0, 0, 30]
+    for time_ms in (3000, 5000):
+        request = FetchRequest("orders", 0, found[time_ms, Boundary.LOWER], 1)
+        [result] = store.fetch([request], max_bytes=1000, wait_s=0)
+        assert decode_records(result.records)[0].queue_offset == 20
+    store.close()
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush):
+    """What is flushed to files without names ends with this process."""
+    root = tmp_path / "store"
+    store = open_store(
+        root,
+        flush_disk_type=flush,
+        flush_interval_commit_log_ms=5,
+        flush_commit_log_least_pages=0,
+        flush_interval_consume_queue_ms=60_000,
+    )
+    store.append([make_batch([b"before"])])
+    eventually((root / "commitlog" / f"{LOG_FILE_BYTES:020d}").exists, "the next file is made")
+    shutil.rmtree(root)
+    if flush is FlushDiskType.SYNC_FLUSH:
+        with pytest.raises(StoreFailedError, match="was deleted under the store"):
+            store.append([make_batch([b"after"])])
+    else:
+        store.append([make_batch([b"in doubt"])])
+        eventually(lambda: not store.status().writable, "the next flush notices")
+    with pytest.raises(StoreNotWritableError, match="was deleted under the store"):
+        store.append([make_batch([b"later"])])
+    store.close()
+
+
+def modes(root: Path) -> set[tuple[bool, int]]:
+    return {(path.is_dir(), path.stat().st_mode & 0o777) for path in (root, *root.rglob("*"))}
+
+
+def test_nobody_but_the_owner_may_read_a_store_whatever_the_umask_and_though_it_was_looser_before(tmp_path):
+    private = {(True, 0o700), (False, 0o600)}
+    root = tmp_path / "store"
+    umask = os.umask(0)
+    try:
+        store = open_store(root)
+        store.append([make_batch([b"secret"])])
+        store.write_config("topics.json", "{}")
+        store.close()
+        assert modes(root) == private
+        for path in (root, *root.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        store = open_store(root)
+        assert bodies_of(store) == [b"secret"]
+        store.close()
+        assert modes(root) == private
+    finally:
+        os.umask(umask)

@@ -1,0 +1,456 @@
+"""Replicas of one broker group with real stores: copying, confirming, failing over, cutting what was not confirmed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.core.replica.rules import ReplicaRules
+from actors.replica import replica as replica_module
+from actors.replica.replica import Replica
+from raymq.errors import InSyncReplicasError, NotMasterError, ServiceNotAvailableError, StoreNotWritableError
+from raymq.message import PullStatus, SendStatus
+from raymq.protocol.store import FetchRequest, FetchResult
+from storage import message_store
+from storage.replication.epochs import Copied, Follow, ReplicaRole
+from tests.support.replicas.local_replicas import ReplicaGroup
+from tests.support.stores.stores import bodies_of, make_batch
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+Make = Callable[..., ReplicaGroup]
+RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    # That a slave has not heard its master for a while is said by the tests, not by a machine that is busy.
+    monkeypatch.setattr(replica_module, "HEARD_S", 3600.0)
+    groups: list[ReplicaGroup] = []
+
+    def build(**options: Any) -> ReplicaGroup:
+        groups.append(ReplicaGroup(tmp_path, **options))
+        return groups[-1]
+
+    yield build
+    for group in groups:
+        group.end()
+
+
+def logs(group: ReplicaGroup) -> list[bytes]:
+    """The log of each replica, up to the end of its records."""
+    found = []
+    for name in sorted(group.names):
+        files = sorted((group.directory(name) / "commitlog").iterdir())
+        found.append(b"".join(path.read_bytes() for path in files).rstrip(b"\0"))
+    return found
+
+
+def bodies(first: int, count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+def test_a_new_group_elects_a_master_and_the_others_follow_into_the_set(make):
+    group = make()
+    group.settle()
+    assert group.master.account().role is ReplicaRole.MASTER
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+    assert [r.account().role for r in group.replicas.values()].count(ReplicaRole.SLAVE) == 2
+
+
+def test_what_is_acknowledged_is_on_all_members_byte_for_byte(make):
+    group = make()
+    group.settle()
+    group.start()
+    for first in range(0, 3000, 100):
+        [result] = group.master.append([make_batch(bodies(first, 100), producer=("p", 0, first))])
+        assert result.status is SendStatus.SEND_OK
+    assert len({replica.account().end_offset for replica in group.replicas.values()}) == 1
+    assert bodies_of(group.master.store) == bodies(0, 3000)
+    group.settle()
+    for replica in group.replicas.values():
+        assert bodies_of(replica.store) == bodies(0, 3000)
+    assert len(set(logs(group))) == 1
+
+
+def test_nothing_is_shown_or_acknowledged_before_the_members_have_it(make):
+    group = make(rules=RULES)
+    group.settle()
+    [result] = group.master.append([make_batch([b"one"])])
+    assert result.status is SendStatus.FLUSH_SLAVE_TIMEOUT
+    assert bodies_of(group.master.store) == []
+    group.settle()
+    assert bodies_of(group.master.store) == [b"one"]
+
+
+def test_what_does_not_wait_is_acknowledged_without_the_members_and_shown_when_they_have_it(make):
+    group = make(rules=RULES)
+    group.settle()
+    hasty = replace(make_batch([b"one"]), wait_store_msg_ok=False)
+    [result] = group.master.append([hasty])
+    assert result.status is SendStatus.SEND_OK
+    assert bodies_of(group.master.store) == []
+    both = group.master.append([make_batch([b"two"]), hasty])
+    assert [one.status for one in both] == [SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.SEND_OK]
+    group.settle()
+    assert bodies_of(group.master.store) == [b"one", b"two", b"one"]
+
+
+def test_a_fenced_replica_neither_takes_nor_shows(make):
+    group = make()
+    with pytest.raises(NotMasterError):
+        group.replicas[0].append([make_batch([b"x"])])
+    with pytest.raises(ServiceNotAvailableError, match="no master"):
+        _ = group.replicas[0].store
+
+
+def test_a_slave_takes_no_appends_not_even_by_its_store(make):
+    group = make()
+    group.settle()
+    slave = next(r for r in group.replicas.values() if r is not group.master)
+    with pytest.raises(NotMasterError):
+        slave.append([make_batch([b"x"])])
+    with pytest.raises(StoreNotWritableError, match="not its master"):
+        slave.any_store.append([make_batch([b"x"])])
+
+
+def test_too_few_in_sync_are_refused_before_anything_is_written(make):
+    group = make(rules=replace(RULES, min_in_sync_replicas=2))
+    group.control()
+    end = group.master.account().end_offset
+    with pytest.raises(InSyncReplicasError, match="nothing was stored"):
+        group.master.append([make_batch([b"x"])])
+    assert group.master.account().end_offset == end
+    [result] = group.master.append([replace(make_batch([b"x"]), wait_store_msg_ok=False)])
+    assert result.status is SendStatus.SEND_OK
+
+
+def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make):
+    group = make()
+    group.settle()
+    group.start()
+    old = group.control_state.record.master
+    group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
+    group.close(old)
+    group.control_state._lease_until_s = 0.0  # its lease is over
+    group.control_state._heard.pop(old)
+    group.control(6)
+    assert group.control_state.record.master != old
+    group.settle()
+    [repeat] = group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
+    assert repeat.duplicate
+    group.master.append([make_batch(bodies(50, 50), producer=("p", 0, 50))])
+    group.open(old)
+    group.settle()
+    assert bodies_of(group.replicas[old].store) == bodies(0, 100)
+    assert len(set(logs(group))) == 1
+
+
+def depose(group: ReplicaGroup) -> int:
+    """Close the master, and have another elected; which it was."""
+    old = group.control_state.record.master
+    group.close(old)
+    group.control_state._lease_until_s = 0.0
+    group.control_state._heard.pop(old)
+    group.settle()
+    assert group.control_state.record.master != old
+    return old
+
+
+@pytest.mark.parametrize("before", [0, 50])
+def test_a_master_that_was_deposed_before_it_wrote_anything_follows_the_next_one(make, before):
+    """Its epoch began where the next one's did, and nobody else ever heard of it."""
+    group = make()
+    group.settle()
+    group.start()
+    if before:
+        group.master.append([make_batch(bodies(0, before), producer=("p", 0, 0))])
+    first = depose(group)
+    second = depose(group)
+    group.open(first)
+    group.settle()
+    group.master.append([make_batch(bodies(before, 10), producer=("p", 0, before))])
+    group.open(second)
+    group.settle()
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+    assert bodies_of(group.replicas[second].store) == bodies(0, before + 10)
+    assert len(set(logs(group))) == 1
+
+
+def test_what_only_an_old_master_has_is_cut_when_it_follows(make):
+    group = make(rules=RULES)
+    group.settle()
+    old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
+    group.settle()
+    old.append([make_batch(bodies(0, 10))])  # nobody copies it
+    longer = old.account().end_offset
+    name = group.control_state.record.master
+    group.replicas.pop(name)
+    group.control_state._lease_until_s = 0.0
+    group.control_state._heard.pop(name)
+    group.settle()
+    assert group.master in others
+    group.replicas[name] = old
+    group.settle()
+    group.start()
+    group.master.append([make_batch([b"new"])])
+    assert old.account().role is ReplicaRole.SLAVE
+    assert old.account().end_offset != longer
+    group.settle()
+    assert bodies_of(old.store) == [b"new"]
+    assert len(set(logs(group))) == 1
+
+
+def test_a_replica_that_starts_empty_is_filled_from_where_the_masters_log_begins(make):
+    group = make()
+    group.settle()
+    group.start()
+    for first in range(0, 2000, 50):
+        group.master.append([make_batch([body * 20 for body in bodies(first, 50)])])
+    empty = next(name for name in group.names if group.replicas[name] is not group.master)
+    group.close(empty)
+    shutil.rmtree(group.directory(empty))
+    _drop_first_file(group)
+    group.open(empty)
+    group.settle()
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+    master, filled = group.master.store, group.replicas[empty].store
+    assert filled.min_offset == master.min_offset > 0
+    assert bodies_of(filled) == bodies_of(master)
+
+
+def _drop_first_file(group: ReplicaGroup) -> None:
+    """Retention, as it were: the running stores lose the first file of their logs."""
+    for replica in group.replicas.values():
+        store = replica.any_store
+        with store._append_lock:
+            for path in store._log.forget_before(store._log.file_size + 1):
+                path.unlink()
+            for queue in store._queues:
+                queue.correct_min_offset(store._log.min_offset)
+
+
+def test_orders_of_older_epochs_change_nothing(make):
+    group = make()
+    group.settle()
+    state = group.master.account()
+    late = Follow("broker-a", state.replica, state.epoch - 1, (state.replica + 1) % 3)
+    assert group.master.obey(late, None).role is ReplicaRole.MASTER
+
+
+def test_chunks_of_an_older_epoch_are_refused(make):
+    group = make()
+    group.settle()
+    name, slave = next((n, r) for n, r in group.replicas.items() if r is not group.master)
+    following = slave.following(0.0)
+    assert following is not None
+    chunk = group.master.read_log(following.request(name, following.position, following.position), 1000, 0.0)
+    with pytest.raises(NotMasterError):
+        slave.append_log(following.epoch - 1, chunk)
+
+
+def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(make, monkeypatch):
+    group = make(rules=RULES)
+    group.settle()
+    for first in range(0, 300, 100):
+        group.master.append([make_batch(bodies(first, 100))])
+    name, slave = next((n, r) for n, r in group.replicas.items() if r is not group.master)
+    following = slave.following(0.0)
+    start = following.position
+    disk_has_worked = threading.Event()
+
+    def flush(descriptor: int) -> None:
+        if threading.current_thread().name == "raymq-flush":  # not what makes the log's next file, or notes the epoch
+            disk_has_worked.wait(60)
+
+    monkeypatch.setattr(os, "fdatasync", flush)
+    first = group.master.read_log(following.request(name, start, start), 1000, 0.0)
+    copied = slave.append_log(following.epoch, first)
+    assert copied == Copied(start + len(first.data), start, len(first.data))
+    rest = group.master.read_log(following.request(name, copied.next_offset, copied.acked_offset), 1 << 20, 0.0)
+    assert group.master.account().confirm_offset == start
+    disk_has_worked.set()
+    copied = slave.append_log(following.epoch, rest)
+    assert copied.next_offset == copied.acked_offset == group.master.account().end_offset > start + len(first.data)
+
+
+def test_a_restarted_group_goes_on_from_disk_alone(make, tmp_path):
+    group = make()
+    group.settle()
+    group.start()
+    group.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
+    group.settle()
+    group.end()
+    again = make()
+    again.settle()
+    assert bodies_of(again.master.store) == bodies(0, 100)
+    again.start()
+    [repeat] = again.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
+    assert repeat.duplicate
+
+
+SLAVES_READ = replace(RULES, slave_read_enable=True)
+
+
+def slave_of(group: ReplicaGroup) -> Replica:
+    return next(replica for replica in group.replicas.values() if replica is not group.master)
+
+
+def fetch(replica: Replica, offset: int, *, max_messages: int = 1000) -> FetchResult:
+    [result] = replica.fetch([FetchRequest("orders", 0, offset, max_messages)], max_bytes=1 << 20, wait_s=0.0)
+    return result
+
+
+def name_of(group: ReplicaGroup, replica: Replica) -> str:
+    return f"storage-{group.directory(replica.account().replica).name}"
+
+
+def test_a_slave_refuses_readers_unless_they_may_read_from_slaves(make):
+    group = make(rules=RULES)
+    group.settle()
+    with pytest.raises(NotMasterError):
+        fetch(slave_of(group), 0)
+    with pytest.raises(NotMasterError):
+        slave_of(group).require_master()
+    group.master.require_master()
+
+
+def test_a_slave_shows_what_is_confirmed_and_waits_for_the_rest_instead_of_saying_that_it_is_gone(make):
+    group = make(rules=SLAVES_READ)
+    group.settle()
+    group.master.append([make_batch(bodies(0, 10))])
+    for name in sorted(group.names):
+        group.copy(name)  # the slaves have all of it, and do not know yet that the others do
+    slave, master = slave_of(group), group.master
+    assert fetch(slave, 0).count == 0
+    for offset in (0, 7, 10):
+        result = fetch(slave, offset)
+        assert (result.status, result.next_offset) == (PullStatus.NO_NEW_MESSAGE, offset)
+        assert result.pull_from == name_of(group, master)
+    group.settle()
+    assert fetch(slave, 0).count == 10
+    assert fetch(master, 11).status is PullStatus.OFFSET_ILLEGAL
+
+
+def test_who_reads_what_is_old_is_sent_to_a_slave_and_back_when_it_has_caught_up(make, monkeypatch):
+    group = make(rules=SLAVES_READ)
+    group.settle()
+    group.start()
+    group.master.append([make_batch(bodies(0, 100))])
+    group.settle()
+    slave, master = slave_of(group), group.master
+    assert fetch(master, 0, max_messages=10).pull_from == ""
+    monkeypatch.setattr(message_store, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)  # a quarter of it
+    sent_to = fetch(master, 0, max_messages=10).pull_from
+    assert sent_to in {name_of(group, one) for one in group.replicas.values() if one is not master}
+    assert fetch(slave, 10, max_messages=10).pull_from == ""
+    assert fetch(slave, 20).pull_from == name_of(group, master)
+    assert fetch(master, 100).pull_from == ""
+
+
+def test_a_slave_that_does_not_hear_its_master_keeps_its_readers(make, monkeypatch):
+    group = make(rules=SLAVES_READ)
+    group.settle()
+    assert fetch(slave_of(group), 0).pull_from == name_of(group, group.master)
+    monkeypatch.setattr(replica_module, "HEARD_S", 0.0)
+    assert fetch(slave_of(group), 0).pull_from == ""
+    assert fetch(slave_of(group), 5).status is PullStatus.NO_NEW_MESSAGE
+
+
+FIXED = replace(RULES, fixed_roles=True, all_ack_in_sync_state_set=False, slave_read_enable=True)
+
+
+def test_with_fixed_roles_replica_0_acknowledges_and_shows_what_is_on_its_own_disk(make):
+    group = make(rules=FIXED)
+    group.control()
+    assert group.master is group.replicas[0]
+    [result] = group.master.append([make_batch([b"one"])])
+    assert result.status is SendStatus.SEND_OK
+    assert fetch(group.master, 0).count == 1
+    group.settle()
+    assert [fetch(group.replicas[name], 0).count for name in (1, 2)] == [1, 1]
+    assert group.control_state.record.sync_state_set.members == {0}
+    assert group.master.account().in_sync == {0, 1, 2}
+    assert len(set(logs(group))) == 1
+
+
+def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(make):
+    group = make(rules=replace(FIXED, in_sync_replicas=2))
+    group.control()
+    [late] = group.master.append([make_batch([b"one"], producer=("p", 0, 0))])
+    assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
+    assert fetch(group.master, 0).count == 1  # it is stored, and nobody else will ever lead
+    group.rules = replace(group.rules, slave_timeout_s=60.0)
+    group.close(0)
+    group.open(0)
+    group.control()
+    group.start()
+    [result] = group.master.append([make_batch([b"two"], producer=("p", 0, 1))])
+    assert result.status is SendStatus.SEND_OK
+    ends = {name: replica.account().end_offset for name, replica in group.replicas.items()}
+    assert max(ends[1], ends[2]) == ends[0]
+
+
+def test_with_fixed_roles_slaves_serve_reads_while_the_master_is_away_and_it_leads_again(make):
+    group = make(rules=FIXED)
+    group.control()
+    group.master.append([make_batch(bodies(0, 20))])
+    group.settle()
+    group.close(0)
+    group.control_state._lease_until_s = 0.0
+    group.control_state._heard.pop(0)
+    group.control(6)
+    assert group.control_state.record.master == 0
+    assert "replica 0 does not answer" in group.control_state.reason
+    assert [fetch(group.replicas[name], 0).count for name in (1, 2)] == [20, 20]
+    group.open(0)
+    group.settle()
+    group.master.append([make_batch(bodies(20, 20))])
+    group.settle()
+    assert [fetch(replica, 0).count for replica in group.replicas.values()] == [40, 40, 40]
+
+
+def test_with_fixed_roles_a_master_that_lost_its_directory_does_not_empty_its_slaves(make):
+    group = make(rules=FIXED)
+    group.control()
+    group.master.append([make_batch(bodies(0, 20))])
+    group.settle()
+    group.close(0)
+    shutil.rmtree(group.directory(0))
+    group.open(0)
+    group.control_state._lease_until_s = 0.0
+    group.control(6)
+    assert "its directory is not the one" in group.control_state.reason
+    with pytest.raises(NotMasterError):
+        group.replicas[0].append([make_batch([b"x"])])
+    assert [fetch(group.replicas[name], 0).count for name in (1, 2)] == [20, 20]
+
+
+def test_epochs_of_which_retention_left_nothing_are_forgotten_and_all_follow_on(make):
+    group = make()
+    group.settle()
+    group.start()
+    first = group.master._last_epoch()
+    group.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
+    group.open(depose(group))
+    group.settle()
+    for number in range(100, 1000, 100):
+        group.master.append([make_batch(bodies(number, 100), producer=("p", 0, number))])
+    group.settle()
+    for replica in group.replicas.values():
+        store = replica.any_store
+        assert store._cleaner._delete_log_files(store.end_offset, "the test wants it") > 0
+        assert replica._epochs.entries[0].epoch == first
+    group.open(depose(group))
+    group.master.append([make_batch(bodies(1000, 100), producer=("p", 0, 1000))])
+    group.settle()
+    for replica in group.replicas.values():
+        assert replica._epochs.entries[0].epoch > first
+        assert bodies_of(replica.any_store)[-100:] == bodies(1000, 100)

@@ -1,0 +1,202 @@
+"""The command `raymq`, run as users run it: tables for people, JSON for machines, exit codes for scripts."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import raymq
+from tests.support.clusters.cluster import poll_until, user_environment
+from tests.support.history.waiting import eventually
+
+RAYMQ = str(Path(sys.executable).with_name("raymq"))
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+
+
+class Cli:
+    """Runs commands against the module's cluster."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._address = ray.get_runtime_context().gcs_address
+
+    def run(self, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run one command; its exit code must be `code`, and nothing may be on stderr when that is 0."""
+        done = subprocess.run(
+            [RAYMQ, *arguments, "--address", self._address],
+            input=stdin,
+            cwd=self._directory,
+            env={**user_environment(), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert code or done.stderr == ""
+        return done
+
+    def rows(self, *arguments: str, stdin: str = "") -> list[list[str]]:
+        """The cells of the table that a command prints, its head first."""
+        lines = self.run(*arguments, stdin=stdin).stdout.splitlines()
+        cells = [re.split(r"[│┃]", line)[1:-1] for line in lines]
+        return [[cell.strip() for cell in row] for row in cells if row]
+
+    def json(self, *arguments: str, stdin: str = "") -> Any:
+        return json.loads(self.run(*arguments, "--json", stdin=stdin).stdout)
+
+    def refused(self, *arguments: str, stdin: str = "", code: int = 1) -> str:
+        """The one line that says why."""
+        done = self.run(*arguments, stdin=stdin, code=code)
+        assert done.stdout == ""
+        [line] = done.stderr.splitlines()
+        return line
+
+
+@pytest.fixture(scope="module")
+def cli(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    return Cli(tmp_path_factory.mktemp("cli"))
+
+
+def test_a_topic_is_created_listed_described_and_deleted(cli: Cli) -> None:
+    assert cli.run("topic", "create", "orders", "--queues", "3").stdout == "topic orders has 3 queues\n"
+    assert cli.json("topic", "create", "orders", "--queues", "3") == {"topic": "orders", "queues": 3}
+    assert "orders" in cli.json("topic", "list")["topics"]
+    assert ["orders"] in cli.rows("topic", "list")
+    cli.run("send", "orders", "one")
+    described = cli.json("topic", "describe", "orders")["queues"]
+    assert [(row["broker"], row["queue"]) for row in described] == [("broker-a", 0), ("broker-a", 1), ("broker-b", 0)]
+    assert sum(row["messages"] for row in described) == 1
+    table = cli.rows("topic", "describe", "orders")
+    assert table[0] == ["broker", "queue", "min_offset", "max_offset", "messages"]
+    assert table[-1] == ["total", "", "", "", "1"]
+    assert cli.run("topic", "delete", "orders", "--yes").stdout == "topic orders is deleted\n"
+    assert "orders" not in cli.json("topic", "list")["topics"]
+
+
+def test_a_body_or_each_line_of_standard_input_is_sent(cli: Cli, mq: raymq.Client, topic: str) -> None:
+    options = ["--tags", "paid", "--key", "o-17", "--key", "c-3", "--property", "shop=Zürich", "--sharding-key", "k"]
+    [one] = cli.json("send", topic, "été", *options)["sent"]
+    assert (one["offset"], one["status"]) == (0, "SEND_OK")
+    lines = cli.json("send", topic, "--sharding-key", "k", stdin="first\nsecond\n\nlast without an end")["sent"]
+    assert [(row["queue"], row["offset"]) for row in lines] == [(one["queue"], offset) for offset in (1, 2, 3)]
+    table = cli.rows("send", topic, "in a table")
+    assert table[0] == ["queue", "offset", "message_id", "status"]
+    assert table[1][3] == "SEND_OK"
+    _, _, place = one["queue"].partition("@")
+    shown = cli.json("query", topic, "--offset", f"{place}:0")
+    assert (shown["body"], shown["tags"], shown["keys"]) == ("été", "paid", ["o-17", "c-3"])
+    assert (shown["properties"], shown["message_id"]) == ({"shop": "Zürich"}, one["message_id"])
+    assert ["body", "last without an end"] in cli.rows("query", topic, "--offset", f"{place}:3")
+
+
+def test_a_group_consumes_commits_and_is_described(cli: Cli, topic: str) -> None:
+    cli.run("send", topic, stdin="".join(f"{number}\n" for number in range(20)))
+    some = cli.run("consume", "cli-group", topic, "--max", "15", "--from", "first").stdout.splitlines()
+    assert len(some) == 15
+    assert re.fullmatch(r"broker-[ab]:\d:\d+  -  \d+", some[0])
+    rest = cli.run("consume", "cli-group", topic, "--timeout", "1", "--json").stdout.splitlines()
+    bodies = [line.rsplit(" ", 1)[1] for line in some] + [json.loads(line)["body"] for line in rest]
+    assert sorted(map(int, bodies)) == list(range(20))
+    assert cli.run("consume", "cli-group", topic, "--timeout", "0.5").stdout == ""
+    assert "cli-group" in cli.json("group", "list")["groups"]
+    queues = cli.json("group", "describe", "cli-group")["queues"]
+    assert sum(row["committed"] or 0 for row in queues) == 20
+    assert sum(row["lag"] for row in queues) == 0
+    table = cli.rows("group", "describe", "cli-group")
+    assert table[0] == ["topic", "broker", "queue", "committed", "max_offset", "lag", "behind"]
+    assert table[-1][-2:] == ["0", "0 s"]
+    assert cli.run("group", "delete", "cli-group", "--yes").stdout == "group cli-group is deleted\n"
+    assert "cli-group" not in cli.json("group", "list")["groups"]
+
+
+def test_consume_takes_only_the_tags_asked_for(cli: Cli, topic: str) -> None:
+    for tag in ("paid", "refunded", "late"):
+        cli.run("send", topic, f"it is {tag}", "--tags", tag)
+    options = ["--tags", "paid || late", "--from", "first", "--timeout", "1"]
+    lines = cli.run("consume", "cli-tags", topic, *options).stdout.splitlines()
+    assert sorted(line.partition("  ")[2] for line in lines) == ["late  it is late", "paid  it is paid"]
+
+
+def test_status_shows_brokers_stores_and_connected_groups(cli: Cli, mq: raymq.Client, topic: str) -> None:
+    push = mq.push_consumer("cli-status", consume_from=FIRST).subscribe(topic).on_message(print)
+    with push.start() as subscription:
+        eventually(lambda: len(subscription.queues()) == 6, "its queues, two of the retry topic among them")
+        report = cli.json("status")
+        text = cli.run("status").stdout
+    assert [broker["actor"] for broker in report["brokers"]] == ["broker-a", "broker-b"]
+    assert all(broker["ready"] and not broker["error"] for broker in report["brokers"])
+    assert [store["actor"] for store in report["stores"]] == ["storage-broker-a-0", "storage-broker-b-0"]
+    assert all(store["writable"] for store in report["stores"])
+    [group] = [group for group in report["groups"] if group["group"] == "cli-status"]
+    assert [member["member"] for member in group["members"]] == ["pull-cli-status-0"]
+    assert [(one["instance"], len(one["holding"])) for one in report["instances"]] == [("pull-cli-status-0", 6)]
+    for words in ("broker-a", "ready", "storage-broker-b-0", "writable", "cli-status", "pull-cli-status-0"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["topic", "describe", "nowhere"], "topic 'nowhere' does not exist; create it"),
+        (["topic", "create", "two words"], "topic name 'two words' is not legal"),
+        (["topic", "create", "many", "--queues", "0"], "queues must be 1 to"),
+        (["send", "nowhere", "1"], "topic 'nowhere' does not exist; create it"),
+        (["send", "nowhere", "1", "--property", "no equals sign"], "must be NAME=VALUE"),
+        (["consume", "g", "nowhere"], "topic 'nowhere' does not exist; create it"),
+        (["group", "describe", "nobody"], "consumer group 'nobody' does not exist"),
+        (["query", "nowhere", "--offset", "here"], "'here' is not a place; write BROKER:QUEUE:OFFSET"),
+        (["query", "nowhere", "--offset", "broker-a:0:0"], "topic 'nowhere' does not exist; create it"),
+    ],
+)
+def test_what_is_refused_is_one_line_on_standard_error_and_exit_code_1(
+    cli: Cli, arguments: list[str], why: str
+) -> None:
+    line = cli.refused(*arguments)
+    assert line.startswith("raymq: ")
+    assert why in line
+
+
+@pytest.mark.parametrize("arguments", [["topic", "create"], ["no-such-command"], ["topic", "list", "--colour"]])
+def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: list[str]) -> None:
+    assert "Usage: " in cli.run(*arguments, code=2).stderr
+
+
+def test_a_place_without_a_message_says_what_the_queue_has(cli: Cli, topic: str) -> None:
+    assert "the queue's next offset is 0" in cli.refused("query", topic, "--offset", "broker-a:0:0")
+    assert "holds offsets 0 to 0" in cli.refused("query", topic, "--offset", "broker-a:0:7")
+
+
+def test_ctrl_c_ends_consume_with_130_and_everything_printed_is_committed(
+    cli: Cli, mq: raymq.Client, topic: str
+) -> None:
+    cli.run("send", topic, "before ctrl-C")
+    address = ray.get_runtime_context().gcs_address
+    command = [RAYMQ, "consume", "cli-ctrl-c", topic, "--from", "first", "--address", address]
+    consume = subprocess.Popen(
+        command, env=user_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with consume:
+        try:
+            assert consume.stdout is not None
+            assert "before ctrl-C" in consume.stdout.readline()
+            eventually(lambda: sum(e.committed or 0 for e in mq.admin.describe_group("cli-ctrl-c")) == 1, "the commit")
+            consume.send_signal(signal.SIGINT)
+            _, errors = consume.communicate(timeout=60)
+        finally:
+            consume.kill()
+    assert consume.returncode == 130
+    assert errors.split() == ["raymq:", "interrupted"]
+    with mq.producer() as producer:
+        producer.send(raymq.Message(topic, b"after"))
+    with mq.pull_consumer("cli-ctrl-c") as consumer:
+        consumer.subscribe(topic)
+        assert [message.body for message in poll_until(consumer, 1)] == [b"after"]

@@ -1,0 +1,337 @@
+"""NameServers and brokers with everything but messages: what they keep, what they refuse, and what they tell.
+
+Two NameServers, two broker groups; topics are created by sending to them, and failed messages are tried again soon.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+import raymq
+from raymq.consumer.group_offsets import GroupOffsets
+from raymq.errors import GroupNotExistError, NoPermissionError, RaymqError, TopicNotExistError
+from raymq.message import MessageQueue
+from raymq.names import NAMESPACE
+from raymq.protocol.clients import ConsumerData
+from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.decode import decode_records
+from raymq.remoting.storage_client import persist_until
+from tests.support.clusters.cluster import SETTINGS, Sandbox, actor_processes, embedded
+from tests.support.history.waiting import eventually
+from tests.support.stores.stores import make_batch
+
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+FROM_FIRST = StartOffsetQuery(FIRST)
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def mq(box: Sandbox) -> Iterator[raymq.Client]:
+    extra = f"""\
+  message_delay_level: 1s 1s 1s 1s
+data_dir: {box.data}
+name_servers: 2
+broker:
+  auto_create_topic_enable: true
+"""
+    (box.work / "raymq.yaml").write_text(SETTINGS + extra)
+    with embedded(box) as client:
+        yield client
+
+
+def broker(name: str):
+    return ray.get_actor(name, namespace=NAMESPACE)
+
+
+def kill(actor: str) -> None:
+    """SIGKILL every process of one class of actors."""
+    for process in actor_processes(actor):
+        process.kill()
+
+
+def queue_of(topic: str) -> MessageQueue:
+    return MessageQueue(topic, "broker-a", 0)
+
+
+def put(mq: raymq.Client, topic: str, *bodies: bytes) -> None:
+    """Store messages in queue 0 of broker-a."""
+    storage = mq.storages.get("storage-broker-a-0")
+    persist_until(time.monotonic() + WAIT_S, lambda left_s: storage.append([make_batch(bodies, topic=topic)], left_s))
+
+
+def fetch(mq: raymq.Client, topic: str, offset: int = 0, wait_s: float = 0.0) -> FetchResult:
+    storage = mq.storages.get("storage-broker-a-0")
+    [result] = storage.fetch([FetchRequest(topic, 0, offset, 100)], 1 << 20, wait_s, 10.0)
+    return result
+
+
+# NameServers
+
+
+def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
+    mq: raymq.Client, topic: str, box: Sandbox
+) -> None:
+    """One of them comes back without its file, as it would on another node."""
+    mq.admin.put_kv("mine", "k", "v")
+    mq.admin.set_order_config(topic, "broker-a:2")
+    shutil.rmtree(box.data / "nameserver-1")
+    kill("NameServer")
+
+    def back() -> bool:
+        try:
+            kept = mq.routes.tell_all("list_kv", "mine")
+            known = mq.routes.tell_all("brokers")  # each NameServer hears from each broker at another time
+            return kept == [{"k": "v"}, {}] and [len(brokers) for brokers in known] == [2, 2]
+        except RaymqError:
+            return False
+
+    eventually(back, "the KV configuration and the brokers", WAIT_S)
+    assert mq.admin.list_kv("mine") == {"k": "v"}
+    assert mq.admin.order_config(topic) == "broker-a:2"
+    assert mq.routes.tell_all("list_kv", "ORDER_TOPIC_CONFIG") == [{topic: "broker-a:2"}] * 2
+    assert {len(route.publish_queues) for route in mq.routes.tell_all("topic_route", topic)} == {2}
+    assert len(mq.admin.topic_route(topic).subscribe_queues) == 4
+    assert ray.get(broker("broker-a").topic_config.remote(topic)).order
+    with pytest.raises(raymq.InvalidArgumentError, match="set_order_config"):
+        mq.admin.put_kv("ORDER_TOPIC_CONFIG", topic, "broker-a:1")
+    mq.admin.set_order_config(topic, None)
+    assert mq.admin.order_config(topic) is None
+    assert len(mq.admin.topic_route(topic).publish_queues) == 4
+    mq.admin.delete_kv("mine", "k")
+    assert mq.admin.list_kv("mine") == {}
+    eventually(lambda: knows_that_there_is_none(mq, "nothing"), "the NameServers to be sure", WAIT_S)
+
+
+def knows_that_there_is_none(mq: raymq.Client, topic: str) -> bool:
+    """A NameServer that was restarted says so only once every broker has had the time to register."""
+    try:
+        mq.routes.get(topic)
+    except RaymqError as error:
+        return isinstance(error, TopicNotExistError)
+    return False
+
+
+def test_writes_can_be_taken_off_a_broker(mq: raymq.Client, topic: str) -> None:
+    assert mq.admin.wipe_write_perm("broker-a") > 0
+    assert {queue.broker_name for queue in mq.admin.topic_route(topic).publish_queues} == {"broker-b"}
+    mq.admin.add_write_perm("broker-a")
+    assert {queue.broker_name for queue in mq.admin.topic_route(topic).publish_queues} == {"broker-a", "broker-b"}
+
+
+def test_routes_tell_the_node_of_each_store(mq: raymq.Client, topic: str) -> None:
+    assert mq.admin.clusters() == {"raymq": ["broker-a", "broker-b"]}
+    assert {data.nodes[0] for data in mq.admin.topic_route(topic).brokers.values()} == {mq.node_id}
+
+
+# Topics
+
+
+def test_a_topic_is_read_and_written_as_its_permission_says(mq: raymq.Client, topic: str) -> None:
+    mq.admin.update_topic(topic, perm=4)
+    with pytest.raises(NoPermissionError, match="no W"):
+        ray.get(broker("broker-a").send.remote(topic, b"x"))
+    with pytest.raises(NoPermissionError):
+        mq.routes.get_or_create(topic)
+    mq.admin.update_topic(topic, perm=2)
+    ray.get(broker("broker-a").send.remote(topic, b"x"))
+    with pytest.raises(NoPermissionError, match="no R"):
+        ray.get(broker("broker-a").pull.remote("g", topic, queue_id=0, offset=0))
+    assert mq.admin.topic_route(topic).subscribe_queues == ()
+    with pytest.raises(NoPermissionError):
+        mq.admin.update_topic(topic, perm=8)
+
+
+def test_a_topic_gets_more_queues_and_never_fewer(mq: raymq.Client, topic: str) -> None:
+    mq.admin.update_topic(topic, queues=7)
+    assert len(mq.admin.topic_route(topic).publish_queues) == 7
+    with pytest.raises(raymq.InvalidArgumentError):
+        mq.admin.update_topic(topic, queues=6)
+
+
+def test_a_topic_is_created_by_who_sends_to_it(mq: raymq.Client) -> None:
+    assert len(mq.routes.get_or_create("made-by-sending").publish_queues) == 8
+    assert len(mq.routes.get_or_create("made-by-sending-2", 1).publish_queues) == 2
+    ray.get(broker("broker-a").send.remote("made-by-sending-3", b"x"))
+    assert len(mq.admin.topic_route("made-by-sending-3").publish_queues) == 4
+    assert "TBW102" not in mq.admin.list_topics()
+    with pytest.raises(raymq.IllegalNameError):
+        mq.routes.get_or_create("rmq_sys_x")
+
+
+def test_a_deleted_topic_takes_no_messages_until_it_is_created_again(mq: raymq.Client, topic: str) -> None:
+    storage = mq.storages.get("storage-broker-a-0")
+    put(mq, topic, b"old")
+    mq.admin.delete_topic(topic)
+    with pytest.raises(TopicNotExistError):
+        storage.append([make_batch([b"late"], topic=topic)], 10.0)
+    kill("Storage")
+    with pytest.raises(TopicNotExistError):
+        put(mq, topic, b"late")
+    mq.admin.create_topic(topic, queues=4)
+    assert [queue.messages for queue in mq.admin.describe_topic(topic)] == [0, 0, 0, 0]
+    put(mq, topic, b"new")
+    assert [message.body for message in decode_records(fetch(mq, topic).records)] == [b"new"]
+
+
+# Groups and offsets
+
+
+def test_offsets_count_by_owner_and_reset_and_outlive_the_broker(mq: raymq.Client, topic: str, group: str) -> None:
+    offsets, queue = GroupOffsets(group), queue_of(topic)
+    put(mq, topic, *[b"x"] * 100)
+    offsets.ensure_group("broker-a")
+    assert offsets.start(queue, FROM_FIRST, 1) == QueueOffset(0, 0)
+    assert not offsets.commit({queue: OffsetCommit(50, 1, 0)}).fenced
+    offsets.commit({queue: OffsetCommit(40, 1, 0)})
+    assert offsets.committed(queue) == 50
+    offsets.start(queue, FROM_FIRST, 2)
+    assert offsets.commit({queue: OffsetCommit(60, 1, 0)}).fenced == {queue}
+    assert mq.admin.reset_offsets(group, topic, offset=10, queue=queue) == {queue: 10}
+    kill("Broker")
+    reset = {queue: QueueOffset(10, 1)}
+    assert offsets.commit({queue: OffsetCommit(70, 2, 0)}, WAIT_S).reset == reset
+    assert offsets.commit({queue: OffsetCommit(None, 2, 0)}).reset == reset
+    assert offsets.start(queue, FROM_FIRST, 2) == reset[queue]
+    offsets.commit({queue: OffsetCommit(11, 2, 1), MessageQueue("nothing", "broker-a", 0): OffsetCommit(1, 2, 0)})
+    assert offsets.committed(queue) == 11
+
+
+def test_offsets_are_reset_to_either_end_and_to_a_time(mq: raymq.Client, topic: str, group: str) -> None:
+    queue = queue_of(topic)
+    put(mq, topic, b"a", b"b")
+    time.sleep(0.05)
+    middle_ms = time.time_ns() // 1_000_000
+    time.sleep(0.05)
+    put(mq, topic, b"c")
+    with pytest.raises(GroupNotExistError):
+        mq.admin.reset_offsets(group, topic, "latest")
+    GroupOffsets(group).ensure_group("broker-a")
+    assert mq.admin.reset_offsets(group, topic, "latest")[queue] == 3
+    assert mq.admin.reset_offsets(group, topic, timestamp_ms=middle_ms)[queue] == 2
+    assert mq.admin.reset_offsets(group, topic, "earliest")[queue] == 0
+    with pytest.raises(raymq.OffsetOutOfRangeError):
+        mq.admin.reset_offsets(group, topic, offset=4, queue=queue)
+    with pytest.raises(raymq.InvalidArgumentError):
+        mq.admin.reset_offsets(group, topic)
+    mq.admin.reset_offsets(group, topic, offset=2, queue=queue)
+    assert mq.admin.clone_offsets(group, group + "-2", topic)[queue] == 2
+    assert GroupOffsets(group + "-2").committed(queue) == 2
+
+
+def test_lag_is_told_in_messages_and_in_time(mq: raymq.Client, topic: str, group: str) -> None:
+    offsets, queue = GroupOffsets(group), queue_of(topic)
+    put(mq, topic, b"a", b"b")
+    offsets.ensure_group("broker-a")
+    offsets.start(queue, FROM_FIRST, 1)
+    time.sleep(0.2)
+    [entry] = [entry for entry in mq.admin.describe_group(group) if entry.queue == queue]
+    assert entry.lag == 2
+    assert 200 <= entry.lag_ms < 60_000
+    offsets.commit({queue: OffsetCommit(2, 1, 0)})
+    summary = mq.admin.group_summary(group)
+    assert (summary.lag, summary.lag_ms, summary.retry_lag, summary.dead_letters) == (0, 0, 0, 0)
+
+
+def test_a_group_that_may_not_consume_stops_and_keeps_what_it_has_committed(
+    mq: raymq.Client, topic: str, group: str
+) -> None:
+    offsets, queue = GroupOffsets(group), queue_of(topic)
+    put(mq, topic, b"a", b"b")
+    offsets.ensure_group("broker-a")
+    offsets.start(queue, FROM_FIRST, 1)
+    assert mq.admin.update_group(group, consume_enable=False) == mq.admin.group_config(group)
+    assert offsets.commit({queue: OffsetCommit(1, 1, 0)}).fenced == {queue}
+    assert offsets.committed(queue) == 1
+    with pytest.raises(NoPermissionError, match="consume_enable"):
+        offsets.start(queue, FROM_FIRST, 2)
+    with pytest.raises(NoPermissionError):
+        ray.get(broker("broker-a").pull.remote(group, topic, queue_id=0, offset=0))
+    mq.admin.update_group(group, consume_enable=True)
+    assert offsets.start(queue, FROM_FIRST, 2).queue_offset == 1
+    mq.admin.delete_group(group)
+    with pytest.raises(GroupNotExistError):
+        mq.admin.group_config(group)
+    assert f"%RETRY%{group}" not in mq.admin.list_topics(internal=True)
+
+
+def test_a_message_given_back_comes_again_and_is_dead_at_last(mq: raymq.Client, topic: str, group: str) -> None:
+    offsets, handle = GroupOffsets(group), broker("broker-a")
+    put(mq, topic, b"poison")
+    offsets.ensure_group("broker-a")
+    records = fetch(mq, topic).records
+    [first] = decode_records(records)
+    answer = ray.get(handle.send_back.remote(group, records, max_reconsume_times=1))
+    assert (answer.retried, answer.dead) == (1, 0)
+    again = fetch(mq, f"%RETRY%{group}", wait_s=30.0)
+    [second] = decode_records(again.records)
+    assert (second.message_id, second.body, second.reconsume_times) == (first.message_id, b"poison", 1)
+    assert second.system_properties["RETRY_TOPIC"] == topic
+    answer = ray.get(handle.send_back.remote(group, again.records, max_reconsume_times=1))
+    assert (answer.retried, answer.dead) == (0, 1)
+    [dead] = decode_records(fetch(mq, f"%DLQ%{group}").records)
+    assert (dead.message_id, dead.reconsume_times) == (first.message_id, 2)
+    summary = mq.admin.group_summary(group)
+    assert (summary.dead_letters, summary.retry_lag) == (1, 1)
+    with pytest.raises(raymq.InvalidArgumentError):
+        ray.get(handle.send_back.remote(group, b"nonsense" * 20))
+
+
+# Clients and counters
+
+
+def test_the_brokers_know_who_produces_and_consumes(mq: raymq.Client, topic: str, group: str) -> None:
+    consumer = object()
+    data = ConsumerData(group, "PULL", {topic: "paid"})
+    with mq.producer("registry-producer"):
+        mq.heartbeats.set_consumer(consumer, data)
+        eventually(lambda: len(mq.admin.producer_connections("registry-producer")) == 1, "the producer", WAIT_S)
+        eventually(lambda: len(mq.admin.consumer_connections(group)) == 1, "the consumer", WAIT_S)
+        [connection] = mq.admin.consumer_connections(group)
+        assert (connection.client_id, connection.consumer) == (mq.heartbeats.client_id, data)
+        assert group in mq.admin.list_groups()
+    mq.heartbeats.remove(consumer)
+    eventually(lambda: mq.admin.producer_connections("registry-producer") == [], "nobody", WAIT_S)
+    eventually(lambda: mq.admin.consumer_connections(group) == [], "nobody", WAIT_S)
+
+
+def test_puts_and_gets_are_counted(mq: raymq.Client, topic: str, group: str) -> None:
+    offsets, queue = GroupOffsets(group), queue_of(topic)
+    put(mq, topic, *[b"x"] * 30)
+    offsets.ensure_group("broker-a")
+    offsets.start(queue, FROM_FIRST, 1)
+    offsets.commit({queue: OffsetCommit(20, 1, 0)})
+    assert mq.admin.group_stats(group)[topic].messages.total == 20
+    eventually(lambda: mq.admin.topic_stats(topic).messages.total == 30, "the puts", WAIT_S)
+    assert mq.admin.topic_stats(topic).bytes.total > 30
+
+
+# Last: it ends the NameServers for good
+
+
+def test_without_any_nameserver_producing_and_consuming_go_on(mq: raymq.Client, topic: str, group: str) -> None:
+    with mq.producer() as producer, mq.pull_consumer(group, consume_from=FIRST) as consumer:
+        consumer.subscribe(topic)
+        sent, got = 0, set()
+
+        def both(seconds: float) -> None:
+            nonlocal sent
+            until_s = time.monotonic() + seconds
+            while time.monotonic() < until_s or len(got) < sent:
+                assert time.monotonic() < until_s + WAIT_S, f"{sent} sent, {len(got)} received"
+                if time.monotonic() < until_s:
+                    producer.send(raymq.Message(topic, b"%d" % sent))
+                    sent += 1
+                got.update(int(message.body) for message in consumer.poll(timeout_s=0.2))
+
+        eventually(lambda: len(consumer.assignment()) == 4, "the queues", WAIT_S)
+        both(2.0)
+        for index in range(2):
+            ray.kill(ray.get_actor(f"nameserver-{index}", namespace=NAMESPACE), no_restart=True)
+        both(35.0)
+        assert got == set(range(sent))

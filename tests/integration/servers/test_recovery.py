@@ -1,0 +1,182 @@
+"""Each kind of process is killed with SIGKILL and is back by itself; nothing acknowledged or committed is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+import raymq
+from raymq.consumer.push.subscription import PushSubscription
+from raymq.message import MessageExt
+from tests.support.clusters.cluster import actor_processes, poll_until
+from tests.support.history.waiting import eventually
+
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+TOPIC = "recovery"
+STEP = 100
+
+
+class Journal:
+    """A listener that notes each message's number in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.touch()
+
+    def __call__(self, message: MessageExt) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            file.write(message.body + b"\n")
+
+    def counts(self) -> Counter[int]:
+        return Counter(map(int, self._path.read_text().split()))
+
+
+@dataclass(slots=True)
+class Scene:
+    """A producer, a push consumer and a pull consumer that go on over every kill."""
+
+    mq: raymq.Client
+    producer: raymq.Producer
+    subscription: PushSubscription
+    journal: Journal
+    reader: raymq.PullConsumer
+    sent: int = 0
+    read: Counter[int] = field(default_factory=Counter)
+
+    def send(self) -> None:
+        """Hand over some more and wait until they are acknowledged."""
+        futures = [
+            self.producer.send_async(raymq.Message(TOPIC, b"%d" % number), sharding_key=str(number))
+            for number in range(self.sent, self.sent + STEP)
+        ]
+        self.sent += STEP
+        assert all(future.result(60).status is raymq.SendStatus.SEND_OK for future in futures)
+
+    def committed(self) -> bool:
+        """Whether nothing of what both consumers got would come again, however long they stay alone."""
+        self.reader.commit()
+        return all(
+            sum(entry.lag for entry in self.mq.admin.describe_group(group)) == 0 for group in ("listeners", "readers")
+        )
+
+    def consumed(self) -> bool:
+        """Whether both consumers have got everything."""
+        self.read.update(int(message.body) for message in self.reader.poll(timeout_s=0.05))
+        return len(self.read) == len(self.journal.counts()) == self.sent
+
+    def facts(self) -> tuple[object, ...]:
+        """What must be the same before and after: topics with their messages, groups, a group's committed offsets."""
+        admin = self.mq.admin
+        return (
+            {topic: admin.describe_topic(topic) for topic in admin.list_topics()},
+            admin.list_groups(),
+            [(entry.queue, entry.committed) for entry in admin.describe_group("half-way")],
+        )
+
+    def answers(self, before: tuple[object, ...]) -> bool:
+        """Whether the facts are as before; the servers may just be starting again."""
+        try:
+            return self.facts() == before
+        except raymq.RaymqError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def scene(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    mq.admin.create_topic(TOPIC, queues=4)
+    journal = Journal(tmp_path_factory.mktemp("journal") / "journal")
+    push = mq.push_consumer("listeners", consume_from=FIRST).subscribe(TOPIC).on_message(journal)
+    with (
+        mq.producer() as producer,
+        push.start(instances=2) as subscription,
+        mq.pull_consumer("readers", consume_from=FIRST) as reader,
+    ):
+        reader.subscribe(TOPIC)
+        made = Scene(mq, producer, subscription, journal, reader)
+        made.send()
+        with mq.pull_consumer("half-way", consume_from=FIRST, auto_commit=False) as consumer:
+            consumer.subscribe(TOPIC)
+            poll_until(consumer, STEP // 2)
+            consumer.commit()
+        eventually(made.consumed, "the first messages")
+        yield made
+        assert made.read == Counter(range(made.sent))
+
+
+@pytest.mark.parametrize("actor", ["NameServer", "Broker", "Storage", "Rebalance", "Pull", "Listener"])
+def test_a_killed_process_is_back_by_itself_and_everything_goes_on(scene: Scene, actor: str) -> None:
+    """All processes of one kind at once. Only a consumer's own death may have messages delivered again."""
+    eventually(scene.committed, "everything committed")
+    before = scene.facts()
+    killed = actor_processes(actor)
+    assert len(killed) >= 1
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed, timeout=30)
+    eventually(lambda: scene.answers(before), "the same topics, groups and committed offsets as before")
+    scene.send()
+    eventually(lambda: len(actor_processes(actor)) == len(killed), f"as many {actor} processes as before")
+    eventually(scene.consumed, "everything at both consumers")
+    if actor not in ("Pull", "Listener"):
+        assert set(scene.journal.counts().values()) == {1}
+        assert set(scene.read.values()) == {1}
+    scene.mq.admin.create_topic(f"made-after-{actor}", queues=2)
+    scene.mq.admin.delete_topic(f"made-after-{actor}")
+
+
+def test_a_consumer_that_starts_while_its_servers_are_gone_waits_for_them(scene: Scene) -> None:
+    for process in actor_processes("Storage") + actor_processes("Broker"):
+        process.kill()
+    with scene.mq.pull_consumer("latecomers", consume_from=FIRST) as consumer:
+        consumer.subscribe(TOPIC)
+        assert sorted(int(message.body) for message in poll_until(consumer, scene.sent)) == list(range(scene.sent))
+
+
+PROGRAM = """
+import sys
+import raymq
+
+def listen(message):
+    pass
+
+mq = raymq.connect(sys.argv[1])
+subscription = mq.push_consumer("widows").subscribe("recovery").on_message(listen).start(instances=2)
+print("started", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_path: Path) -> None:
+    """Its listeners end with it, and its Pull actors by themselves."""
+    address = ray.get_runtime_context().gcs_address
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, address],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with program:
+        assert program.stdout is not None
+        output = iter(program.stdout.readline, b"")  # Ray's own messages may come between
+        started = next((line for line in output if line == b"started\n"), b"")
+        names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+        program.kill()
+        _, errors = program.communicate(timeout=30)
+    assert started == b"started\n", errors.decode()
+    assert {"pull-widows-0", "pull-widows-1"} <= names
+
+    def gone() -> bool:
+        names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+        return not any(name.startswith("pull-widows") for name in names)
+
+    eventually(gone, "the end of its Pull actors")
+    eventually(lambda: len(actor_processes("Listener")) == 2, "the end of its Listener actors")

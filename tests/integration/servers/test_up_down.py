@@ -1,0 +1,70 @@
+"""`raymq up`, `status` and `down`, as processes of their own with nothing running before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.clusters.cluster import Sandbox, assert_gone, sandbox
+
+RAYMQ = str(Path(sys.executable).with_name("raymq"))
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    """A sandbox whose Ray listens on loopback only."""
+    with pytest.MonkeyPatch.context() as patch, sandbox() as box:
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        yield box
+        run_directory = box.home / ".raymq" / "run"
+        for file in [*run_directory.iterdir(), *(box.home / ".ray").iterdir()]:
+            file.unlink()
+        for directory in (run_directory, run_directory.parent, box.home / ".ray"):
+            directory.rmdir()
+
+
+def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:
+    """Run a command with --json; its answer, or its complaint when it fails as expected."""
+    done = subprocess.run(
+        [RAYMQ, *arguments, "--json"], cwd=box.work, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(box: Sandbox) -> None:
+    assert "no Ray cluster runs on this machine" in raymq(box, "status", code=1)
+    started = raymq(box, "up", "--data-dir", str(box.data))["actors"]
+    assert started == ["broker-a", "broker-b", "nameserver-0", "storage-broker-a-0", "storage-broker-b-0"]
+    head = json.loads((box.home / ".raymq/run/ray-head.json").read_text())
+    family = [psutil.Process(head["pid"]), *psutil.Process(head["pid"]).children(recursive=True)]
+    raymq(box, "topic", "create", "orders", "--queues", "4")
+    assert (box.home / ".ray/auth_token").stat().st_mode & 0o777 == 0o600
+    assert [path for path in box.data.rglob("*") if path.stat().st_mode & 0o077] == []
+    [sent] = raymq(box, "send", "orders", "hello", "--tags", "paid")["sent"]
+    assert raymq(box, "up", "--data-dir", str(box.data))["actors"] == started
+    report = raymq(box, "status")
+    assert [store["writable"] for store in report["stores"]] == [True, True]
+    assert raymq(box, "down")["stopped"] == [*started[:3], *started[3:]]
+    assert_gone(family)
+    assert "no Ray cluster runs on this machine" in raymq(box, "down", code=1)
+
+    raymq(box, "up", "--data-dir", str(box.data))
+    broker_and_queue = sent["queue"].partition("@")[2]
+    message = raymq(box, "query", "orders", "--offset", f"{broker_and_queue}:{sent['offset']}")
+    assert (message["body"], message["message_id"]) == ("hello", sent["message_id"])
+    raymq(box, "down")
+
+
+def test_up_with_a_bad_setting_starts_nothing(box: Sandbox) -> None:
+    (box.work / "bad.yaml").write_text("brokr_groups: 3\n")
+    said = raymq(box, "up", "--config", "bad.yaml", code=1)
+    assert "unknown key 'brokr_groups'" in said
+    assert not (box.home / ".raymq/run/ray-head.json").exists()

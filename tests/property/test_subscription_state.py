@@ -1,0 +1,272 @@
+"""The pull consumer's core against a simple model: a log per queue, a group that grants and revokes, the brokers' real
+rules for commits, an administrator who resets, and a program that polls, seeks, pauses and commits. Answers come late.
+
+The laws: within a queue a poll returns exactly what comes next, in order; a paused or revoked queue returns nothing; no
+offset is committed that the program has not finished with, none beyond the position, and none goes back but by a seek
+or a reset; in the end every message was returned, but for those that a seek or a reset has left out.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from actors.core.broker.offsets import OffsetTable, Owners, judge_commits
+from raymq.consumer.pull.settings import PullSettings
+from raymq.consumer.pull.subscription_state import ConsumerCore
+from raymq.consumer.subscription import Subscription
+from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.protocol.membership import GroupAssignment
+from tests.support.clients.consumer_runs import fake_run, offsets_of
+
+NAMES = [MessageQueue("orders", "a", number) for number in range(3)]
+LENGTH = 60
+GROUP = "billing"
+
+
+class Model:
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.auto = self.chance.random() < 0.5
+        settings = PullSettings(
+            GROUP,
+            auto_commit=self.auto,
+            threshold_count=self.chance.choice([1, 3, 1000]),
+            threshold_all_count=self.chance.choice([2, 1000]),
+            span_max=self.chance.choice([1, 5, 2000]),
+        )
+        self.core = ConsumerCore(settings, 0.0)
+        self.core.subscriptions["orders"] = Subscription.parse("orders")
+        self.now_s = 0.0
+        self.trouble = True
+        self.generation = 1
+        self.granted: set[MessageQueue] = set()
+        self.end = dict.fromkeys(NAMES, 0)
+        self.wanted = {queue: {n for n in range(LENGTH) if self.chance.random() < 0.8} for queue in NAMES}  # by tags
+        self.table, self.owners = OffsetTable(), Owners()
+        self.place: dict[MessageQueue, int] = {}  # what the program must get next, of each queue it holds
+        self.finished: dict[MessageQueue, int] = {}  # how far it has finished
+        self.out: dict[MessageQueue, int] = {}  # up to where the last poll returned
+        self.version: dict[MessageQueue, int] = {}  # of the last reset it has heard of
+        self.allowed: set[MessageQueue] = set()  # may go back, by a seek
+        self.reads: list[tuple[MessageQueue, int, int]] = []
+        self.commits: list[tuple[dict[MessageQueue, OffsetCommit], CommitAnswer]] = []
+
+    # The group
+
+    def heartbeat(self) -> None:
+        self.core.assigned(GroupAssignment(self.generation, frozenset(self.granted), 1), self.now_s)
+
+    def grant(self) -> None:
+        self.granted.add(self.chance.choice(NAMES))
+        self.generation += 1
+        self.heartbeat()
+
+    def revoke(self) -> None:
+        self.granted.discard(self.chance.choice(NAMES))
+        self.generation += 1
+        self.heartbeat()
+
+    def start(self) -> None:
+        for queue, generation in list(self.core.starting.items()):
+            known = self.table.get(GROUP, "orders", queue.queue_id) or QueueOffset(0)
+            self.table.set(GROUP, "orders", {queue.queue_id: known.queue_offset}, {})
+            self.owners.note(GROUP, "orders", queue.queue_id, generation)
+            assert self.core.started(queue, known)
+            self.begin(queue, known)
+
+    def begin(self, queue: MessageQueue, start: QueueOffset) -> None:
+        self.place[queue] = self.finished[queue] = start.queue_offset
+        self.version[queue] = start.reset_version
+        self.out.pop(queue, None)
+        self.allowed.discard(queue)
+
+    def release(self) -> None:
+        for queue in self.core.release():
+            assert queue not in self.granted, f"{queue} is let go while it is granted"
+            assert queue not in self.out, f"{queue} is let go while the program is at it"
+            if self.auto:
+                known = self.table.get(GROUP, "orders", queue.queue_id)
+                assert known is not None
+                unheard = known.reset_version > self.version[queue]
+                assert unheard or known.queue_offset >= self.finished[queue], f"{queue} is let go before its commit"
+
+    def fall_silent(self) -> None:
+        self.now_s += 100.0
+        self.core.fence(self.now_s)
+        assert not self.core.held
+        self.heartbeat()
+
+    # The stores
+
+    def write(self) -> None:
+        for queue in NAMES:
+            self.end[queue] = min(LENGTH, self.end[queue] + self.chance.randint(0, 5))
+
+    def ask(self) -> None:
+        wanted = self.core.wanted()
+        assert not set(wanted) & set(self.core.paused)
+        if self.trouble and self.chance.random() < 0.1:  # before the requests are made
+            self.chance.choice([self.seek, self.pause, self.revoke])()
+        requests = {queue: self.core.request(queue, offset) for queue, offset in wanted.items()}
+        self.reads += [(queue, request.queue_offset, request.max_messages) for queue, request in requests.items()]
+
+    def answer(self) -> None:
+        self.chance.shuffle(self.reads)
+        for queue, offset, room in self.reads[:4]:
+            upto = min(self.end[queue], offset + room)
+            found = sorted(self.wanted[queue] & set(range(offset, upto)))
+            self.core.fetched(queue, offset, fake_run(found, max(upto, offset)))
+        del self.reads[:4]
+
+    # The program
+
+    def poll(self) -> None:
+        self.core.poll_begins(self.now_s)
+        self.out.clear()
+        if self.auto:
+            for queue in self.core.holding - self.core.starting.keys():
+                self.finished[queue] = self.place[queue]
+        slices = self.core.peek(self.chance.choice([1, 3, 500]))
+        if self.chance.random() < 0.2:  # while they are decoded
+            self.chance.choice([self.seek, self.pause, self.reset, self.revoke, self.fall_silent])()
+        for part in slices:
+            if self.core.is_current(part):
+                self.returned(part.queue, offsets_of(part))
+                self.core.taken(part)
+        self.core.poll_ends(self.now_s)
+
+    def returned(self, queue: MessageQueue, offsets: list[int]) -> None:
+        assert queue in self.core.held, f"{queue} is not held"
+        assert queue not in self.core.paused, f"{queue} is paused"
+        expected = sorted(n for n in self.wanted[queue] if n >= self.place[queue])[: len(offsets)]
+        assert offsets == expected, f"{queue} at {self.place[queue]}"
+        self.place[queue] = self.out[queue] = offsets[-1] + 1
+
+    def any_held(self) -> MessageQueue | None:
+        return self.chance.choice(self.core.held) if self.core.held else None
+
+    def seek(self) -> None:
+        if queue := self.any_held():
+            offset = self.chance.randint(0, self.end[queue])
+            self.core.seek(queue, offset)
+            self.place[queue] = self.finished[queue] = offset
+            self.allowed.add(queue)
+
+    def pause(self) -> None:
+        if queue := self.any_held():
+            self.core.pause([queue])
+
+    def resume(self) -> None:
+        self.core.resume(self.core.paused)
+
+    def commit_all(self) -> None:
+        self.core.finish_all()
+        self.out.clear()
+        for queue in self.core.holding - self.core.starting.keys():
+            self.finished[queue] = self.place[queue]
+        self.commit()
+        self.take_answers()
+
+    def commit_one(self) -> None:
+        if queue := self.any_held():
+            offset = self.chance.randint(0, self.core.get(queue).position)
+            self.core.finish({queue: offset})
+            self.finished[queue] = max(self.finished[queue], offset)
+
+    # The brokers
+
+    def commit(self) -> None:
+        """One commit at a time is under way."""
+        if not self.commits:
+            commits = self.core.uncommitted(self.now_s)
+            self.commits.append((commits, self.broker(commits)))
+
+    def question(self) -> None:
+        questions = self.core.questions()
+        self.core.answered(questions, self.noted(self.broker(questions)))
+
+    def broker(self, commits: dict[MessageQueue, OffsetCommit]) -> CommitAnswer:
+        for queue, commit in commits.items():
+            if commit.queue_offset is not None:
+                assert commit.queue_offset <= self.core._queues[queue].position, f"{queue} is committed ahead"
+                assert not commit.backwards or queue in self.allowed, f"{queue} goes back unasked"
+                left_out = {n for n in self.wanted[queue] if self.finished[queue] <= n < commit.queue_offset}
+                assert not left_out, f"{queue}: {commit.queue_offset} is committed over {left_out}"
+        by_id = {queue.queue_id: commit for queue, commit in commits.items()}
+        verdict = judge_commits(self.table, self.owners, GROUP, "orders", by_id)
+        self.table.set(GROUP, "orders", verdict.offsets, {})
+        assert not verdict.fenced, "there is no other member"
+        return CommitAnswer({MessageQueue("orders", "a", number): at for number, at in verdict.reset.items()})
+
+    def take_answers(self) -> None:
+        for commits, answer in self.commits:
+            self.core.answered(commits, self.noted(answer))
+        self.commits.clear()
+
+    def noted(self, answer: CommitAnswer) -> CommitAnswer:
+        """What the program sees of resets."""
+        for queue, at in answer.reset.items():
+            held = self.core._queues.get(queue)
+            if held is not None and at.reset_version > held.reset_version:
+                self.place[queue] = self.finished[queue] = at.queue_offset
+                self.version[queue] = at.reset_version
+        return answer
+
+    def reset(self) -> None:
+        queue = self.chance.choice(NAMES)
+        version = self.table.version(GROUP, "orders", queue.queue_id) + 1
+        offset = self.chance.randint(0, self.end[queue])
+        self.table.set(GROUP, "orders", {queue.queue_id: offset}, {queue.queue_id: version})
+
+    def step(self) -> None:
+        usual = [self.write, self.ask, self.answer, self.poll, self.start, self.commit, self.take_answers, self.release]
+        unusual = [self.grant, self.heartbeat, self.seek, self.pause, self.resume, self.commit_one, self.question]
+        rare = [self.revoke, self.reset, self.fall_silent, self.commit_all]
+        self.chance.choice(usual * 6 + unusual * 2 + rare)()
+        self.now_s += 0.1
+        for queue in self.core.held:
+            held = self.core.get(queue)
+            assert held.done <= held.position
+
+    def settle(self) -> None:
+        """Nothing is paused, revoked or reset any more: what is left comes, and is committed."""
+        self.trouble = False
+        self.granted = set(NAMES)
+        self.generation += 1
+        self.heartbeat()
+        self.resume()
+        self.take_answers()
+        self.question()
+        for _ in range(LENGTH * 12):
+            self.start()
+            if all(self.core.get(queue).position >= self.end[queue] for queue in NAMES):
+                break
+            self.ask()
+            self.answer()
+            self.core.poll_begins(self.now_s)
+            for part in self.core.peek(500):
+                self.returned(part.queue, offsets_of(part))
+                self.core.taken(part)
+            self.core.poll_ends(self.now_s)
+            self.question()
+        self.commit_all()
+        for queue in NAMES:
+            behind = {n for n in self.wanted[queue] if self.place[queue] <= n < self.end[queue]}
+            assert not behind, f"{queue}: {behind} were never returned"
+            assert self.table.get(GROUP, "orders", queue.queue_id).queue_offset == self.core.get(queue).position
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_polls_return_what_comes_next_and_nothing_is_committed_that_is_not_finished(block):
+    for seed in range(block * 100, (block + 1) * 100):
+        try:
+            model = Model(seed)
+            for _ in range(200):
+                model.step()
+            model.settle()
+        except AssertionError:
+            print("seed", seed)
+            raise

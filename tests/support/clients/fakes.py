@@ -1,0 +1,133 @@
+"""Stand-ins for a storage actor and for routes, for tests of clients without Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
+from raymq.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.protocol.store import AppendResult
+from raymq.record.decode import decode_records
+from raymq.record.encode import EncodedBatch
+from raymq.remoting.lane import LaneAddress
+from raymq.remoting.storage_client import StorageDescription
+
+WAIT_S = 60.0
+"""Bound of every wait in a test: far beyond what anything takes."""
+
+
+def topic_route(topic: str = "orders", **queues: int) -> TopicRoute:
+    """A route over broker groups with so many queues each, for example `topic_route(a=2, b=1)`."""
+    brokers = {name: BrokerData("raymq", name, {0: f"storage-{name}-0"}) for name in queues}
+    return TopicRoute(topic, brokers, tuple(QueueData(name, count, count, 6) for name, count in queues.items()))
+
+
+def description(
+    lane: LaneAddress | None = None, *, node_id: str = "here", root: str = "/nowhere", logs: tuple[str, ...] = ()
+) -> StorageDescription:
+    return StorageDescription(
+        name="storage-a-0",
+        broker_name="a",
+        node_id=node_id,
+        pid=1,
+        root=root,
+        commit_log_file_size=65536,
+        consume_queue_file_size=2000,
+        store_host=("127.0.0.1", 10911),
+        lane=lane or LaneAddress("\0raymq-nobody-listens-here", b"x" * 32),
+        commit_log_directories=logs,
+    )
+
+
+class FakeRoutes:
+    """A RouteSource with fixed routes that remembers what was forgotten."""
+
+    def __init__(self, *routes: TopicRoute) -> None:
+        self.routes = {route.topic: route for route in routes}
+        self.forgotten: list[str] = []
+        self.asked_to_create: list[tuple[str, int]] = []
+
+    def get(self, topic: str) -> TopicRoute:
+        return self.routes[topic]
+
+    def wait(self, topic: str, timeout_s: float) -> TopicRoute:
+        return self.get(topic)
+
+    def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
+        self.asked_to_create.append((topic, default_topic_queue_nums))
+        return self.get(topic)
+
+    def forget(self, topic: str) -> None:
+        self.forgotten.append(topic)
+
+
+class FakeStore:
+    """A StorageClient for producers: stores batches as a store does, once per sequence, and fails as it is told.
+
+    `connects` holds, per connection, an error to raise before anything is sent, or None. `script` holds, per attempt,
+    what happens: None stores and answers; an error raises it, nothing stored; ("lost", error) stores and raises the
+    error. A callable in either is called first, and gives one of these. After these, everything succeeds.
+    """
+
+    def __init__(self, name: str = "storage-a-0", script: Sequence[Any] = ()) -> None:
+        self.name = name
+        self.script = list(script)
+        self.connects: list[Any] = []
+        self.max_message_size_bytes = MAX_MESSAGE_SIZE_BYTES
+        self.status = SendStatus.SEND_OK
+        self.attempts: list[list[EncodedBatch]] = []
+        self.queues: dict[tuple[str, int], list[bytes]] = {}
+        self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def replica(self, name: str) -> FakeStore:
+        """Another store with the same content, as after a failover."""
+        other = FakeStore(name)
+        other.queues, other._seen, other._lock = self.queues, self._seen, self._lock
+        return other
+
+    def describe(self, timeout_s: float = 5.0) -> StorageDescription:
+        with self._lock:
+            step = self.connects.pop(0) if self.connects else None
+        if callable(step):
+            step = step()
+        if step is not None:
+            raise step
+        return replace(description(), max_message_size_bytes=self.max_message_size_bytes)
+
+    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
+        with self._lock:
+            self.attempts.append(list(batches))
+            step = self.script.pop(0) if self.script else None
+        if isinstance(step, Callable):
+            step = step(batches)
+        if isinstance(step, Exception):
+            raise step
+        with self._lock:
+            results = [self._store(batch) for batch in batches]
+        if isinstance(step, tuple):
+            raise step[1]
+        return results
+
+    def bodies(self, queue: MessageQueue) -> list[bytes]:
+        return self.queues.get((queue.topic, queue.queue_id), [])
+
+    def everything(self) -> list[bytes]:
+        return [body for bodies in self.queues.values() for body in bodies]
+
+    def _store(self, batch: EncodedBatch) -> AppendResult:
+        assert batch.producer is not None
+        assert batch.message_ids == ()
+        bodies = self.queues.setdefault((batch.topic, batch.queue_id), [])
+        key = (batch.topic, batch.queue_id, batch.producer.producer_id)
+        last, offset = self._seen.get(key, (-1, -1))
+        duplicate = batch.producer.first_sequence == last
+        assert duplicate or batch.producer.first_sequence > last, "a sequence went back"
+        if not duplicate:
+            offset = len(bodies)
+            bodies += [message.body for message in decode_records(batch.records, broker_name="a")]
+            self._seen[key] = (batch.producer.first_sequence, offset)
+        return AppendResult(self.status, offset, offset * 1000, 1_700_000_000_000, duplicate)

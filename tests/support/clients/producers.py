@@ -1,0 +1,95 @@
+"""Producers over fake stores that do not wait between attempts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from raymq.producer import sender
+from raymq.producer.producer import Producer
+from raymq.producer.settings import ProducerSettings
+from raymq.protocol.route import TopicRoute
+from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_route
+
+
+class NoPause:
+    """A Backoff that does not wait."""
+
+    def next(self) -> float:
+        return 0.0
+
+    def reset(self) -> None:
+        pass
+
+
+class Gate:
+    """A step of a FakeStore's script that holds an attempt until it is opened."""
+
+    def __init__(self, then=None) -> None:
+        self.entered, self.opened, self.then = threading.Event(), threading.Event(), then
+
+    def __call__(self, batches):
+        self.entered.set()
+        assert self.opened.wait(WAIT_S)
+        return self.then
+
+
+class Clock:
+    """The time by which producers count what a send may take: it stands still but where a test lets it pass."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def passes(self, then=None) -> Callable[..., Any]:
+        """A step of a FakeStore during which the time of every send passes."""
+
+        def step(*batches):
+            self.now_s += 3600.0
+            return then
+
+        return step
+
+
+MakeProducer = Callable[..., Producer]
+
+
+@contextmanager
+def producers_of_fakes() -> Iterator[MakeProducer]:
+    """Makes producers of one store per broker group; they are closed at the end, whatever still waits."""
+    made: list[tuple[Producer, tuple[FakeStore, ...]]] = []
+
+    def make(
+        *stores: FakeStore,
+        route: TopicRoute | None = None,
+        on_close: Callable[[Producer], None] = lambda producer: None,
+        **settings,
+    ) -> Producer:
+        by_name = {store.name: store for store in stores}
+        routes = FakeRoutes(route or topic_route(a=1), topic_route("other", a=1))
+        producer = Producer(
+            "group",
+            routes=routes,
+            storage=by_name.__getitem__,
+            born_host=("127.0.0.1", 0),
+            settings=ProducerSettings(**settings),
+            on_close=on_close,
+        )
+        producer.test_routes = routes
+        made.append((producer, stores))
+        return producer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sender, "Backoff", NoPause)
+        yield make
+        for producer, stores in made:
+            for store in stores:
+                store.script.clear()
+                store.connects.clear()
+            producer.close()

@@ -1,0 +1,79 @@
+"""The two pull consumers behind one face, so that one suite runs on both: the async one's loop has a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+from raymq.consumer.pull.async_consumer import AsyncPullConsumer
+from raymq.consumer.pull.consumer import PullConsumer
+from raymq.consumer.pull.engine import PullEngine
+from tests.support.clients.fakes import WAIT_S
+
+KINDS = ("sync", "async")
+
+
+class LoopThread:
+    """An event loop that runs in a thread until `stop`."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
+        self._thread.start()
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Call on the loop; what it returns, awaited if it is to be."""
+
+        async def on_loop() -> Any:
+            result = call()
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(on_loop(), self.loop).result(WAIT_S * 6)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(WAIT_S)
+        self.loop.close()
+
+
+class Blocking:
+    """An AsyncPullConsumer with PullConsumer's manners: each call runs on the loop and is waited for."""
+
+    def __init__(self, loop: LoopThread, consumer: AsyncPullConsumer) -> None:
+        self._loop = loop
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._consumer, name)
+        if not callable(target):
+            return target
+
+        @wraps(target)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._loop.run(lambda: target(*args, **kwargs))
+
+        return call
+
+    def __iter__(self) -> Iterator[Any]:
+        messages = self._loop.run(self._consumer.__aiter__)
+        while True:
+            try:
+                yield self._loop.run(messages.__anext__)
+            except StopAsyncIteration:
+                return
+
+    def __enter__(self) -> Blocking:
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        self._loop.run(lambda: self._consumer.__aexit__(*reason))
+
+
+def make_twin(kind: str, engine: PullEngine, loop: LoopThread) -> PullConsumer | Blocking:
+    """A consumer of either kind over an engine."""
+    if kind == "sync":
+        return PullConsumer(engine)
+    return Blocking(loop, loop.run(lambda: AsyncPullConsumer(engine)))

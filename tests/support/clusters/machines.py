@@ -1,0 +1,214 @@
+"""Machines, all on this one: namespaces of Linux. A world of them has a network of its own, in which there is nothing
+but the loopback interface, so nothing is reachable from outside.
+
+Each machine has its own processes, /root, /tmp, /run and /dev/shm; the rest of the file system is this machine's. One
+that is to be logged in to runs an sshd and shares the world's network: port 22 of every loopback address is free there.
+One without has a network of its own, of which tests.support.clusters.network makes something. The world's first process
+ends with this one, and with it all the others.
+
+    DIRECTORY/key, key.pub, host_key    to log in with, and what the machines answer with
+    DIRECTORY/NAME/root, tmp            a machine's /root and /tmp
+    DIRECTORY/NAME/log                  what its first process says
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.support.clusters.cluster import title
+from tests.support.history.waiting import eventually
+
+SSHD = "/usr/sbin/sshd"
+OPERATOR = "operator"
+SEARCH_PATH = f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SCRIPT = Path(__file__).with_name("machine.sh")
+REPOSITORY = Path(__file__).parents[3]
+
+# What `ip link set lo up` does, which is not installed everywhere.
+LOOPBACK_UP = """
+import fcntl, socket, struct, time
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))
+while True:
+    time.sleep(3600)
+"""
+
+SSHD_CONFIG = """\
+ListenAddress {address}:22
+HostKey {directory}/host_key
+AuthorizedKeysFile {directory}/key.pub
+AuthenticationMethods publickey
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM no
+PidFile none
+"""
+
+
+def why_impossible(*programs: str) -> str:
+    """Why there can be no such machines here, with these programs; empty if there can."""
+    if os.geteuid() != 0:
+        return "only root may make namespaces"
+    for program in ("unshare", "nsenter", "setpriv", *programs):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (Debian: util-linux, iproute2, openssh-client, openssh-server, rsync)"
+    trial = subprocess.run(
+        ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "mount", "-t", "tmpfs", "tmpfs", "/run"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return f"no namespaces here: {trial.stderr.strip()}" if trial.returncode else ""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Some machines, and one more from which to log in to them."""
+
+    directory: Path
+    process: subprocess.Popen[bytes]
+    machines: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def key(self) -> Path:
+        """The private key that every machine lets in."""
+        return self.directory / "key"
+
+    def root(self, name: str) -> Path:
+        """A machine's /root, which is its user's home."""
+        return self.directory / name / "root"
+
+    @property
+    def pid(self) -> int:
+        """The world's first process."""
+        return _first_process(self.process)
+
+    def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:
+        """What a command writes, run on the machine with this first process, or as the operator, in the repository.
+
+        AssertionError, with what it said, when it fails.
+        """
+        done = subprocess.run(
+            self.command(command, machine),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+        return done.stdout
+
+    def command(self, command: Sequence[str], machine: int | None = None) -> list[str]:
+        """What to call to have a command run there."""
+        return [*_enter(machine or self.pid, mount=True), *_inside(REPOSITORY), *command]
+
+    def start(self, name: str, address: str) -> None:
+        """Start a machine that listens at a loopback address; return when it does."""
+        _furnish(self.directory / name)
+        home = self.root(name)
+        (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")  # the raymq under test
+        config = home.parent / "sshd_config"
+        config.write_text(SSHD_CONFIG.format(address=address, directory=self.directory))
+        machine, log = self._begin(name, SSHD, "-D", "-e", "-f", str(config))
+
+        def listens() -> bool:
+            assert machine.poll() is None, log.read_text()
+            return "Server listening" in log.read_text()
+
+        eventually(listens, f"the sshd of {name}", 20)
+
+    def start_alone(self, name: str) -> int:
+        """Start a machine in a network of its own; returns its first process."""
+        _furnish(self.directory / name)
+        machine, log = self._begin(name, sys.executable, "-c", LOOPBACK_UP, net=True)
+
+        def runs() -> int:
+            assert machine.poll() is None, log.read_text()
+            return _first_process(machine)
+
+        return eventually(runs, f"the first process of {name}", 20)
+
+    def _begin(self, name: str, *command: str, net: bool = False) -> tuple[subprocess.Popen[bytes], Path]:
+        log = self.directory / name / "log"
+        with log.open("wb") as output:
+            machine = subprocess.Popen(
+                [
+                    *_enter(self.pid, mount=False),
+                    *_machine(self.directory / name, self.directory, net=net),
+                    *command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.machines.append(machine)
+        return machine, log
+
+
+@contextmanager
+def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
+    """A world without machines; at the end everything in it is killed. `keys`: to log in with."""
+    directory = directory.resolve()
+    for name in ("key", "host_key") if keys else ():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
+    _furnish(directory / OPERATOR)
+    command = [*_machine(directory / OPERATOR, directory, net=True), sys.executable, "-c", LOOPBACK_UP]
+    process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdin=subprocess.DEVNULL)
+    made = World(directory, process)
+    try:
+        eventually(lambda: _first_process(process) != 0, "the world's first process", 20)
+        yield made
+    finally:
+        started = [process, *made.machines]
+        family = [child for one in started for child in psutil.Process(one.pid).children(recursive=True)]
+        process.kill()  # with it, the kernel ends every process in its namespaces
+        for one in started:
+            one.wait(30)
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert alive == []
+
+
+def _furnish(directory: Path) -> None:
+    for part in ("root", "tmp"):
+        (directory / part).mkdir(parents=True)
+    (directory / "tmp").chmod(0o1777)
+
+
+def _machine(directory: Path, world_directory: Path, *, net: bool = False) -> list[str]:
+    kept = {Path(path).resolve() for path in (REPOSITORY, sys.prefix, sys.base_prefix, world_directory)}
+    return [
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *(["--net"] if net else [])),
+        *("sh", str(SCRIPT), str(directory), "\n".join(map(str, sorted(kept)))),
+    ]
+
+
+def _enter(pid: int, *, mount: bool) -> list[str]:
+    return ["nsenter", "--target", str(pid), "--net", "--pid", *(["--mount"] if mount else []), "--"]
+
+
+def _inside(directory: Path) -> list[str]:
+    """A clean environment, as after a log-in."""
+    return [
+        *("env", "-i", f"--chdir={directory}", "HOME=/root", "USER=root", f"PATH={SEARCH_PATH}", "LANG=C.UTF-8"),
+        *("RAY_USAGE_STATS_ENABLED=0", "RAY_UP_enable_autoscaler_v2=1"),
+    ]
+
+
+def _first_process(unshare: subprocess.Popen[bytes]) -> int:
+    """The process that `unshare` forked, once it runs what it is to run; else 0."""
+    for child in psutil.Process(unshare.pid).children(recursive=True):
+        if title(child) == sys.executable:
+            return child.pid
+    return 0

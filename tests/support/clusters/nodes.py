@@ -1,0 +1,126 @@
+"""A Ray cluster of several raylets on this machine, each with a data directory of its own, in a sandbox.
+
+Everything listens on loopback, with a token; health checks are tuned so that a raylet that was killed is given up
+within about two seconds. The first node, the head, is this process's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray._raylet import Config
+from ray.cluster_utils import Cluster
+
+from raymq.cluster.embedded import STARTING_MAX, _process_token
+from raymq.config.cluster import DATA_DIR_VARIABLE
+from raymq.names import NAMESPACE
+from tests.support.clusters.cluster import HEALTH_CHECKS, Sandbox
+
+OBJECT_STORE_BYTES = 100 << 20
+LOOPBACK = "127.0.0.1"
+SYSTEM_CONFIG = {
+    **HEALTH_CHECKS,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
+    "worker_maximum_startup_concurrency": STARTING_MAX,
+}
+
+
+class Nodes:
+    """The nodes, by the name of their data directory below the sandbox's."""
+
+    def __init__(self, cluster: Cluster, box: Sandbox) -> None:
+        self._cluster, self._box = cluster, box
+        self._nodes: dict[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        """Where a program connects to."""
+        return str(self._cluster.address)
+
+    def data(self, name: str) -> Path:
+        return self._box.data / name
+
+    def runs(self, name: str) -> bool:
+        """Whether it was started, and not killed."""
+        return name in self._nodes
+
+    def node_id(self, name: str) -> str:
+        return str(self._nodes[name].node_id)
+
+    def name_of(self, node_id: str | None) -> str:
+        """The node with a Ray id; empty for one that is not there."""
+        return next((name for name, node in self._nodes.items() if node.node_id == node_id), "")
+
+    def add(self, name: str, **head: Any) -> None:
+        """Start a node; one that was killed comes back under another id, with its data."""
+        self._nodes[name] = self._cluster.add_node(
+            node_ip_address=LOOPBACK,
+            num_cpus=2,
+            object_store_memory=OBJECT_STORE_BYTES,
+            env_vars={DATA_DIR_VARIABLE: str(self.data(name))},
+            **head,
+        )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the raylet and all its workers."""
+        node = self._nodes.pop(name)
+        _kill(_family(node))
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_all(self) -> None:
+        """SIGKILL every process of the cluster, the head's too, and disconnect this process. Nothing comes back."""
+        processes = [process for node in self._nodes.values() for process in _family(node)]
+        self._nodes.clear()
+        _kill(processes)
+        ray.shutdown()
+
+
+def _family(node: Any) -> list[psutil.Process]:
+    """A node's processes, and what they started."""
+    started = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
+    return [one for process in started for one in (process, *process.children(recursive=True))]
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue  # ended with its raylet
+
+
+@contextmanager
+def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
+    """Start them, the first as head, and connect this process."""
+    directory = box.tmp / "ray"
+    directory.mkdir(exist_ok=True)
+    token = directory / "token"
+    token.touch(mode=0o600)
+    token.write_text(_process_token())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # otherwise it listens on all interfaces
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setattr(sys.modules["ray._private.ray_constants"], "ENABLE_RAY_CLUSTER", False)
+        Config.initialize("")  # Ray has read the environment when it was imported
+        cluster = Cluster()
+        made = Nodes(cluster, box)
+        try:
+            made.add(names[0], temp_dir=str(directory), include_dashboard=False, _system_config=SYSTEM_CONFIG)
+            for name in names[1:]:
+                made.add(name)
+            ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            yield made
+        finally:
+            ray.shutdown()
+            cluster.shutdown()

@@ -1,0 +1,346 @@
+"""Processes of a simulated cluster, on one virtual clock: brokers, the Rebalance actor, members of a group.
+
+Each runs a pure core of the product (BrokerState, RebalanceGroup, ProcessQueues) as its real shell does, over a network
+that loses, delays and repeats calls (`World.call`). A process can be killed (what is on its way to it is gone), stand
+still (it finds everything late), and have clocks of its own: one that only runs, faster or slower than true time, and
+one on the wall, which somebody may set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from actors.core.broker.offsets import Owners
+from actors.core.broker.state import BrokerState, Change
+from actors.core.rebalance.group import RebalanceGroup
+from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.protocol.membership import Allocation, GroupAssignment, GroupHeartbeat
+from tests.support.group_sim.invariants import Tenure
+from tests.support.group_sim.queues import Delivery, Hands
+
+if TYPE_CHECKING:
+    from tests.support.group_sim.world import World
+
+T = TypeVar("T")
+
+GROUP = "billing"
+SESSION_S = 6.0
+LEASE_S = SESSION_S * 0.6
+HEARTBEAT_S = 1.0
+CALL_TIMEOUT_S = 1.5
+POLL_S = 0.4
+
+
+class Process:
+    """`life` counts its incarnations: what was meant for an earlier one does not reach this one."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.life = 0
+        self.up = True
+        self.frozen_until_s = 0.0
+        self.rate = world.chance.uniform(0.88, 1.12)
+        self.ahead_s = world.chance.uniform(0.0, 1000.0)
+        self.wall_error_s = 0.0
+
+    def now_s(self) -> float:
+        return self.world.now_s * self.rate + self.ahead_s
+
+    def wall_ns(self) -> int:
+        return int((1_000_000 + self.world.now_s + self.wall_error_s) * 1e9)
+
+    def kill(self) -> None:
+        self.life += 1
+        self.up = False
+        self.frozen_until_s = 0.0
+
+
+class Broker(Process):
+    """One broker group's control plane. Its state is rebuilt from its records; who owns which queue is forgotten."""
+
+    def __init__(self, world: World, name: str, topics: dict[str, int]) -> None:
+        super().__init__(world, name)
+        self.records: list[Change] = [
+            {"kind": "topic", "topic": topic, "read_queue_nums": count, "write_queue_nums": count, "perm": 6}
+            for topic, count in topics.items()
+        ]
+        self.records.append({"kind": "group", "group": GROUP})
+        self.start_again()
+
+    def start_again(self) -> None:
+        self.up = True
+        self.state, self.owners = BrokerState(), Owners()
+        for record in self.records:
+            self.state.apply(record, 0)
+
+    def _store(self, *changes: Change | None) -> None:
+        for change in changes:
+            if change is not None:
+                self.records.append(change)
+                self.state.apply(change, 0)
+
+    def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
+        self._store(self.state.decide_start(GROUP, queue.topic, queue.queue_id, 0))
+        self.owners.note(GROUP, queue.topic, queue.queue_id, generation)
+        return self._committed(queue)
+
+    def commit_offsets(self, commits: dict[MessageQueue, OffsetCommit]) -> CommitAnswer:
+        reset: dict[MessageQueue, QueueOffset] = {}
+        fenced: set[MessageQueue] = set()
+        for queue, commit in commits.items():
+            table = {queue.topic: {queue.queue_id: commit}}
+            changes, verdicts, _ = self.state.decide_commits(self.owners, GROUP, table)
+            self._store(*changes)
+            verdict = verdicts[queue.topic]
+            if verdict.fenced:
+                fenced.add(queue)
+            if verdict.reset:
+                reset[queue] = verdict.reset[queue.queue_id]
+            self._tell(queue)
+        return CommitAnswer(reset, frozenset(fenced))
+
+    def reset(self, queue: MessageQueue, offset: int) -> None:
+        self._store(self.state.decide_reset(GROUP, queue.topic, {queue.queue_id: offset}))
+        self.world.ledger.reset(queue, offset)
+        self._tell(queue)
+
+    def _tell(self, queue: MessageQueue) -> None:
+        if self.state.offsets.get(GROUP, queue.topic, queue.queue_id) is not None:
+            self.world.ledger.committed(queue, self._committed(queue).queue_offset)
+
+    def _committed(self, queue: MessageQueue) -> QueueOffset:
+        known = self.state.offsets.get(GROUP, queue.topic, queue.queue_id)
+        assert known is not None
+        return known
+
+
+class Rebalance(Process):
+    """The Rebalance actor."""
+
+    core_class = RebalanceGroup
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "rebalance")
+        self.start_again(grace=False)
+
+    def start_again(self, *, grace: bool = True) -> None:
+        self.up = True
+        self.core = self.core_class(
+            self.now_s(), session_timeout_s=SESSION_S, grace=grace, first_version=self.wall_ns()
+        )
+        for topic in {queue.topic for queue in self.world.queues}:
+            self.core.set_queues(topic, [queue for queue in self.world.queues if queue.topic == topic])
+
+    def heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
+        return self.core.heartbeat(heartbeat, self.now_s())
+
+    def offsets_reset(self) -> int:
+        return self.core.offsets_reset()
+
+
+class Member(Process):
+    """A push-consumer instance: its heartbeats, its process queues and its listener, in the order of the Pull actor.
+
+    one turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn
+    beside it, every POLL_S and whenever the listener has ended a batch: fetch, deliver
+    """
+
+    def __init__(self, world: World, name: str, topics: frozenset[str], allocation: Allocation) -> None:
+        super().__init__(world, name)
+        self.topics, self.allocation = topics, allocation
+        self.session = self.sequence = self.generation = self.offsets_version = 0
+        self.must_ask = self.stopping = False
+        self.hands = Hands()
+        self.tenures: dict[MessageQueue, Tenure] = {}
+        self.lease_until_s = -1.0
+
+    def start(self) -> None:
+        self.turn()
+        self.poll()
+
+    def stop(self) -> None:
+        """Finish what is under way, commit, leave: begun with this turn's commit."""
+        self.stopping = True
+
+    def kill(self) -> None:
+        super().kill()
+        self.world.ledger.forget(self)
+
+    def leased(self) -> bool:
+        return self.up and self.now_s() <= self.lease_until_s
+
+    def may_deliver(self, queue: MessageQueue) -> bool:
+        return self.leased() and self.hands.may_deliver(queue)
+
+    def fence_when_late(self) -> None:
+        if not self.leased():
+            for queue in self.hands.holding:
+                self.fence(queue)
+
+    def fence(self, queue: MessageQueue) -> None:
+        """Give up a queue that is another's, or will be."""
+        self.world.ledger.fenced(self, queue)
+        self.hands.drop(queue)
+
+    # Delivering
+
+    def poll(self) -> None:
+        self.deliver()
+        self.world.at(self, POLL_S, self.poll)
+
+    def deliver(self) -> None:
+        self.fence_when_late()
+        self.hands.fetch(self.world.ledger.end, self.now_s())
+        for delivery in self.hands.deliveries(self.now_s()):
+            tenure = self.tenures[delivery.queue]
+            self.world.note("delivers", self.name, delivery.queue, delivery.first)
+            self.world.ledger.deliver(tenure, delivery.first, delivery.end, self.world.members.values())
+            self.world.later(self.world.listener_pause_s(), self.guard(partial(self.listened, delivery, tenure)))
+
+    def listened(self, delivery: Delivery, tenure: Tenure) -> None:
+        """The listener, a process of its own, has ended; this one hears of it when it is awake."""
+        consumed = not self.world.listener_fails()
+        self.world.ledger.finish(tenure, consumed=consumed)
+        self.world.at(self, 0.0, lambda: self.heard(delivery, consumed=consumed))
+
+    def heard(self, delivery: Delivery, *, consumed: bool) -> None:
+        self.hands.ended(delivery, self.now_s(), consumed=consumed)
+        self.deliver()
+
+    def guard(self, action: Callable[[], None]) -> Callable[[], None]:
+        """The action, unless this process dies before."""
+        life = self.life
+        return lambda: action() if self.life == life else None
+
+    # Membership
+
+    def turn(self) -> None:
+        self.fence_when_late()
+        self.sequence += 1
+        heartbeat = GroupHeartbeat(
+            self.name,
+            self.topics,
+            self.hands.holding,
+            allocation=self.allocation,
+            session=self.session,
+            sequence=self.sequence,
+            generation=self.generation,
+        )
+        sent_s = self.now_s()
+        rebalance = self.world.rebalance
+        self.world.call(
+            self,
+            rebalance,
+            lambda: rebalance.heartbeat(heartbeat),
+            lambda assignment: self.take(assignment, sent_s),
+            self.commit,
+        )
+
+    def take(self, assignment: GroupAssignment, sent_s: float) -> None:
+        """The lease and what it is for change together: no delivery comes in between."""
+        self.generation = max(self.generation, assignment.generation)
+        if assignment.session != self.session:
+            self.session = assignment.session
+            self.turn()
+            return
+        self.lease_until_s = sent_s + LEASE_S
+        holding = self.hands.holding
+        self.hands.revoke(holding - assignment.queues, self.now_s())
+        if assignment.offsets_version != self.offsets_version:
+            self.offsets_version, self.must_ask = assignment.offsets_version, True
+        new = [] if self.stopping else sorted(assignment.queues - holding)
+        self.in_turn(new, lambda queue, done: self.begin(queue, assignment.generation, done), self.commit)
+
+    def begin(self, queue: MessageQueue, generation: int, done: Callable[[], None]) -> None:
+        broker = self.world.brokers[queue.broker_name]
+
+        def begun(start: QueueOffset) -> None:
+            self.add(queue, start, generation)
+            done()
+
+        self.world.call(self, broker, lambda: broker.start_offset(queue, generation), begun, done)
+
+    def add(self, queue: MessageQueue, start: QueueOffset, generation: int) -> None:
+        self.tenures[queue] = self.world.ledger.begin(self, queue, start.queue_offset)
+        self.hands.begin(queue, start, generation)
+
+    def commit(self) -> None:
+        """Commit what the listener has finished; where somebody has reset offsets, ask about every queue."""
+        self.fence_when_late()
+        if self.stopping:
+            self.hands.revoke(self.hands.holding, self.now_s())
+        failures: list[str] = []
+
+        def finished() -> None:
+            self.must_ask = self.must_ask and bool(failures)
+            self.release()
+
+        self.in_turn(sorted(self.world.brokers), lambda name, done: self.commit_at(name, failures, done), finished)
+
+    def commits(self, broker_name: str) -> dict[MessageQueue, OffsetCommit]:
+        return self.hands.commits(broker_name, ask=self.must_ask)
+
+    def commit_at(self, name: str, failures: list[str], done: Callable[[], None]) -> None:
+        broker, commits = self.world.brokers[name], self.commits(name)
+        if not commits:
+            done()
+            return
+        tenures = {queue: self.tenures[queue] for queue in commits}
+
+        def answered(answer: CommitAnswer) -> None:
+            self.hear_of_commits(commits, answer, tenures)
+            done()
+
+        def failed() -> None:
+            failures.append(name)
+            done()
+
+        self.world.call(self, broker, lambda: broker.commit_offsets(commits), answered, failed)
+
+    def hear_of_commits(
+        self, commits: dict[MessageQueue, OffsetCommit], answer: CommitAnswer, tenures: dict[MessageQueue, Tenure]
+    ) -> None:
+        before = {queue: self.hands.held(queue) for queue in commits}
+        self.hands.committed(commits, answer)
+        for queue, held in before.items():
+            now = self.hands.held(queue)
+            if held is None or now is held or self.tenures[queue] is not tenures[queue]:
+                continue
+            if queue in answer.fenced:
+                self.world.ledger.fenced(self, queue)
+            if now is not None:
+                self.tenures[queue] = self.world.ledger.begin(self, queue, answer.reset[queue].queue_offset)
+
+    def release(self) -> None:
+        self.fence_when_late()
+        released = self.hands.released(self.now_s())
+        for queue in released:
+            self.hands.drop(queue)
+        if self.stopping and not self.hands.holding:
+            self.leave()
+        else:
+            self.world.at(self, 0.0 if released else HEARTBEAT_S, self.turn)
+
+    def leave(self) -> None:
+        self.sequence += 1
+        farewell = GroupHeartbeat(
+            self.name, frozenset(), frozenset(), leaving=True, session=self.session, sequence=self.sequence
+        )
+        rebalance = self.world.rebalance
+        self.world.call(self, rebalance, lambda: rebalance.heartbeat(farewell), lambda _: self.end(), self.end)
+
+    def end(self) -> None:
+        self.world.members.pop(self.name, None)
+        self.kill()
+
+    def in_turn(
+        self, items: Sequence[T], step: Callable[[T, Callable[[], None]], None], finished: Callable[[], None]
+    ) -> None:
+        """Do one step after another; each says when it is done."""
+        if not items:
+            finished()
+        else:
+            step(items[0], lambda: self.in_turn(items[1:], step, finished))

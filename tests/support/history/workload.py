@@ -1,0 +1,92 @@
+"""The load of a chaos test: producers that send as fast as they may, and a reader of everything afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+
+import raymq
+from raymq.message import MessageQueue, PullStatus
+from tests.support.history.history import History, Operation, Outcome, Sent
+
+IN_FLIGHT_MAX = 500
+SHARDS = 8
+
+
+class Senders:
+    """`producers` threads, each with a producer of its own, send `count` messages each, or fewer after `stop`, with
+    `pause_s` between two. Start, then join."""
+
+    def __init__(
+        self, mq: raymq.Client, topic: str, *, producers: int, count: int, history: History, pause_s: float = 0.0
+    ) -> None:
+        self._mq, self._topic, self._count, self._history = mq, topic, count, history
+        self._pause_s, self._stopping = pause_s, threading.Event()
+        self._failures: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(producers)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def running(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        """Have them hand over no more; `join` waits for what was handed over."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for all of them; raises what one raised that is no outcome of a send."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+            assert not thread.is_alive(), "a producer hangs"
+        if self._failures:
+            raise self._failures[0]
+
+    def _run(self, index: int) -> None:
+        waiting: deque[tuple[Sent, Future[raymq.SendResult]]] = deque()
+        try:
+            with self._mq.producer(f"sender-{index}") as producer:
+                for sequence in range(self._count):
+                    sent = Sent(index, sequence)
+                    message = raymq.Message(self._topic, sent.body())
+                    waiting.append((sent, producer.send_async(message, sharding_key=f"shard-{sequence % SHARDS}")))
+                    while waiting and (len(waiting) >= IN_FLIGHT_MAX or waiting[0][1].done()):
+                        self._history.add(outcome_of(*waiting.popleft()))
+                    if self._stopping.wait(self._pause_s) if self._pause_s else self._stopping.is_set():
+                        break
+                while waiting:
+                    self._history.add(outcome_of(*waiting.popleft()))
+        except BaseException as error:  # handed to join
+            self._failures.append(error)
+
+
+def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
+    """Wait for a send to end, and say how."""
+    try:
+        result = future.result(120)
+    except raymq.SendUnknownError as error:
+        return Operation(sent, Outcome.UNKNOWN, error=str(error))
+    except raymq.RaymqError as error:
+        return Operation(sent, Outcome.FAILED, error=str(error))
+    if result.status is not raymq.SendStatus.SEND_OK:  # too few copies, or not on disk, in time
+        return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
+    return Operation(sent, Outcome.OK, result.queue, result.queue_offset)
+
+
+def read_back(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[Sent]]:
+    """Every message of the topic, per queue from offset 0 on."""
+    queues: dict[MessageQueue, list[Sent]] = {}
+    for entry in mq.admin.describe_topic(topic):
+        assert entry.min_offset == 0
+        messages: list[Sent] = []
+        while len(messages) < entry.max_offset:
+            result = mq.admin.pull(entry.queue, len(messages), max_messages=1000)
+            assert result.status is PullStatus.FOUND
+            assert [message.queue_offset for message in result.messages][:1] == [len(messages)]
+            messages.extend(Sent.parse(message.body) for message in result.messages)
+        queues[entry.queue] = messages
+    return queues

@@ -1,0 +1,142 @@
+"""A broker group of real replicas in one process: real stores, real decisions, and the calls between them by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from actors.core.replica.rules import ReplicaRules
+from actors.replica.replica import Replica
+from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
+from raymq.config.store import StoreSettings
+from raymq.errors import RaymqError
+from storage.message_store import MessageStore
+from storage.replication.epochs import Copied
+from tests.support.stores.stores import small_settings
+
+GROUP = "broker-a"
+PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
+"""Copies come in time, however busy the machine is."""
+
+
+class ReplicaGroup:
+    """Replicas below `root`, with a Controller that is asked by `control` and Replicators that run by `copy`.
+
+    `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks.
+    """
+
+    def __init__(
+        self, root: Path, replicas: int = 3, rules: ReplicaRules | None = None, *, log_disks: int = 0, **store: Any
+    ) -> None:
+        self._root, self._store, self._log_disks = root, store, log_disks
+        self.rules = rules or PATIENT
+        self.replicas: dict[int, Replica] = {}
+        self.names = frozenset(range(replicas))
+        fixed_master = FIXED_MASTER if self.rules.fixed_roles else None
+        control_rules = ControlRules(dead_after_s=60.0, lease_s=self.rules.lease_s, fixed_master=fixed_master)
+        self.control_state = GroupControl(GROUP, self.names, control_rules)
+        self.journal: list[Record] = []
+        self._stopping = threading.Event()
+        self._copying = {name: threading.Lock() for name in self.names}
+        self._threads: list[threading.Thread] = []
+        for name in self.names:
+            self.open(name)
+
+    def directory(self, name: int) -> Path:
+        return self._root / f"{GROUP}-{name}"
+
+    def settings(self, name: int) -> StoreSettings:
+        root = self.directory(name)
+        logs = tuple(self._root / f"disk-{number}" / root.name for number in range(self._log_disks))
+        return small_settings(root, store_path_commit_log=logs, **self._store)
+
+    def open(self, name: int) -> Replica:
+        settings = self.settings(name)
+        store = partial(self._open_store, settings)
+        self.replicas[name] = Replica(GROUP, name, settings, self.rules, store)
+        return self.replicas[name]
+
+    @staticmethod
+    def _open_store(settings: Any, on_stored: Any) -> MessageStore:
+        return MessageStore.open(settings, broker_name=GROUP, on_stored=on_stored)
+
+    def close(self, name: int) -> None:
+        self.replicas.pop(name).close()
+
+    def control(self, rounds: int = 4) -> None:
+        """Ping everybody and carry out what the Controller decides, some times."""
+        orders: dict[int, Any] = {}
+        for _ in range(rounds):
+            for name, replica in list(self.replicas.items()):
+                record = self.control_state.record
+                newest = None if record is None else record.sync_state_set
+                self.control_state.heard(replica.obey(orders.pop(name, None), newest), time.monotonic())
+            for action in self.control_state.tick(time.monotonic()):
+                if isinstance(action, Record):
+                    self.journal.append(action)
+                else:
+                    orders[action.replica] = action
+            for name, order in list(orders.items()):
+                if name in self.replicas:
+                    self.replicas[name].obey(order, None)
+            orders.clear()
+
+    def copy(self, name: int, chunk_bytes: int = 1 << 20) -> None:
+        """What the Replicator of `name` does until there is nothing left to copy."""
+        with self._copying[name]:
+            self._copy(name, chunk_bytes)
+
+    def _copy(self, name: int, chunk_bytes: int) -> None:
+        slave = self.replicas[name]
+        following = slave.following(0.0)
+        if following is None or following.master not in self.replicas:
+            return
+        master, epoch = self.replicas[following.master], following.epoch
+        position = following.position
+        if position is None:
+            position = slave.align(epoch, master.history(epoch))
+        copied = Copied(position, position, 0)
+        while True:
+            request = following.request(name, copied.next_offset, copied.acked_offset)
+            copied = slave.append_log(epoch, master.read_log(request, chunk_bytes, 0.0))
+            if not copied.copied_bytes:
+                return
+
+    def settle(self) -> None:
+        """Until everybody who runs has everything and is in the set."""
+        for _ in range(3):
+            self.control(2)
+            for name in sorted(self.replicas):
+                self.copy(name)
+        self.control(2)
+
+    def start(self) -> None:
+        """Copy in threads, so that appends can wait for it."""
+        for name in self.names:
+            self._threads.append(threading.Thread(target=self._run, args=(name,), daemon=True))
+            self._threads[-1].start()
+
+    def _run(self, name: int) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.copy(name)
+            except (RaymqError, KeyError):
+                pass  # a role has changed, or one of them is closed: as its actor, it asks again
+            self._stopping.wait(0.002)
+
+    @property
+    def master(self) -> Replica:
+        record = self.control_state.record
+        assert record is not None
+        assert record.master is not None
+        return self.replicas[record.master]
+
+    def end(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(10.0)
+        for name in list(self.replicas):
+            self.close(name)

@@ -1,0 +1,40 @@
+"""A broker group whose replicas are on nodes of their own (tests.support.clusters.nodes)."""
+
+from __future__ import annotations
+
+from tests.support.clusters.nodes import Nodes
+from tests.support.history.waiting import eventually
+from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, ReplicaGroup, log_checksum
+
+
+class PlacedGroup(ReplicaGroup):
+    """A group, and where its replicas are."""
+
+    def __init__(self, broker_name: str, replicas: int, machines: Nodes) -> None:
+        super().__init__(broker_name, replicas)
+        self._machines = machines
+
+    def homes(self) -> dict[int, str]:
+        """Replica to the name of its node; empty for one that is on none. As soon as the Controller answers."""
+        replicas = eventually(lambda: self.account()["replicas"], "an account of the replicas", HEAL_TIMEOUT_S)
+        return {one["replica"]: self._machines.name_of(one["node_id"]) for one in replicas}
+
+    def wait_for_homes(self, names: set[str]) -> None:
+        """Wait until the replicas are on these nodes, and in sync."""
+        eventually(lambda: set(self.homes().values()) == names, f"replicas on {names}", HEAL_TIMEOUT_S)
+        self.settled()
+
+    def lead_from(self, name: str) -> None:
+        """Have the replica on a node lead."""
+        [replica] = [replica for replica, home in self.homes().items() if home == name]
+        self.lead(replica)
+        self.settled()
+
+    def assert_equal_logs(self) -> None:
+        """All replicas' logs are the same, byte for byte."""
+        end = self.equal_end()
+        stores = [
+            self._machines.data(name) / f"{self._broker_name}-{replica}" for replica, name in self.homes().items()
+        ]
+        assert end > 0
+        assert len({log_checksum(store, end) for store in stores}) == 1

@@ -1,0 +1,130 @@
+"""One broker group of several replicas under test: who leads, what its processes are, and what is in their logs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from raymq.errors import RaymqError
+from raymq.names import CONTROLLER, StorageName
+from raymq.remoting.actor_ref import ActorRef
+from tests.support.history.waiting import eventually
+
+CALL_TIMEOUT_S = 5.0
+HEAL_TIMEOUT_S = 90.0
+
+
+class ReplicaGroup:
+    """As the Controller sees it. Every question is asked anew."""
+
+    def __init__(self, broker_name: str, replicas: int) -> None:
+        self._broker_name = broker_name
+        self._replicas = replicas
+
+    def account(self) -> dict[str, Any]:
+        """The Controller's account of the group; its error while it does not answer."""
+        try:
+            report = ActorRef(CONTROLLER).call("status", timeout_s=CALL_TIMEOUT_S)
+        except RaymqError as error:
+            return {"master": None, "epoch": 0, "in_sync": [], "reason": str(error), "replicas": []}
+        [group] = [group for group in report["groups"] if group["broker"] == self._broker_name]
+        return dict(group)
+
+    def settled(self) -> dict[str, Any]:
+        """Wait until there is a master and every replica is in sync with it; the account then."""
+        account: dict[str, Any] = {}
+
+        def whole() -> bool:
+            nonlocal account
+            account = self.account()
+            led = account["master"] is not None and not account["reason"]
+            return led and len(account["in_sync"]) == self._replicas
+
+        try:
+            eventually(whole, "the group with all replicas in sync", HEAL_TIMEOUT_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {account}") from None
+        return account
+
+    def led(self) -> dict[str, Any]:
+        """Wait until there is a master, whoever is in sync with it; the account then."""
+
+        def account() -> dict[str, Any] | None:
+            now = self.account()
+            return now if now["master"] is not None and not now["reason"] else None
+
+        return eventually(account, "a master", HEAL_TIMEOUT_S) or {}
+
+    def equal_end(self) -> int:
+        """Wait until nothing is under way: all replicas' logs end at one place, which is shown. Returns it."""
+
+        def end() -> int:
+            replicas = self.settled()["replicas"]
+            ends = {one.get(key, -1) for one in replicas for key in ("end_offset", "confirm_offset")}
+            return ends.pop() if len(ends) == 1 else -1
+
+        return eventually(lambda: max(end(), 0), "one end of all logs", HEAL_TIMEOUT_S)
+
+    def pid(self, replica: int) -> int:
+        """The process of a replica's storage actor, once it answers."""
+        actor = ActorRef(str(StorageName(self._broker_name, replica)))
+
+        def asked() -> int:
+            try:
+                return int(actor.call("describe", timeout_s=CALL_TIMEOUT_S).pid)
+            except RaymqError:
+                return 0
+
+        return eventually(asked, f"a process of replica {replica}")
+
+    def kill(self, replica: int) -> None:
+        """SIGKILL its storage process; Ray starts another."""
+        os.kill(self.pid(replica), signal.SIGKILL)
+
+    def fail_over(self) -> None:
+        """Kill the master when all are in sync, and wait until another epoch is led."""
+        before = self.settled()
+        self.kill(before["master"])
+        self.led_after(before["epoch"])
+
+    def lead(self, replica: int) -> None:
+        """Have a replica lead, and wait until it does. A wish that took too long is forgotten: it is told again."""
+
+        def leads() -> bool:
+            account = self.account()
+            if account["master"] == replica and not account["reason"]:
+                return True
+            try:
+                ActorRef(CONTROLLER).call("designate", self._broker_name, replica, timeout_s=CALL_TIMEOUT_S)
+            except RaymqError:
+                pass  # the Controller does not answer now
+            return False
+
+        eventually(leads, f"replica {replica} leads", HEAL_TIMEOUT_S)
+
+    def led_after(self, epoch: int) -> None:
+        """Wait until a later epoch is led."""
+
+        def led_anew() -> bool:
+            now = self.account()
+            return now["epoch"] > epoch and now["master"] is not None and not now["reason"]
+
+        eventually(led_anew, "a new epoch", HEAL_TIMEOUT_S)
+
+
+def log_checksum(store: Path, end_offset: int) -> int:
+    """The CRC-32 of a store's log up to an offset, from its files."""
+    crc, left = 0, end_offset
+    for path in _log_files(store):
+        data = path.read_bytes()[:left]
+        crc, left = crc32(data, crc), left - len(data)
+    assert left == 0, f"the log in {store} has {left} bytes less than {end_offset}"
+    return crc
+
+
+def _log_files(store: Path) -> Sequence[Path]:
+    return sorted((store / "commitlog").iterdir())

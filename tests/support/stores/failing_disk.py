@@ -1,0 +1,47 @@
+"""A disk whose n-th call of one kind fails: it stands in for the functions of `storage.files.disk`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from storage.files import disk
+
+KINDS = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "write_file", "sync_directory")
+
+
+class FailingDisk:
+    """Counts the calls of each kind; from the `nth` call (from 0) of `kind` on, one fails, or all with `for_good`."""
+
+    def __init__(self, kind: str = "", nth: int = 0, *, error: int = errno.EIO, for_good: bool = False) -> None:
+        self.kind, self.nth, self.error, self._for_good = kind, nth, error, for_good
+        self._lock = threading.Lock()
+        self.calls: Counter[str] = Counter()
+        self.failed: list[str] = []
+        """The paths (or the names of descriptors) of the calls that failed."""
+
+    @contextmanager
+    def installed(self) -> Iterator[FailingDisk]:
+        with mock.patch.multiple(disk, **{kind: self._wrap(kind, getattr(disk, kind)) for kind in KINDS}):
+            yield self
+
+    def _wrap(self, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(first: Path | int, *rest: Any) -> Any:
+            with self._lock:
+                count = self.calls[kind]
+                self.calls[kind] += 1
+                fails = kind == self.kind and (count == self.nth or (self._for_good and count > self.nth))
+                if fails:
+                    self.failed.append(os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first))
+            if fails:
+                raise OSError(self.error, os.strerror(self.error))
+            return real(first, *rest)
+
+        return call

@@ -1,0 +1,131 @@
+"""Small stores for tests: files of 64 KiB and 100 units, so that both roll; and what a crash leaves of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raymq.config.store import StoreSettings
+from raymq.message import Message, MessageExt, PullStatus
+from raymq.protocol.store import FetchRequest
+from raymq.record.decode import decode_records
+from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
+from storage.message_store import MessageStore
+
+LOG_FILE_BYTES = 65536
+QUEUE_FILE_UNITS = 100
+
+
+PATIENCE = {
+    "wait_time_in_send_queue_ms": 60_000,
+    "os_page_cache_busy_timeout_ms": 60_000,
+    "sync_flush_timeout_ms": 60_000,
+    "query_wait_index_ms": 60_000,
+}
+"""A machine that is busy with other things is no reason to refuse appends, nor to answer without the newest."""
+
+
+def small_settings(root: Path, **changes: Any) -> StoreSettings:
+    values = {
+        "store_path_root_dir": root,
+        "mapped_file_size_commit_log_bytes": LOG_FILE_BYTES,
+        "mapped_file_size_consume_queue_bytes": QUEUE_FILE_UNITS * 20,
+        "max_hash_slot_num": 100,
+        "max_index_num": 400,
+        "warm_mapped_file_enable": True,
+        **PATIENCE,
+        **changes,
+    }
+    return StoreSettings(**values)
+
+
+def open_store(root: Path, *, clock_ms: Any = None, **changes: Any) -> MessageStore:
+    arguments = {} if clock_ms is None else {"clock_ms": clock_ms}
+    return MessageStore.open(small_settings(root, **changes), broker_name="broker-a", **arguments)
+
+
+def make_batch(
+    bodies: Sequence[bytes],
+    *,
+    topic: str = "orders",
+    queue_id: int = 0,
+    tags: str | None = None,
+    producer: tuple[str, int, int] | None = None,
+    extra_properties: dict[str, str] | None = None,
+) -> EncodedBatch:
+    """A batch of these bodies; `producer` is (id, epoch, first sequence)."""
+    return encode_batch(
+        [Message(topic, body, tags=tags) for body in bodies],
+        queue_id,
+        born_host=("127.0.0.1", 5000),
+        born_timestamp_ms=1_700_000_000_000,
+        message_ids=[f"{index:032X}" for index in range(len(bodies))],
+        producer=ProducerSequence(*producer) if producer else None,
+        extra_properties=extra_properties,
+    )
+
+
+def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[MessageExt]:
+    """Every message of a queue that consumers may read; checks that the offsets have no gap."""
+    bounds = store.queue_bounds(topic, queue_id)
+    messages: list[MessageExt] = []
+    offset = bounds.min_offset
+    while offset < bounds.max_offset:
+        request = FetchRequest(topic, queue_id, offset, 1000)
+        [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
+        assert result.status is PullStatus.FOUND
+        assert result.next_offset > offset
+        decoded = decode_records(result.records, broker_name="broker-a")
+        assert len(decoded) == result.count
+        messages += decoded
+        offset = result.next_offset
+    assert [message.queue_offset for message in messages] == list(range(bounds.min_offset, bounds.max_offset))
+    return messages
+
+
+def bodies_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+    return [message.body for message in read_queue(store, topic, queue_id)]
+
+
+def killed_copy(root: Path, target: Path) -> Path:
+    """What SIGKILL would leave of the open store at `root`: every file as it is in the page cache now."""
+    shutil.copytree(root, target, copy_function=_copy_if_there)
+    return target
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    # The allocator's scratch file comes and goes.
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
+
+
+class PowerCuts:
+    """Remembers what every flush brought to the disk, to tell what a power cut would leave.
+
+    A stand-in for `os.fdatasync`: files are what they were at their last flush, files that were never flushed are
+    zero from end to end.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._flushed: dict[Path, bytes] = {}
+        self._fdatasync = os.fdatasync
+
+    def fdatasync(self, descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_file():
+            self._flushed[path] = path.read_bytes()
+        self._fdatasync(descriptor)
+
+    def copy_after_cut(self, target: Path) -> Path:
+        """The directory as the next boot finds it."""
+        killed_copy(self._root, target)
+        for path in target.rglob("*"):
+            original = self._root / path.relative_to(target)
+            if path.is_file() and path.name.isdecimal():
+                path.write_bytes(self._flushed.get(original, bytes(path.stat().st_size)))
+        return target

@@ -1,0 +1,132 @@
+"""A broker's counters and its protection against slow groups, over a store of its own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+from actors.broker.monitor import BrokerWatch
+from actors.core.broker.state import BrokerState
+from raymq.config.cluster import BrokerOptions
+from raymq.protocol.group import GroupConfig
+from raymq.protocol.stats import Figures
+from storage.retention import cleaner
+from tests.support.stores.stores import make_batch, open_store
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    store = open_store(tmp_path / "store")
+    yield store
+    store.close()
+
+
+def watch_over(store, changed: list[GroupConfig] | None = None, **options):
+    state = BrokerState()
+    for change in [state.decide_topic("orders", 1, 1), *state.decide_group("slow"), *state.decide_group("quick")]:
+        state.apply(change, 0)
+    storage = SimpleNamespace(
+        control=lambda method, timeout_s: (
+            getattr(store, method)() if method in ("statistics", "deleted_young") else asdict(store.status())
+        ),
+        fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s),
+    )
+    changed = [] if changed is None else changed
+    log = SimpleNamespace(ready=lambda: state)
+    return BrokerWatch(log, lambda: storage, BrokerOptions(**options), changed.append), state
+
+
+def test_puts_are_counted_by_the_stores_own_counters(store):
+    watch, _ = watch_over(store)
+    store.append([make_batch([b"a", b"b"]), make_batch([b"x"], topic="internal")])
+    watch.sample()
+    assert watch.topic_stats("orders").messages.total == 2
+    assert watch.topic_stats("orders").bytes.total > 0
+    assert watch.topic_stats("internal").messages == Figures()
+    watch.forget(topic="orders")
+    assert watch.topic_stats("orders").messages == Figures()
+
+
+def test_what_groups_get_and_give_back_is_listed_by_topic(store):
+    watch, _ = watch_over(store)
+    watch.count("GROUP_GET_NUMS", "orders@slow", 5)
+    watch.count("SNDBCK_PUT_NUMS", "bills@slow", 1)
+    watch.count("GROUP_GET_NUMS", "orders@quick", 9)
+    stats = watch.group_stats("slow")
+    assert {topic: (one.messages.total, one.sent_back.total) for topic, one in stats.items()} == {
+        "bills": (0, 1),
+        "orders": (5, 0),
+    }
+
+
+def fall_behind(store, state) -> None:
+    """Group slow is at the first of ten messages, group quick at the end."""
+    store.append([make_batch([b"x" * 1000 for _ in range(10)])])
+    for group, offset in (("slow", 0), ("quick", 10)):
+        state.offsets.set(group, "orders", {0: offset}, {})
+
+
+def test_a_group_too_far_behind_may_consume_no_more_where_the_settings_say_so(store):
+    changed: list[GroupConfig] = []
+    watch, state = watch_over(
+        store, changed, disable_consume_if_consumer_read_slowly=True, consumer_fallbehind_threshold_bytes=10_000
+    )
+    fall_behind(store, state)
+    watch.protect()
+    assert changed == [GroupConfig("slow", consume_enable=False)]
+
+
+@pytest.mark.parametrize("options", [{}, {"consumer_fallbehind_threshold_bytes": 10_000},
+                                     {"disable_consume_if_consumer_read_slowly": True}])  # fmt: skip
+def test_otherwise_no_group_is_touched(store, options):
+    changed: list[GroupConfig] = []
+    watch, state = watch_over(store, changed, **options)
+    fall_behind(store, state)
+    watch.protect()
+    assert changed == []
+
+
+def test_the_message_at_an_offset_is_found_or_there_is_none(store):
+    watch, _ = watch_over(store)
+    store.append([make_batch([b"a", b"b"])])
+    assert watch.message_at("orders", 0, 1).body == b"b"
+    assert watch.message_at("orders", 0, 2) is None
+    assert watch.message_at("orders", 7, 0) is None
+
+
+def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go_on_behind_it(
+    tmp_path, no_flushes, monkeypatch, caplog
+):
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.87)
+    store = open_store(tmp_path / "store", clean_file_forcibly_enable=True)
+    watch, state = watch_over(store)
+    store.append([make_batch([b"x" * 1000 for _ in range(300)])])
+    state.offsets.set("slow", "orders", {0: 10}, {})
+    state.offsets.set("quick", "orders", {0: 290}, {})
+    watch.note_deletions()
+    assert watch.unread() == []
+    assert store._cleaner.run_once(datetime.now()) > 0
+    first = store.queue_bounds("orders", 0).min_offset
+    assert 10 < first < 290
+    state.offsets.set("slow", "orders", {0: first}, {})  # as a consumer does that meets the gap
+    for _ in range(2):
+        watch.note_deletions()
+        assert watch.unread() == [{"group": "slow", "topic": "orders", "messages": first - 10}]
+    assert caplog.text.count(f"group slow had not read messages 10 to {first - 1} of orders:0") == 1
+    watch.forget(group="slow")
+    assert watch.unread() == []
+    store.close()
+
+
+def test_a_store_that_deletes_nothing_before_its_time_has_nothing_to_tell(store):
+    watch, state = watch_over(store)
+    fall_behind(store, state)
+    watch.note_deletions()
+    assert (store.deleted_young(), watch.unread()) == (None, [])

@@ -1,0 +1,112 @@
+"""Heartbeats and registrations at NameServers that answer, forget and are gone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from actors.broker import registrar as module
+from actors.broker.registrar import Registrar
+from raymq.errors import ServiceNotAvailableError
+from raymq.names import NameServerName
+from raymq.protocol.route import BrokerRegistration, DataVersion
+
+
+class Server:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.known: BrokerRegistration | None = None
+        self.gone = False
+        self.calls: list[str] = []
+        self.on_call = lambda: None
+
+    def call(self, method, *args, timeout_s):
+        self.calls.append(method)
+        self.on_call()
+        if self.gone:
+            raise ServiceNotAvailableError("gone")
+        if method == "register_broker":
+            [self.known] = args
+        if method == "unregister_broker":
+            self.known = None
+        return self.known is not None and args[-1] == self.known.data_version
+
+
+class Scene:
+    def __init__(self, monkeypatch) -> None:
+        self.servers: dict[str, Server] = {}
+        self.now_s = 100.0
+        self.version = DataVersion(0, 1, 1)
+        self.node = "n1"
+        monkeypatch.setattr(module, "ActorRef", lambda name: self.servers.setdefault(name, Server(name)))
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
+        names = [NameServerName(0), NameServerName(1)]
+        self.registrar = Registrar("broker-a", names, self.describe, interval_s=30.0)
+        self.first, self.second = self.servers.values()
+
+    def describe(self) -> BrokerRegistration:
+        return BrokerRegistration("raymq", "broker-a", {0: "s"}, (), self.version, {0: self.node}, 1)
+
+    def beat(self) -> tuple[list[str], list[str]]:
+        """The calls of one heartbeat, by server."""
+        self.first.calls, self.second.calls = [], []
+        self.registrar.beat()
+        return self.first.calls, self.second.calls
+
+
+BEAT, REGISTER = "broker_heartbeat", "register_broker"
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.registrar.register()
+    return scene
+
+
+def test_a_broker_that_is_known_only_says_that_it_lives(scene):
+    assert scene.beat() == ([BEAT], [BEAT])
+
+
+def test_a_nameserver_that_forgot_is_told_again_and_the_others_are_not(scene):
+    scene.second.known = None
+    assert scene.beat() == ([BEAT], [BEAT, REGISTER])
+
+
+def test_a_change_reaches_a_nameserver_that_was_away_when_it_was_told(scene):
+    scene.second.gone = True
+    scene.version = DataVersion(0, 2, 2)
+    scene.registrar.register()
+    assert scene.beat() == ([BEAT], [BEAT])
+    scene.second.gone = False
+    assert scene.beat() == ([BEAT], [BEAT, REGISTER])
+    assert scene.second.known.data_version == scene.version
+
+
+def test_a_store_that_moved_is_registered_at_once(scene):
+    scene.node = "n2"
+    assert scene.beat() == ([REGISTER], [REGISTER])
+    assert scene.beat() == ([BEAT], [BEAT])
+
+
+def test_a_full_registration_comes_once_in_a_while(scene):
+    scene.now_s += 30.0
+    assert scene.beat() == ([REGISTER], [REGISTER])
+    assert scene.beat() == ([BEAT], [BEAT])
+
+
+def test_a_broker_that_leaves_tells_all_also_when_one_is_away(scene):
+    scene.first.gone = True
+    scene.registrar.leave()
+    assert scene.second.known is None
+
+
+def test_a_nameserver_that_stands_still_does_not_hold_up_the_others(scene):
+    told, seen = threading.Event(), []
+    scene.first.on_call = lambda: seen.append(told.wait(30))
+    scene.second.on_call = told.set
+    scene.version = DataVersion(0, 2, 2)
+    scene.registrar.register()
+    assert seen == [True]
+    assert scene.second.known.data_version == scene.version

@@ -1,0 +1,378 @@
+"""A broker's state when its group's master changes: what is read from whom, what is not written to whom, and that
+nothing is forgotten which was answered."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from actors.broker import state_log as module
+from actors.broker.state_log import StateLog
+from actors.core.broker import state as broker_state
+from actors.core.broker.state import GROUPS_FILE, POSITION_FILE, STATE_TOPIC, TOPICS_FILE
+from raymq.errors import (
+    NotMasterError,
+    RequestTimeoutError,
+    SendUnknownError,
+    ServiceNotAvailableError,
+    TopicNotExistError,
+)
+from raymq.message import Message, MessageQueue, PullStatus, SendResult, SendStatus
+from raymq.protocol.store import FetchResult, QueueBounds
+from storage.retention.cleaner import HOLDS_FILE
+from tests.support.stores.stores import make_batch
+
+WAIT_S = 30.0
+QUEUE = MessageQueue(STATE_TOPIC, "broker-a", 0)
+
+
+class Store:
+    """A storage actor with config files and a log of state records, of which the last `hidden` are not to be read yet.
+    It answers nothing while it is `away`, and refuses the methods in `broken`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.away, self.replaced = name, False, False
+        self.broken: set[str] = set()
+        self.asked: list[str] = []
+        self.files: dict[str, str] = {}
+        self.log: list[bytes] = []
+        self.hidden = 0
+        self.on_fetch: Callable[[], None] = lambda: None
+
+    def _answer(self, what: str) -> None:
+        if self.away or what in self.broken:
+            raise ServiceNotAvailableError(f"{self.name} is away")
+
+    def control(self, method: str, *args: Any, timeout_s: float) -> Any:
+        self._answer(method)
+        self.asked.append(method)
+        if self.replaced:
+            raise NotMasterError("broker-a", 7)
+        if method == "write_config":
+            self._answer(args[0])
+            self.files[args[0]] = args[1]
+            return None
+        return self.files.get(args[0])
+
+    @property
+    def shown(self) -> int:
+        return len(self.log) - self.hidden
+
+    def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
+        self._answer("queue_bounds")
+        return QueueBounds(0, self.shown, 0)
+
+    def fetch(self, requests: Any, max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
+        self._answer("fetch")
+        [request] = requests
+        bodies = self.log[request.queue_offset : self.shown]
+        self.on_fetch()
+        if not bodies:
+            return [FetchResult(PullStatus.NO_NEW_MESSAGE, request.queue_offset, 0, self.shown, b"", 0)]
+        records = bytes(make_batch(bodies, topic=STATE_TOPIC).records)
+        return [FetchResult(PullStatus.FOUND, request.queue_offset + len(bodies), 0, self.shown, records, len(bodies))]
+
+
+class Sender:
+    """Stores what the state log sends in `store`, and answers with `status`, or with `outcome` where that is set."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.status = store, SendStatus.SEND_OK
+        self.outcome: Exception | None = None
+        self.before: Callable[[], None] = lambda: None
+
+    def __call__(self, messages: list[Message]) -> list[SendResult]:
+        self.before()
+        first = len(self.store.log)
+        self.store.log += [message.body for message in messages]
+        if self.outcome is not None:
+            outcome, self.outcome = self.outcome, None
+            raise outcome
+        offsets = range(first, first + len(messages))
+        return [SendResult(self.status, "", "", QUEUE, offset) for offset in offsets]
+
+
+class Scene:
+    """A state log over the first of two stores."""
+
+    def __init__(self) -> None:
+        self.first, self.second = Store("storage-broker-a-0"), Store("storage-broker-a-1")
+        self.send = Sender(self.first)
+        self.log = StateLog("broker-a", self.first, self.send, [self.second])  # type: ignore[arg-type,list-item]
+        self.log.load()
+
+    def make_group(self, group: str) -> bool:
+        return self.log.change(lambda state: state.decide_group(group))
+
+    def fail_over(self) -> None:
+        """The second store leads, with everything that was shown at the first."""
+        self.second.log = self.first.log[: self.first.shown]
+        self.send.store = self.second
+        self.log.move(self.second, [self.first])  # type: ignore[arg-type,list-item]
+
+    def reloaded(self, store: Store) -> set[str]:
+        """The groups that a broker knows which starts anew over a store."""
+        log = StateLog("broker-a", store, Sender(store))  # type: ignore[arg-type]
+        log.load()
+        return set(log.ready().groups)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+class Gate:
+    """Holds who comes through, until it is opened."""
+
+    def __init__(self) -> None:
+        self._entered, self._opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self._entered.set()
+        assert self._opened.wait(WAIT_S)
+
+    def wait(self) -> None:
+        assert self._entered.wait(WAIT_S)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def test_a_master_that_cannot_be_read_is_tried_once_so_that_another_may_be_asked_for(scene: Scene) -> None:
+    assert scene.log.is_ready
+    scene.second.away = True
+    scene.fail_over()
+    with pytest.raises(ServiceNotAvailableError):
+        scene.log.load()
+    assert not scene.log.is_ready
+    assert "storage-broker-a-1 is away" in scene.log.waiting_for
+    scene.second.away = False
+    scene.log.load()
+    assert scene.log.is_ready
+
+
+def test_no_snapshot_of_the_old_masters_state_is_written_to_the_new_one_before_its_own_was_read(scene: Scene) -> None:
+    scene.make_group("g")
+    scene.fail_over()
+    scene.log.snapshot()
+    assert scene.second.files == {}
+
+
+def test_a_change_does_not_hold_up_the_move_to_another_master_by_asking_the_old_one_again(scene: Scene) -> None:
+    scene.first.replaced = True
+    with pytest.raises(NotMasterError):
+        scene.log.change(lambda state: state.decide_topic("orders", 1, 1))
+    assert scene.first.asked.count("open_topic") == 1
+    scene.fail_over()
+    scene.log.load()
+    assert "orders" not in scene.log.ready().topics
+
+
+def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_to_lead(
+    scene: Scene, threads: ThreadPoolExecutor
+) -> None:
+    gate = Gate()
+    scene.first.broken.add("open_topic")
+    answer = scene.first.control
+
+    def control(method: str, *args: Any, timeout_s: float) -> Any:
+        if method == "open_topic":
+            gate()
+        return answer(method, *args, timeout_s=timeout_s)
+
+    scene.first.control = control  # type: ignore[method-assign]
+    change = threads.submit(scene.make_group, "g")
+    gate.wait()
+    moved = threads.submit(scene.fail_over)
+    assert scene.log._replaced.wait(WAIT_S)
+    gate.open()
+    moved.result(WAIT_S)
+    with pytest.raises(ServiceNotAvailableError, match="is being replaced"):
+        change.result(WAIT_S)
+
+
+def test_a_change_that_comes_while_the_new_master_is_read_is_decided_on_what_was_read_there(
+    scene: Scene, threads: ThreadPoolExecutor
+) -> None:
+    """It is not stored behind what is being read, which would then replace it."""
+    scene.make_group("before")
+    sending, reading = Gate(), Gate()
+    scene.send.before = sending
+    under_way = threads.submit(scene.make_group, "underway")
+    sending.wait()
+    # It knows that the old state is ready, and waits its turn.
+    waiting = threads.submit(scene.log.change, lambda state: {"kind": "group", "group": "waiting"})
+    scene.second.on_fetch = reading
+    ready = scene.log._ready
+
+    def move() -> None:
+        scene.send.store, scene.second.log = scene.second, list(scene.first.log)
+        scene.log.move(scene.second, [])  # type: ignore[arg-type]
+        scene.log.load()
+
+    moved = threads.submit(move)
+    assert scene.log._replaced.wait(WAIT_S)
+    scene.send.before = lambda: None
+    sending.open()
+    reading.wait()
+    assert not ready.is_set()
+    scene.second.on_fetch = lambda: None
+    reading.open()
+    done: list[Future[Any]] = [under_way, waiting, moved]
+    for one in done:
+        one.result(WAIT_S)
+    assert {"before", "underway", "waiting"} <= set(scene.log.ready().groups)
+    scene.log.snapshot()
+    assert {"before", "underway", "waiting"} <= scene.reloaded(scene.second)
+
+
+@pytest.mark.parametrize("status", [SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT])
+def test_a_change_whose_copies_are_late_is_answered_once_it_can_be_read(scene: Scene, status: SendStatus) -> None:
+    scene.make_group("first")
+    scene.send.status = status
+    scene.make_group("late")
+    assert "late" in scene.log.ready().groups
+    scene.fail_over()
+    scene.log.load()
+    assert "late" in scene.log.ready().groups
+
+
+def test_a_change_that_has_no_copies_is_not_answered_nor_known(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONFIRM_WAIT_S", 0.01)
+    scene.make_group("first")
+    shown = len(scene.first.log)
+    scene.send.status = SendStatus.FLUSH_SLAVE_TIMEOUT
+    scene.send.before = lambda: setattr(scene.first, "hidden", 10**6)
+    with pytest.raises(RequestTimeoutError):
+        scene.make_group("alone")
+    assert "alone" not in scene.log.ready().groups
+    scene.first.hidden = len(scene.first.log) - shown
+    scene.fail_over()
+    scene.send.status, scene.send.before = SendStatus.SEND_OK, lambda: None
+    scene.log.load()
+    assert set(scene.log.ready().groups) == {"first"}
+
+
+def test_a_change_of_unknown_outcome_that_is_stored_counts_for_the_next_one(scene: Scene) -> None:
+    scene.log.change(lambda state: state.decide_topic("orders", 1, 1))
+    scene.send.outcome = SendUnknownError("q", 1, 20.0, "no answer")
+    with pytest.raises(RequestTimeoutError):
+        scene.log.change(lambda state: state.decide_topic_delete("orders"))
+    with pytest.raises(TopicNotExistError):
+        scene.log.change(lambda state: state.decide_topic_delete("orders"))
+    assert scene.log.change(lambda state: state.decide_topic("orders", 1, 1))
+    scene.log.snapshot()
+    log = StateLog("broker-a", scene.first, scene.send)  # type: ignore[arg-type]
+    log.load()
+    assert "orders" in log.ready().topics
+
+
+def test_what_another_instance_stored_in_between_is_not_skipped(scene: Scene) -> None:
+    scene.make_group("mine")
+    scene.first.log.append(broker_state.encode_change({"kind": "group", "group": "other"}))
+    scene.make_group("next")
+    scene.log.snapshot()
+    assert {"mine", "other", "next"} <= set(scene.log.ready().groups)
+    assert {"mine", "other", "next"} <= scene.reloaded(scene.first)
+
+
+def test_a_log_that_cannot_be_read_to_its_end_is_no_state(scene: Scene) -> None:
+    for group in ("a", "b"):
+        scene.make_group(group)
+    scene.fail_over()
+    fetch = scene.second.fetch
+    scene.second.fetch = lambda *args: [FetchResult(PullStatus.NO_NEW_MESSAGE, 0, 0, 0, b"", 0)]  # type: ignore[method-assign]
+    with pytest.raises(ServiceNotAvailableError, match="shows its state up to 0"):
+        scene.log.load()
+    assert not scene.log.is_ready
+    scene.second.fetch = fetch  # type: ignore[method-assign]
+    scene.log.load()
+    assert set(scene.log.ready().groups) == {"a", "b"}
+
+
+@pytest.mark.parametrize("missed", [TOPICS_FILE, GROUPS_FILE])
+def test_a_copy_that_misses_a_file_of_a_snapshot_does_not_get_its_position(scene: Scene, missed: str) -> None:
+    scene.make_group("known")
+    scene.log.snapshot()
+    scene.make_group("later")
+    scene.second.broken = {missed}
+    scene.log.snapshot()
+    scene.second.broken = set()
+    scene.fail_over()
+    scene.log.load()
+    assert {"known", "later"} <= set(scene.log.ready().groups)
+    assert "%RETRY%later" in scene.log.ready().topics
+
+
+def test_a_snapshot_is_of_one_store_also_when_another_becomes_the_master_meanwhile(
+    scene: Scene, threads: ThreadPoolExecutor
+) -> None:
+    scene.second.broken = {"write_config"}
+    for group in ("a", "b"):
+        scene.make_group(group)
+    gate, answer = Gate(), scene.first.control
+
+    def control(method: str, *args: Any, timeout_s: float) -> Any:
+        if args[0] == GROUPS_FILE:
+            gate()
+        return answer(method, *args, timeout_s=timeout_s)
+
+    scene.first.control = control  # type: ignore[method-assign]
+    written = threads.submit(scene.log.snapshot)
+    gate.wait()
+    scene.fail_over()
+    gate.open()
+    written.result(WAIT_S)
+    assert scene.second.files == {}
+    scene.second.broken = set()
+    scene.log.load()
+    assert set(scene.log.ready().groups) == {"a", "b"}
+
+
+def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: Scene) -> None:
+    scene.second.broken = {"write_config"}
+    scene.make_group("a")
+    scene.log.snapshot()
+    scene.second.broken = set()
+    scene.make_group("b")
+    scene.log.snapshot()
+    assert HOLDS_FILE not in scene.second.files  # its .bak is none, so all records are kept
+    position = json.loads(scene.second.files[POSITION_FILE])["queueOffset"]
+    scene.make_group("c")
+    scene.log.snapshot()
+    assert json.loads(scene.second.files[HOLDS_FILE]) == {STATE_TOPIC: {"0": position}}
+
+
+def test_records_behind_a_log_that_lost_its_end_are_not_taken_for_those_of_the_snapshot(scene: Scene) -> None:
+    for group in ("a", "b", "c"):
+        scene.make_group(group)
+    scene.log.snapshot()
+    del scene.first.log[1:]
+    log = StateLog("broker-a", scene.first, scene.send)  # type: ignore[arg-type]
+    log.load()
+    assert set(log.ready().groups) == {"a", "b", "c"}
+    log.change(lambda state: state.decide_group("d"))
+    assert scene.reloaded(scene.first) == {"a", "b", "c", "d"}
+
+
+def test_nothing_is_changed_before_the_new_master_has_agreed(scene: Scene) -> None:
+    scene.fail_over()
+
+    def refuse(state: Any) -> None:
+        raise ServiceNotAvailableError("storage-broker-a-1 is away")
+
+    with pytest.raises(ServiceNotAvailableError):
+        scene.log.load(refuse)
+    assert not scene.log.is_ready

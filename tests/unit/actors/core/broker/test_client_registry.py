@@ -1,0 +1,57 @@
+"""Who produces and consumes, by heartbeats."""
+
+from __future__ import annotations
+
+from actors.core.broker.client_registry import ClientRegistry
+from raymq.protocol.clients import ClientHeartbeat, ConsumerData
+
+BILLING = ConsumerData("billing", "PULL", {"orders": "*"})
+AUDIT = ConsumerData("audit", "PUSH", {"orders": "paid", "bills": "*"})
+
+
+def beat(client: str, producers=(), consumers=()) -> ClientHeartbeat:
+    return ClientHeartbeat(client, "10.0.0.1", 7, frozenset(producers), tuple(consumers))
+
+
+def test_clients_are_listed_by_group_with_what_they_said():
+    registry = ClientRegistry()
+    registry.heartbeat(beat("b", ["shop"], [BILLING]), 0.0)
+    registry.heartbeat(beat("a", ["shop", "cron"], [BILLING, AUDIT]), 1.0)
+    assert [connection.client_id for connection in registry.producers(2.0, "shop")] == ["a", "b"]
+    assert [connection.silent_s for connection in registry.producers(2.0, "shop")] == [1.0, 2.0]
+    assert [connection.consumer for connection in registry.consumers(2.0, "audit")] == [AUDIT]
+    assert len(registry.consumers(2.0)) == 3
+    assert registry.consumers(2.0, "nobody") == []
+
+
+def test_a_heartbeat_is_complete_and_replaces_the_one_before():
+    registry = ClientRegistry()
+    registry.heartbeat(beat("a", ["shop"], [BILLING, AUDIT]), 0.0)
+    registry.heartbeat(beat("a", [], [BILLING]), 1.0)
+    assert registry.producers(1.0) == []
+    assert [connection.consumer for connection in registry.consumers(1.0)] == [BILLING]
+
+
+def test_members_with_different_subscriptions_do_not_overwrite_one_another():
+    other = ConsumerData("billing", "PULL", {"bills": "*"})
+    registry = ClientRegistry()
+    registry.heartbeat(beat("a", consumers=[BILLING]), 0.0)
+    registry.heartbeat(beat("b", consumers=[other]), 0.0)
+    assert [connection.consumer for connection in registry.consumers(0.0, "billing")] == [BILLING, other]
+
+
+def test_a_silent_client_is_forgotten_after_two_minutes_and_not_before():
+    registry = ClientRegistry()
+    registry.heartbeat(beat("a", ["shop"]), 0.0)
+    assert len(registry.producers(120.0)) == 1
+    assert registry.producers(120.1) == []
+    registry.heartbeat(beat("a", ["shop"]), 121.0)
+    assert len(registry.producers(121.0)) == 1
+
+
+def test_a_client_that_ends_is_forgotten_at_once():
+    registry = ClientRegistry()
+    registry.heartbeat(beat("a", ["shop"]), 0.0)
+    registry.unregister("a")
+    registry.unregister("a")
+    assert registry.producers(0.0) == []

@@ -1,0 +1,103 @@
+"""Whose commits count: never back by themselves, not from an older owner, not from before a reset."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.broker.offsets import OffsetTable, Owners, judge_commits
+from raymq.errors import InvalidArgumentError
+from raymq.protocol.group import OffsetCommit, QueueOffset
+
+
+def table(offset: int = 10, version: int = 0) -> OffsetTable:
+    made = OffsetTable()
+    made.set("g", "t", {0: offset}, {0: version})
+    return made
+
+
+def judge(offset: int | None, generation: int = 1, version: int = 0, *, backwards: bool = False, at=None, owners=None):
+    commit = OffsetCommit(offset, generation, version, backwards)
+    return judge_commits(at or table(), owners or Owners(), "g", "t", {0: commit})
+
+
+@pytest.mark.parametrize(("offset", "counts"), [(9, False), (10, False), (11, True)])
+def test_a_commit_never_goes_back(offset, counts):
+    assert judge(offset).offsets == ({0: offset} if counts else {})
+
+
+@pytest.mark.parametrize(("offset", "counts"), [(9, True), (10, False), (11, True)])
+def test_a_program_that_seeks_back_says_so(offset, counts):
+    assert judge(offset, backwards=True).offsets == ({0: offset} if counts else {})
+
+
+def test_the_first_commit_may_be_anywhere():
+    assert judge(0, at=OffsetTable()).offsets == {0: 0}
+
+
+def test_a_question_commits_nothing():
+    verdict = judge(None)
+    assert (verdict.offsets, verdict.reset, verdict.fenced) == ({}, {}, [])
+
+
+def test_a_negative_offset_is_refused():
+    with pytest.raises(InvalidArgumentError):
+        judge(-1)
+
+
+def test_an_older_owner_is_fenced_once_a_newer_one_has_begun():
+    owners = Owners()
+    assert judge(11, 5, owners=owners).offsets
+    owners.note("g", "t", 0, 6)
+    assert judge(12, 5, owners=owners).fenced == [0]
+    assert judge(12, 5, backwards=True, owners=owners).fenced == [0]
+    assert judge(None, 5, owners=owners).fenced == [0]
+    assert judge(12, 6, owners=owners).offsets == {0: 12}
+
+
+def test_commits_of_a_newer_generation_fence_as_its_start_does():
+    """The broker may have been restarted since the start, and remember none."""
+    owners = Owners()
+    judge(11, 7, owners=owners)
+    assert judge(12, 6, owners=owners).fenced == [0]
+
+
+def test_who_is_no_member_neither_fences_nor_is_fenced():
+    owners = Owners()
+    owners.note("g", "t", 0, 6)
+    assert judge(12, 0, owners=owners).offsets == {0: 12}
+    assert judge(12, 6, owners=owners).fenced == []
+
+
+def test_an_owner_is_of_one_queue_of_one_group():
+    owners = Owners()
+    owners.note("g", "t", 0, 6)
+    assert not owners.fences("g", "t", 1, 5)
+    assert not owners.fences("h", "t", 0, 5)
+    assert not owners.fences("g", "u", 0, 5)
+
+
+@pytest.mark.parametrize("what", [{"group": "g"}, {"topic": "t"}])
+def test_owners_are_forgotten_with_their_group_or_topic(what):
+    owners = Owners()
+    owners.note("g", "t", 0, 6)
+    owners.note("h", "u", 0, 6)
+    owners.forget(**what)
+    assert not owners.fences("g", "t", 0, 5)
+    assert owners.fences("h", "u", 0, 5)
+
+
+@pytest.mark.parametrize("offset", [None, 5, 500])
+def test_a_commit_of_before_a_reset_does_not_count_and_is_told_where_to_go_on(offset):
+    verdict = judge(offset, version=0, backwards=True, at=table(3, version=1))
+    assert (verdict.offsets, verdict.reset) == ({}, {0: QueueOffset(3, 1)})
+
+
+def test_a_commit_of_after_a_reset_counts():
+    assert judge(5, version=1, at=table(3, version=1)).offsets == {0: 5}
+
+
+def test_setting_offsets_keeps_the_reset_version_unless_it_is_given():
+    at = table(3, version=4)
+    at.set("g", "t", {0: 9, 1: 1}, {})
+    assert at.get("g", "t", 0) == QueueOffset(9, 4)
+    assert at.get("g", "t", 1) == QueueOffset(1, 0)

@@ -1,0 +1,172 @@
+"""What becomes of a message that was given back, over all its returns: golden fact 13, and what must not change."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.broker.send_back import ReturnWriter, read_returned
+from raymq.delay import DELAY_LEVELS_MS
+from raymq.errors import InvalidArgumentError, MessageIllegalError
+from raymq.message import Message, MessageExt
+from raymq.names import SCHEDULE_TOPIC
+from raymq.protocol.group import GroupConfig, SendBackAnswer
+from raymq.record.decode import check_record, decode_records
+from raymq.record.encode import ProducerSequence, encode_batch, stamp, validate_batch
+from raymq.record.hashing import tags_code
+from raymq.record.layout import encode_host
+from raymq.record.rewrite import move_record, read_waiting
+
+GROUP = GroupConfig("billing", retry_queue_nums=3)
+HOST = ("127.0.0.1", 10911)
+
+
+def stored(records: bytes | bytearray, sizes, offset: int = 0, place: int = 4096) -> bytes:
+    data = bytearray(records)
+    stamp(data, sizes, first_queue_offset=offset, first_physical_offset=place, store_timestamp_ms=5000,
+          store_host=encode_host(*HOST))  # fmt: skip
+    return bytes(data)
+
+
+def consumed(*bodies: bytes, times: int = 0, message_id: str = "A" * 32, **arguments) -> bytes:
+    """Records of topic `orders` as a consumer has them."""
+    messages = [Message("orders", body, "paid", ("k1", "k2"), {"a": "b"}, 7) for body in bodies]
+    batch = encode_batch(
+        messages,
+        2,
+        born_host=("10.0.0.1", 77),
+        born_timestamp_ms=1000,
+        message_ids=[message_id] * len(bodies),
+        producer=ProducerSequence("p", 4, 5),
+        reconsume_times=times,
+        **arguments,
+    )
+    return stored(batch.records, batch.sizes)
+
+
+def writer(**arguments) -> ReturnWriter:
+    return ReturnWriter("back", lambda count: count - 1, **arguments)
+
+
+def give_back(records: bytes, at: ReturnWriter | None = None, *, delay_level: int = 0, max_times: int = -1):
+    returned, answer = read_returned(records, GROUP, delay_level=delay_level, max_reconsume_times=max_times)
+    return (at or writer()).batches("billing", returned, GROUP.retry_queue_nums), answer
+
+
+def delivered(batch) -> bytes:
+    """What the store's scheduler puts into the retry topic when the record's time has come."""
+    waiting = read_waiting(stored(batch.records, batch.sizes))
+    moved = move_record(
+        waiting, waiting.real_topic, waiting.real_queue_id, producer=ProducerSequence("d", 0, 0), store_host_ipv6=False
+    )
+    return stored(moved, [len(moved)], place=8192)
+
+
+def one(records: bytes) -> MessageExt:
+    [message] = decode_records(records)
+    return message
+
+
+def test_a_message_waits_longer_each_time_and_is_dead_after_sixteen():
+    waits = []
+    for times in range(16):
+        [batch], answer = give_back(consumed(b"x", times=times))
+        assert answer == SendBackAnswer(1, 0)
+        assert batch.topic == SCHEDULE_TOPIC
+        waits.append(DELAY_LEVELS_MS[batch.queue_id] // 1000)
+        assert one(batch.records).system_properties["DELAY"] == str(batch.queue_id + 1)
+    assert waits == [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
+    assert sum(waits) == 17140
+    [batch], answer = give_back(consumed(b"x", times=16))
+    assert (batch.topic, batch.queue_id, answer) == ("%DLQ%billing", 0, SendBackAnswer(0, 1))
+    assert one(batch.records).reconsume_times == 17
+
+
+@pytest.mark.parametrize(("level", "queue"), [(1, 0), (5, 4), (18, 17), (99, 17)])
+def test_a_level_may_be_asked_for(level, queue):
+    [batch], _ = give_back(consumed(b"x", times=4), delay_level=level)
+    assert batch.queue_id == queue
+
+
+@pytest.mark.parametrize(("times", "most", "dead"), [(1, 2, False), (2, 2, True), (0, 0, True), (15, -1, False)])
+def test_the_caller_may_say_how_often_a_message_is_tried(times, most, dead):
+    assert give_back(consumed(b"x", times=times), max_times=most)[1] == SendBackAnswer(not dead, dead)
+
+
+def test_a_negative_level_means_dead_at_once():
+    [batch], _ = give_back(consumed(b"x"), delay_level=-1)
+    assert batch.topic == "%DLQ%billing"
+
+
+def test_a_message_stays_itself_over_all_its_returns():
+    record = consumed(b"body")
+    first = one(record)
+    at = writer()
+    for times in range(1, 4):
+        [batch], _ = give_back(record, at, max_times=3)
+        record = delivered(batch)
+        message = one(record)
+        assert (message.topic, message.queue_id) == ("%RETRY%billing", 2)
+        assert message.reconsume_times == times
+    [batch], _ = give_back(record, at, max_times=3)
+    dead = one(stored(batch.records, batch.sizes))
+    assert (dead.topic, dead.reconsume_times) == ("%DLQ%billing", 4)
+    for name in ("body", "tags", "keys", "properties", "flag", "born_timestamp_ms", "born_host", "message_id"):
+        assert getattr(dead, name) == getattr(first, name) == getattr(message, name)
+    assert dead.system_properties["RETRY_TOPIC"] == "orders"
+    assert dead.system_properties["ORIGIN_MESSAGE_ID"] == first.offset_message_id
+    assert not {"DELAY", "REAL_TOPIC", "REAL_QID"} & dead.system_properties.keys()
+    assert batch.tag_codes.tolist() == [tags_code("paid")]
+
+
+def test_a_message_without_a_unique_id_keeps_the_id_it_was_first_consumed_with():
+    record = consumed(b"x", message_id="")
+    [batch], _ = give_back(record)
+    assert one(delivered(batch)).message_id == one(record).message_id
+
+
+@pytest.mark.parametrize("arguments", [{}, {"append_prop_crc": True}])
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_the_batches_are_such_as_a_store_takes(arguments, ipv6):
+    records = consumed(b"one", b"two", **arguments)
+    batches, _ = give_back(records, writer(store_host_ipv6=ipv6))
+    for batch in batches:
+        validate_batch(batch)
+    [batch] = batches
+    data = bytearray(batch.records)
+    stamp(data, batch.sizes, first_queue_offset=0, first_physical_offset=0, store_timestamp_ms=1,
+          store_host=encode_host("::1" if ipv6 else "127.0.0.1", 1))  # fmt: skip
+    assert check_record(data, check_property_crc=bool(arguments)).ok
+    assert [message.body for message in decode_records(data)] == [b"one", b"two"]
+
+
+def test_one_call_makes_one_batch_for_each_queue_and_sequences_grow_over_calls():
+    at = writer()
+    records = consumed(b"a", times=0) + consumed(b"b", times=1) + consumed(b"c", times=0) + consumed(b"d", times=16)
+    batches, answer = give_back(records, at)
+    assert [(batch.topic, batch.queue_id, len(batch)) for batch in batches] == [
+        (SCHEDULE_TOPIC, 2, 2),
+        (SCHEDULE_TOPIC, 3, 1),
+        ("%DLQ%billing", 0, 1),
+    ]
+    assert answer == SendBackAnswer(3, 1)
+    [again], _ = give_back(consumed(b"e"), at)
+    assert again.producer == ProducerSequence("back", 0, 2)
+    assert one(again.records).system_properties["RMQ_SEQ"] == "2"
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda r: r[:-1], lambda r: r + b"x", lambda r: b"x" * len(r), lambda r: r[:100] + b"\xff" + r[101:]]
+)
+def test_what_is_no_record_is_refused(damage):
+    record = consumed(b"a body that is long enough to be damaged in its middle")
+    with pytest.raises(InvalidArgumentError):
+        give_back(damage(record))
+
+
+def test_nothing_given_back_is_nothing_to_do():
+    assert give_back(b"") == ([], SendBackAnswer(0, 0))
+
+
+def test_properties_that_leave_no_room_are_refused():
+    with pytest.raises(MessageIllegalError):
+        give_back(consumed(b"x", extra_properties={"x": "y" * 32600}))

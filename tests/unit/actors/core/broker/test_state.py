@@ -1,0 +1,546 @@
+"""The broker's records and snapshot: decisions change nothing, replay may begin anywhere before the end."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from actors.core.broker.offsets import Owners
+from actors.core.broker.state import (
+    GROUPS_FILE,
+    OFFSETS_FILE,
+    POSITION_FILE,
+    TOPICS_FILE,
+    BrokerState,
+    decode_change,
+    dump_snapshot,
+    encode_change,
+    load_snapshot,
+    replay,
+)
+from raymq.errors import (
+    GroupNotExistError,
+    IllegalNameError,
+    InvalidArgumentError,
+    NoPermissionError,
+    TopicExistsError,
+    TopicNotExistError,
+)
+from raymq.protocol.group import GroupConfig, OffsetCommit, QueueOffset
+from raymq.protocol.route import DataVersion, TopicConfig
+from storage.files.config_files import parse_fastjson
+
+ROCKETMQ_TOPICS = """{
+	"dataVersion":{
+		"counter":7,
+		"stateVersion":0,
+		"timestamp":1700000000123
+	},
+	"topicConfigTable":{
+		"TopicTest":{
+			"attributes":{},
+			"order":false,
+			"perm":6,
+			"readQueueNums":4,
+			"topicFilterType":"SINGLE_TAG",
+			"topicName":"TopicTest",
+			"topicSysFlag":0,
+			"writeQueueNums":8
+		},
+		"%RETRY%group-1":{"order":false,"perm":4,"readQueueNums":1,"topicFilterType":"SINGLE_TAG",
+			"topicName":"%RETRY%group-1","topicSysFlag":0,"writeQueueNums":1}
+	}
+}"""
+ROCKETMQ_OFFSETS = """{
+	"dataVersion":{"counter":3,"stateVersion":0,"timestamp":1700000000456},
+	"groupTopicMap":{"group-1":["TopicTest"]},
+	"offsetTable":{
+		"TopicTest@group-1":{0:5,1:7,2:0,3:12
+		},
+		"%RETRY%group-1@group-1":{0:1
+		}
+	}
+}"""
+ROCKETMQ_GROUPS = """{
+	"dataVersion":{"counter":1,"stateVersion":0,"timestamp":1700000000789},
+	"forbiddenTable":{},
+	"subscriptionGroupTable":{
+		"group-1":{"brokerId":0,"consumeEnable":true,"groupName":"group-1","retryMaxTimes":16},
+		"TOOLS_CONSUMER":{"brokerId":0,"consumeEnable":true,"groupName":"TOOLS_CONSUMER"}
+	}
+}"""
+
+
+def filled() -> BrokerState:
+    state = BrokerState()
+    for change in (state.decide_topic("orders", 4, 4), *state.decide_group("billing")):
+        state.apply(change, 1000)
+    return state
+
+
+def commit(state: BrokerState, offsets: dict[int, int], group: str = "billing", topic: str = "orders") -> None:
+    for change in commit_changes(state, offsets, group, topic):
+        state.apply(change, 0)
+
+
+def commit_changes(state: BrokerState, offsets: dict[int, int], group: str = "billing", topic: str = "orders"):
+    commits = {queue_id: OffsetCommit(offset, 0, 1 << 60) for queue_id, offset in offsets.items()}
+    changes, _, gone = state.decide_commits(Owners(), group, {topic: commits})
+    assert not gone
+    return changes
+
+
+def content(state: BrokerState):
+    """All but the version, which counts changes and may count one twice after a replay."""
+    return state.topics, state.groups, state.offsets
+
+
+def snapshot_of(state: BrokerState, position: int) -> tuple[BrokerState, int]:
+    return load_snapshot(dump_snapshot(state, position).get, parse_fastjson)
+
+
+# Decisions
+
+
+def test_a_decision_changes_nothing_until_it_is_applied():
+    state = BrokerState()
+    change = state.decide_topic("orders", 4, 4)
+    assert state == BrokerState()
+    state.apply(change, 1000)
+    assert state.topics["orders"].read_queue_nums == 4
+    assert state.topics_version == DataVersion(0, 1, 1000)
+
+
+def test_what_is_so_already_needs_no_record():
+    state = filled()
+    assert state.decide_topic("orders", 4, 4) is None
+    assert state.decide_group("billing") == []
+    assert state.decide_group_config(GroupConfig("billing")) == []
+    commit(state, {0: 5, 1: 6})
+    assert commit_changes(state, {0: 5, 1: 6}) == []
+    assert commit_changes(state, {}) == []
+    assert state.decide_start("billing", "orders", 0, 0) is None
+    assert state.decide_reset("billing", "orders", {}) is None
+
+
+def test_only_the_offsets_that_changed_are_recorded():
+    state = filled()
+    commit(state, {0: 5, 1: 6})
+    assert [change["offsets"] for change in commit_changes(state, {0: 5, 1: 7})] == [{"1": 7}]
+
+
+@pytest.mark.parametrize("nums", [(0, 1), (1, 0), (-1, 1), (1025, 1), (1, 1025), ("4", 4), (4, None), (1.5, 1)])
+def test_a_topic_has_a_sensible_number_of_queues(nums):
+    with pytest.raises(InvalidArgumentError):
+        BrokerState().decide_topic("orders", *nums)
+
+
+@pytest.mark.parametrize("topic", ["a.b", "", "rmq_sys_x", "TBW102"])
+def test_a_topic_has_a_name_of_the_users(topic):
+    with pytest.raises(IllegalNameError):
+        BrokerState().decide_topic(topic, 1, 1)
+
+
+def test_a_topic_cannot_be_created_with_other_numbers():
+    with pytest.raises(TopicExistsError, match="with 4 queues"):
+        filled().decide_topic("orders", 8, 8)
+
+
+def test_what_does_not_exist_cannot_be_deleted_or_committed_to():
+    state = filled()
+    with pytest.raises(TopicNotExistError):
+        state.decide_topic_delete("nothing")
+    with pytest.raises(IllegalNameError):
+        state.decide_topic_delete("rmq_sys_broker_state")
+    with pytest.raises(GroupNotExistError):
+        state.decide_group_delete("nobody")
+    for decide in (state.decide_reset, lambda group, topic, offsets: commit_changes(state, offsets, group, topic)):
+        with pytest.raises(GroupNotExistError):
+            decide("nobody", "orders", {0: 1})
+    with pytest.raises(GroupNotExistError):
+        state.decide_start("nobody", "orders", 0, 1)
+    with pytest.raises(TopicNotExistError):
+        state.decide_reset("billing", "nothing", {0: 1})
+    with pytest.raises(TopicNotExistError):
+        state.decide_start("billing", "nothing", 0, 1)
+
+
+def test_commits_in_a_topic_that_is_gone_are_named_and_the_others_are_decided():
+    commits = {topic: {0: OffsetCommit(5, 0, 0)} for topic in ("nothing", "orders")}
+    changes, verdicts, gone = filled().decide_commits(Owners(), "billing", commits)
+    assert [(change["topic"], change["offsets"]) for change in changes] == [("orders", {"0": 5})]
+    assert (list(verdicts), gone) == (["orders"], ["nothing"])
+
+
+@pytest.mark.parametrize("offsets", [{4: 1}, {-1: 1}, {0: -1}, {0: 1, 9: 1}])
+def test_an_offset_is_of_a_queue_that_exists_and_not_negative(offsets):
+    with pytest.raises(InvalidArgumentError):
+        commit_changes(filled(), offsets)
+    with pytest.raises(InvalidArgumentError):
+        filled().decide_reset("billing", "orders", offsets)
+
+
+def test_deleting_a_topic_or_a_group_takes_its_offsets_along():
+    state = filled()
+    commit(state, {0: 5})
+    assert state.offsets.topics("billing") == ["orders"]
+    state.apply(state.decide_topic_delete("orders"), 0)
+    state.apply(state.decide_topic("orders", 4, 4), 0)
+    assert state.offsets.committed("billing", "orders") == {}
+    commit(state, {0: 5})
+    state.apply(state.decide_group_delete("billing"), 0)
+    for change in state.decide_group("billing"):
+        state.apply(change, 0)
+    assert state.offsets.committed("billing", "orders") == {}
+    assert state.offsets.topics("billing") == []
+
+
+def test_a_start_is_committed_once():
+    state = filled()
+    state.apply(state.decide_start("billing", "orders", 0, 7), 0)
+    assert state.decide_start("billing", "orders", 0, 9) is None
+    assert state.offsets.committed("billing", "orders") == {0: 7}
+
+
+def test_a_topic_made_again_tells_the_members_of_the_former_to_begin_anew():
+    state, owners = filled(), Owners()
+    commit(state, {0: 500})
+    state.apply(state.decide_reset("billing", "orders", {0: 400}), 0)
+    state.apply(state.decide_topic_delete("orders"), 0)
+    state.apply(state.decide_topic("orders", 4, 4), 0)
+    old = {"orders": {0: OffsetCommit(410, 1, 1), 1: OffsetCommit(3, 1, 0)}}
+    changes, verdicts, _ = state.decide_commits(owners, "billing", old)
+    assert changes == []
+    assert verdicts["orders"].reset == {0: QueueOffset(0, 2), 1: QueueOffset(0, 2)}
+    [change], _, _ = state.decide_commits(owners, "billing", {"orders": {0: OffsetCommit(3, 1, 2)}})
+    state.apply(change, 0)
+    assert state.offsets.get("billing", "orders", 0) == QueueOffset(3, 2)
+
+
+# Topics that change
+
+
+@pytest.mark.parametrize(("asked", "made"), [(4, 4), (16, 8), (1, 1), (0, 1)])
+def test_golden_12_a_topic_is_created_by_sending_to_it(asked, made):
+    state = filled()
+    [change] = state.decide_auto_topic("new", asked, 8)
+    state.apply(change, 0)
+    assert state.topics["new"] == TopicConfig("new", made, made, 6)
+    assert state.decide_auto_topic("new", 16, 8) == []
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%new", "%DLQ%new"])
+def test_a_groups_topic_is_not_created_by_sending_to_it(topic):
+    with pytest.raises(TopicNotExistError):
+        filled().decide_auto_topic(topic, 4, 8)
+
+
+def test_a_topic_is_changed_in_what_is_given_and_that_survives():
+    state = filled()
+    for arguments in ((8, None, None), (None, 4, None), (None, None, "a:4;b:8")):
+        [change] = state.decide_topic_update("orders", *arguments)
+        state.apply(decode_change(encode_change(change)), 0)
+        assert state.decide_topic_update("orders", *arguments) == []
+    assert state.topics["orders"] == TopicConfig("orders", 8, 8, 4, order=True, order_config="a:4;b:8")
+    assert snapshot_of(state, 1)[0] == state
+    [change] = state.decide_topic_update("orders", None, None, "")
+    state.apply(change, 0)
+    assert state.topics["orders"] == TopicConfig("orders", 8, 8, 4)
+    assert snapshot_of(state, 1)[0] == state
+
+
+def test_a_topic_is_not_changed_into_what_it_cannot_be():
+    state = filled()
+    for queue_nums in (3, 0, 1025, True):
+        with pytest.raises(InvalidArgumentError):
+            state.decide_topic_update("orders", queue_nums, None, None)
+    with pytest.raises(NoPermissionError):
+        state.decide_topic_update("orders", None, 8, None)
+    with pytest.raises(InvalidArgumentError, match="is no order configuration"):
+        state.decide_topic_update("orders", None, None, "a")
+    with pytest.raises(TopicNotExistError):
+        state.decide_topic_update("nothing", 8, None, None)
+    with pytest.raises(IllegalNameError):
+        state.decide_topic_update("rmq_sys_broker_state", 8, None, None)
+
+
+# Groups
+
+
+def test_a_group_comes_with_the_topic_of_its_retries():
+    state = filled()
+    assert state.topics["%RETRY%billing"] == TopicConfig("%RETRY%billing", 1, 1, 6)
+
+
+def test_a_groups_configuration_is_what_was_set_last_and_survives():
+    state = filled()
+    config = GroupConfig("billing", consume_enable=False, retry_queue_nums=3, retry_max_times=2)
+    for change in state.decide_group_config(config):
+        state.apply(decode_change(encode_change(change)), 0)
+    assert state.require_group("billing") == config
+    assert state.topics["%RETRY%billing"] == TopicConfig("%RETRY%billing", 3, 3)
+    assert state.decide_group("billing") == []
+    assert snapshot_of(state, 1)[0] == state
+
+
+def test_a_retry_topic_keeps_its_queues_when_the_group_asks_for_fewer():
+    state = filled()
+    for queues in (4, 2):
+        for change in state.decide_group_config(GroupConfig("billing", retry_queue_nums=queues)):
+            state.apply(change, 0)
+    assert state.topics["%RETRY%billing"].write_queue_nums == 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"retry_queue_nums": 0}, {"retry_max_times": -1}, {"retry_max_times": True}, {"consume_broadcast_enable": "no"}],
+)
+def test_a_groups_configuration_is_sensible(values):
+    with pytest.raises(InvalidArgumentError):
+        filled().decide_group_config(GroupConfig("billing", **values))
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [({"consume_broadcast_enable": False}, "consume_broadcast_enable is off"), ({"consume_enable": False}, "consume_")],
+)
+def test_a_group_broadcasts_unless_it_may_not(values, why):
+    state = filled()
+    state.check_broadcast("billing")
+    state.check_broadcast("unknown yet")
+    for change in state.decide_group_config(GroupConfig("billing", **values)):
+        state.apply(change, 0)
+    with pytest.raises(NoPermissionError, match=f"'billing' may not .*{why}"):
+        state.check_broadcast("billing")
+    state.check_broadcast("another")
+
+
+def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_them():
+    state = filled()
+    entry = json.loads(dump_snapshot(state, 1)[GROUPS_FILE])["subscriptionGroupTable"]["billing"]
+    assert (entry["consumeMessageOrderly"], entry["consumeTimeoutMinute"]) == (False, 15)
+    old = {"kind": "group", "group": "old", "consume_message_orderly": True, "consume_timeout_minute": 3}
+    state.apply(old, 0)
+    assert state.groups["old"] == GroupConfig("old")
+
+
+def test_a_group_is_not_made_on_first_use_where_that_is_off_unless_it_is_the_systems():
+    state = filled()
+    with pytest.raises(GroupNotExistError):
+        state.decide_group("new", auto_create=False)
+    assert state.decide_group("billing", auto_create=False) == []
+    assert state.decide_group("TOOLS_CONSUMER", auto_create=False)
+    assert state.decide_group("CID_RMQ_SYS_x", auto_create=False)
+
+
+def test_a_group_record_of_the_first_version_has_the_defaults():
+    state = BrokerState()
+    state.apply({"kind": "group", "group": "billing"}, 0)
+    assert state.groups == {"billing": GroupConfig("billing")}
+
+
+def test_what_is_handed_out_is_a_copy():
+    state = filled()
+    commit(state, {0: 5})
+    state.offsets.committed("billing", "orders")[0] = 99
+    assert state.offsets.committed("billing", "orders") == {0: 5}
+
+
+# Records
+
+
+def test_a_change_survives_its_encoding():
+    change = {"kind": "offsets", "group": "g", "topic": "t", "offsets": {"0": 17}}
+    assert decode_change(encode_change(change)) == change
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b'"topic"', b"null"])
+def test_a_record_that_is_no_change_is_refused(body):
+    with pytest.raises(InvalidArgumentError, match="not a JSON object"):
+        decode_change(body)
+
+
+@pytest.mark.parametrize("change", [{"kind": "acl"}, {}, {"kind": None}, {"kind": ["topic"]}])
+def test_a_record_of_a_newer_version_is_refused_and_changes_nothing(change):
+    state = filled()
+    before = content(filled())
+    with pytest.raises(InvalidArgumentError, match="unknown kind"):
+        state.apply(change, 0)
+    assert content(state) == before
+
+
+def history(seed: int, length: int) -> list[bytes]:
+    """Records as a broker would have written them."""
+    chance = random.Random(seed)
+    state, records = BrokerState(), []
+    while len(records) < length:
+        topic, group = chance.choice("tuv"), chance.choice("gh")
+        queue_id, offset = chance.randrange(2), chance.randrange(100)
+        offsets = {queue_id: offset}
+        decide, *arguments = chance.choice(
+            [
+                (state.decide_topic, topic, 2, 2),
+                (state.decide_topic_delete, topic),
+                (state.decide_topic_update, topic, None, None, chance.choice(("", "a:1", "b:2"))),
+                (state.decide_group, group),
+                (state.decide_group_delete, group),
+                (state.decide_reset, group, topic, offsets),
+                (state.decide_start, group, topic, queue_id, offset),
+                *[(lambda *commits: commit_changes(state, *commits), offsets, group, topic)] * 4,
+            ]
+        )
+        try:
+            decided = decide(*arguments)
+        except (TopicNotExistError, GroupNotExistError, AssertionError):
+            continue
+        for change in [decided] if isinstance(decided, dict) else decided or []:
+            state.apply(change, len(records))
+            records.append(encode_change(change))
+    return records
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_restart_may_begin_at_any_record_before_the_end_of_its_snapshot(seed):
+    print("seed", seed)
+    records = [(body, 1000 + place) for place, body in enumerate(history(seed, 30))]
+    final = BrokerState()
+    replay(final, records)
+    for end in range(len(records) + 1):
+        before = BrokerState()
+        replay(before, records[:end])
+        for start in range(end + 1):
+            state, position = snapshot_of(before, end)
+            assert position == end
+            replay(state, records[start:])
+            assert content(state) == content(final), f"snapshot at {end}, replay from {start}"
+            assert state.topics_version >= final.topics_version
+
+
+def test_a_restart_from_the_snapshots_own_place_has_the_version_of_before():
+    records = [(body, 1000 + place) for place, body in enumerate(history(9, 30))]
+    final, before = BrokerState(), BrokerState()
+    replay(final, records)
+    replay(before, records[:17])
+    state, position = snapshot_of(before, 17)
+    replay(state, records[position:])
+    assert state == final
+
+
+def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
+    """The position is written last, so the newer files go with an older position."""
+    records = [(body, 1000 + place) for place, body in enumerate(history(4, 30))]
+    final, older, newer = BrokerState(), BrokerState(), BrokerState()
+    replay(final, records)
+    replay(older, records[:10])
+    replay(newer, records[:25])
+    files = list(dump_snapshot(newer, 25).items())
+    assert files[-1][0] == POSITION_FILE
+    for written in range(len(files) + 1):
+        disk = {**dump_snapshot(older, 10), **dict(files[:written])}
+        state, position = load_snapshot(disk.get, parse_fastjson)
+        replay(state, records[position:])
+        assert content(state) == content(final)
+
+
+def test_a_topic_that_was_deleted_since_the_older_position_was_written_is_harmless():
+    state = filled()
+    [change] = state.decide_topic_update("orders", None, None, "a:4")
+    state.apply(change, 0)
+    older = dump_snapshot(state, 2)
+    state.apply(state.decide_topic_delete("orders"), 0)
+    disk = {**dump_snapshot(state, 3), POSITION_FILE: older[POSITION_FILE]}
+    assert load_snapshot(disk.get, parse_fastjson)[0].topics == state.topics
+
+
+# Snapshots
+
+
+def test_a_snapshot_comes_back():
+    state = filled()
+    commit(state, {0: 5, 3: 9})
+    state.apply(state.decide_reset("billing", "orders", {3: 2}), 0)
+    assert snapshot_of(state, 42) == (state, 42)
+
+
+def test_without_files_the_state_is_empty():
+    assert load_snapshot(lambda name: None, parse_fastjson) == (BrokerState(), 0)
+
+
+def test_files_that_rocketmq_wrote_are_taken_as_they_are():
+    files = {TOPICS_FILE: ROCKETMQ_TOPICS, OFFSETS_FILE: ROCKETMQ_OFFSETS, "subscriptionGroup.json": ROCKETMQ_GROUPS}
+    state, position = load_snapshot(files.get, parse_fastjson)
+    assert position == 0
+    topic = state.topics["TopicTest"]
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (4, 8, 6)
+    assert state.topics["%RETRY%group-1"].perm == 4
+    assert state.topics_version == DataVersion(0, 7, 1700000000123)
+    assert state.groups == {name: GroupConfig(name) for name in ("group-1", "TOOLS_CONSUMER")}
+    assert state.offsets.committed("group-1", "TopicTest") == {0: 5, 1: 7, 2: 0, 3: 12}
+    assert state.offsets.committed("group-1", "%RETRY%group-1") == {0: 1}
+    again, _ = snapshot_of(state, 0)
+    assert again == state
+
+
+@pytest.mark.parametrize("text", ['{"dataVersion":{}}', '{"topicConfigTable":null}', "{}"])
+def test_a_file_of_rocketmq_without_a_table_is_an_empty_one(text):
+    state, _ = load_snapshot({TOPICS_FILE: text}.get, parse_fastjson)
+    assert state.topics == {}
+
+
+def test_a_snapshot_has_the_names_and_the_shape_of_rocketmqs_files():
+    state = filled()
+    commit(state, {0: 5})
+    files = dump_snapshot(state, 3)
+    topics = parse_fastjson(files[TOPICS_FILE])
+    assert set(topics) == {"dataVersion", "topicConfigTable"}
+    assert topics["topicConfigTable"]["orders"]["writeQueueNums"] == 4
+    assert parse_fastjson(files[OFFSETS_FILE])["offsetTable"] == {"orders@billing": {"0": 5}}
+    group = parse_fastjson(files["subscriptionGroup.json"])["subscriptionGroupTable"]["billing"]
+    assert (group["groupName"], group["retryMaxTimes"]) == ("billing", 16)
+    assert files[TOPICS_FILE].startswith('{\n\t"dataVersion":{\n')
+
+
+# Layouts: a topic's queues in all broker groups
+
+
+def layout_of(state: BrokerState, topic: str) -> str:
+    [again, _] = load_snapshot(dump_snapshot(state, 3).get, parse_fastjson)
+    assert again.topics == state.topics
+    return state.topics[topic].layout
+
+
+def test_a_layout_grows_and_is_kept_in_the_log_and_in_the_snapshot():
+    state = BrokerState()
+    state.apply(state.decide_topic("orders", 2, 2, "a:2;b:2"), 0)
+    assert state.decide_topic("orders", 2, 2, "a:2") is None
+    assert layout_of(state, "orders") == "a:2;b:2"
+    state.apply(state.decide_topic("orders", 2, 2, "c:1"), 0)
+    assert layout_of(state, "orders") == "a:2;b:2;c:1"
+    [change] = state.decide_topic_update("orders", 4, None, None, "a:4;b:1")
+    state.apply(change, 0)
+    assert layout_of(state, "orders") == "a:4;b:2;c:1"
+    assert state.decide_topic_update("orders", None, None, None, "a:4") == []
+
+
+def test_a_topic_that_is_made_by_sending_to_it_has_a_layout_that_grows_too():
+    state = BrokerState()
+    for layout in ("a:4", "a:4;b:4"):
+        [change] = state.decide_auto_topic("orders", 4, 8, layout)
+        state.apply(change, 0)
+    assert state.decide_auto_topic("orders", 4, 8, "b:4") == []
+    assert layout_of(state, "orders") == "a:4;b:4"
+
+
+def test_a_topic_that_is_made_again_has_no_layout_of_before():
+    state = BrokerState()
+    state.apply(state.decide_topic("orders", 2, 2, "a:2;b:2"), 0)
+    state.apply(state.decide_topic_delete("orders"), 0)
+    state.apply(state.decide_topic("orders", 1, 1, "a:1"), 0)
+    assert layout_of(state, "orders") == "a:1"
+
+
+def test_a_layout_that_is_none_is_refused():
+    with pytest.raises(InvalidArgumentError):
+        BrokerState().decide_topic("orders", 1, 1, "everywhere")

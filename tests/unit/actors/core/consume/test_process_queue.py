@@ -1,0 +1,60 @@
+"""One queue's account, message by message (spec/messaging.md §5.5)."""
+
+from __future__ import annotations
+
+from actors.core.consume.process_queue import ProcessQueue, Task, UnfinishedOffsets
+from raymq.message import MessageQueue
+from tests.support.clients.records import RECORD_BYTES, run_of
+
+Q = MessageQueue("orders", "broker-a", 0)
+
+
+def test_fact_33_the_offset_to_commit_is_the_smallest_that_is_not_finished():
+    offsets = UnfinishedOffsets()
+    offsets.add([5, 6, 7])
+    assert offsets.remove([6]) == 5
+    assert offsets.remove([5]) == 7
+    assert offsets.remove([7]) == 8
+    assert offsets.remove([7]) == -1
+
+
+def test_the_span_is_from_the_first_unfinished_to_the_last_that_was_fetched():
+    offsets = UnfinishedOffsets()
+    assert offsets.span == 0
+    offsets.add([5, 6, 100])
+    assert offsets.span == 95
+    offsets.remove([5])
+    assert offsets.span == 94
+    offsets.remove([6, 100])
+    assert offsets.span == 0
+
+
+def test_messages_are_taken_across_runs_and_in_order():
+    held = ProcessQueue(Q)
+    held.begin(0, 0)
+    held.fetched(run_of([0, 1]), 2)
+    held.fetched(run_of([2, 3, 4]), 5)
+    assert list(held.take(3).offsets) == [0, 1, 2]
+    assert held.waiting_count == 2
+    assert list(held.take(99).offsets) == [3, 4]
+
+
+def test_bytes_and_messages_count_until_they_are_finished():
+    held = ProcessQueue(Q)
+    held.begin(10, 0)
+    held.fetched(run_of([10, 11, 12]), 13)
+    task = Task(held, held.take(3))
+    assert (held.count, held.size_bytes) == (3, 3 * RECORD_BYTES)
+    held.finish(task, {1})
+    assert (held.count, held.size_bytes, held.commit_offset) == (2, 2 * RECORD_BYTES, 10)
+    held.finish(task, {0, 2})
+    assert (held.count, held.size_bytes, held.commit_offset) == (0, 0, 13)
+    assert task.unfinished == set()
+
+
+def test_without_messages_everything_read_is_committed():
+    held = ProcessQueue(Q)
+    assert held.commit_offset == 0
+    held.begin(10, 0)
+    held.fetched(run_of([]), 20)
+    assert held.commit_offset == 20

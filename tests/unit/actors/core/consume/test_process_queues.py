@@ -1,0 +1,358 @@
+"""The table of a push consumer's queues: flow control, commits, resets, handing over."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.consume.process_queues import RELEASE_PATIENCE_S, ProcessQueues, PullState
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
+from raymq.message import MessageQueue
+from raymq.protocol.consume_result import ConsumeReport
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from tests.support.clients.records import RECORD_BYTES, run_of
+
+Q = MessageQueue("orders", "broker-a", 0)
+P = MessageQueue("orders", "broker-a", 1)
+R = MessageQueue("orders", "broker-b", 0)
+DONE = ConsumeReport()
+
+
+def table(*queues: MessageQueue, start: int = 5, **settings) -> ProcessQueues:
+    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),), **settings))
+    core.listener_away = False
+    for queue in queues or (Q,):
+        core.grant(queue, generation=7)
+        [held] = core.starting(queue.broker_name)
+        core.begin(held, QueueOffset(start, reset_version=2))
+    return core
+
+
+def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int) -> None:
+    core.fetched(queue, core.wanted(0.0)[queue], run_of(offsets), offsets[-1] + 1, 0.0)
+
+
+def held_of(core: ProcessQueues, queue: MessageQueue):
+    return next(held for held in core.held() if held.queue == queue)
+
+
+def commit_of(offset: int | None, *, backwards: bool = False) -> OffsetCommit:
+    return OffsetCommit(offset, 7, 2, backwards)
+
+
+def consume(core: ProcessQueues) -> list[int]:
+    """Everything there is, well."""
+    seen = []
+    while tasks := core.deliverable(0.0):
+        for task in tasks:
+            seen += task.messages.offsets
+            core.reported(task, DONE, 0.0)
+        for broker_name in {queue.broker_name for queue in core.holding}:
+            core.committed(core.uncommitted(broker_name), CommitAnswer())
+    return seen
+
+
+def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
+    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
+    core.grant(Q, 7)
+    assert (core.holding, core.wanted(0.0), core.uncommitted("broker-a")) == ({Q}, {}, {})
+    assert core.starting("broker-b") == []
+    [held] = core.starting("broker-a")
+    core.begin(held, QueueOffset(5, 2))
+    assert core.wanted(0.0) == {Q: 5}
+    assert core.uncommitted("broker-a") == {}
+    core.grant(Q, 8)  # once more changes nothing
+    assert core.wanted(0.0) == {Q: 5}
+
+
+def test_a_start_that_comes_after_the_queue_was_lost_is_ignored():
+    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
+    core.grant(Q, 7)
+    [held] = core.starting("broker-a")
+    core.drop(Q)
+    core.grant(Q, 8)
+    core.begin(held, QueueOffset(5))
+    assert core.wanted(0.0) == {}
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_what_was_consumed_is_committed_with_generation_and_reset_version(orderly):
+    core = table(orderly=orderly)
+    fetch(core, Q, 5, 6, 7)
+    [task] = core.deliverable(0.0)
+    assert core.uncommitted("broker-a") == {}
+    core.reported(task, ConsumeReport(unfinished=(1, 2), ended=False), 0.0)
+    assert core.uncommitted("broker-a") == {Q: commit_of(6)}
+    core.reported(task, DONE, 0.0)
+    commits = core.uncommitted("broker-a")
+    assert commits == {Q: commit_of(8)}
+    assert core.uncommitted("broker-b") == {}
+    core.committed(commits, CommitAnswer())
+    assert core.uncommitted("broker-a") == {}
+    assert core.uncommitted("broker-a", ask=True) == {Q: commit_of(None)}
+
+
+def test_messages_that_the_tags_excluded_are_committed_once_all_before_them_is_consumed():
+    core = table()
+    fetch(core, Q, 5)
+    core.fetched(Q, 6, run_of([]), 20, 0.0)
+    assert core.uncommitted("broker-a") == {}
+    consume(core)
+    assert held_of(core, Q).committed_offset == 20
+
+
+def test_an_answer_to_an_outdated_question_is_ignored():
+    core = table()
+    for from_offset, offset in ((5, 5), (5, 5), (4, 4)):
+        core.fetched(Q, from_offset, run_of([offset]), offset + 1, 0.0)
+    core.fetched(P, 0, run_of([0]), 1, 0.0)
+    assert held_of(core, Q).count == 1
+    assert core.wanted(0.0) == {Q: 6}
+
+
+# Flow control
+
+
+def test_more_messages_than_the_threshold_pause_the_reading_until_enough_are_consumed():
+    core = table(pull_threshold_for_queue=3)
+    fetch(core, Q, 5, 6, 7)
+    assert core.wanted(0.0) == {Q: 8}
+    fetch(core, Q, 8)
+    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_MESSAGES
+    assert core.wanted(0.0) == {}
+    [task] = core.deliverable(0.0)
+    core.reported(task, ConsumeReport(unfinished=(0, 2, 3), ended=False), 0.0)  # one of four
+    assert core.wanted(0.0) == {Q: 9}
+
+
+def test_more_bytes_than_the_threshold_pause_the_reading():
+    core = table(
+        pull_threshold_size_for_queue_mib=1, pull_threshold_for_queue=65535, consume_concurrently_max_span=65535
+    )
+    count = (1 << 20) // RECORD_BYTES
+    fetch(core, Q, *range(5, 5 + count))
+    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    fetch(core, Q, 5 + count, 6 + count)
+    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_BYTES
+
+
+@pytest.mark.parametrize(("orderly", "state"), [(False, PullState.TOO_WIDE_A_SPAN), (True, PullState.PULLING)])
+def test_a_span_wider_than_the_limit_pauses_a_concurrent_consumer_only(orderly, state):
+    core = table(orderly=orderly, consume_concurrently_max_span=10)
+    fetch(core, Q, 5, 15)
+    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    fetch(core, Q, 16)
+    assert core.pull_state(held_of(core, Q)) is state
+
+
+def test_fact_34_a_topics_threshold_is_divided_by_its_queues_here():
+    core = table(Q, P, R, pull_threshold_for_topic=1000)
+    fetch(core, Q, *range(5, 5 + 333))
+    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    fetch(core, Q, 338)
+    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_MESSAGES
+    core.drop(R)
+    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    small = table(Q, P, R, pull_threshold_for_topic=2)
+    fetch(small, Q, 5)
+    assert small.pull_state(held_of(small, Q)) is PullState.PULLING
+    fetch(small, Q, 6)
+    assert small.pull_state(held_of(small, Q)) is PullState.TOO_MANY_MESSAGES
+
+
+def test_a_topics_bytes_are_divided_too():
+    core = table(Q, P, pull_threshold_size_for_topic_mib=2, pull_threshold_for_queue=65535)
+    fetch(core, Q, *range(5, 5 + (1 << 20) // RECORD_BYTES + 1))
+    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_BYTES
+
+
+def test_the_first_state_that_holds_is_told():
+    core = table(pull_threshold_for_queue=1)
+    held = held_of(core, Q)
+    fetch(core, Q, 5, 6)
+    assert core.pull_state(held) is PullState.TOO_MANY_MESSAGES
+    core.pause([Q])
+    assert core.pull_state(held) is PullState.PAUSED
+    core.suspended = True
+    assert core.pull_state(held) is PullState.SUSPENDED
+    core.revoke(Q, 0.0)
+    assert core.pull_state(held) is PullState.REVOKED
+
+
+def test_a_suspended_consumer_and_a_paused_queue_get_nothing_and_are_not_read():
+    core = table(Q, P)
+    fetch(core, Q, 5)
+    fetch(core, P, 5)
+    core.suspended = True
+    assert (core.wanted(0.0), core.deliverable(0.0)) == ({}, [])
+    core.suspended = False
+    core.pause([Q])
+    assert core.wanted(0.0) == {P: 6}
+    assert [task.queue for task in core.deliverable(0.0)] == [P]
+    core.resume([Q])
+    assert [task.queue for task in core.deliverable(0.0)] == [Q]
+
+
+def test_a_pull_interval_is_kept_after_messages():
+    core = table(pull_interval_ms=500)
+    fetch(core, Q, 5)
+    assert core.wanted(0.4) == {}
+    assert core.next_time_s() == 0.5
+    assert core.wanted(0.5) == {Q: 6}
+
+
+def test_nothing_is_delivered_while_the_listener_is_away():
+    core = table()
+    fetch(core, Q, 5)
+    core.listener_away = True
+    assert core.deliverable(0.0) == []
+
+
+# Gaps
+
+
+def test_where_messages_are_gone_reading_goes_on_behind_the_gap():
+    core = table()
+    core.jump(Q, 5, 100)
+    assert core.wanted(0.0) == {Q: 100}
+    assert core.uncommitted("broker-a") == {Q: commit_of(100)}
+
+
+def test_what_was_read_before_a_gap_is_delivered_first():
+    core = table()
+    fetch(core, Q, 5)
+    core.jump(Q, 6, 100)
+    fetch(core, Q, 100)
+    assert core.uncommitted("broker-a") == {}
+    assert consume(core) == [5, 100]
+    assert held_of(core, Q).committed_offset == 101
+
+
+def test_a_jump_back_waits_until_nothing_is_held_and_is_committed_as_one():
+    core = table()
+    fetch(core, Q, 5)
+    core.jump(Q, 6, 3)
+    assert core.wanted(0.0) == {Q: 6}
+    consume(core)
+    core.jump(Q, 6, 3)
+    assert core.wanted(0.0) == {Q: 3}
+    commits = core.uncommitted("broker-a")
+    assert commits == {Q: commit_of(3, backwards=True)}
+    core.committed(commits, CommitAnswer())
+    fetch(core, Q, 3)
+    consume(core)
+    assert core.uncommitted("broker-a") == {}
+
+
+def test_a_jump_from_elsewhere_or_of_a_revoked_queue_is_ignored():
+    core = table()
+    core.jump(Q, 4, 100)
+    assert core.wanted(0.0) == {Q: 5}
+    core.revoke(Q, 0.0)
+    core.jump(Q, 5, 100)
+    assert core.uncommitted("broker-a") == {}
+
+
+# What the broker answers to a commit
+
+
+@pytest.mark.parametrize("answer", [CommitAnswer(fenced=frozenset({Q})), CommitAnswer(gone=frozenset({Q}))])
+def test_a_fenced_or_deleted_queue_is_dropped_and_its_outcome_not_heeded(answer):
+    core = table()
+    fetch(core, Q, 5, 6)
+    [task] = core.deliverable(0.0)
+    core.reported(task, ConsumeReport(unfinished=(1,), ended=False), 0.0)
+    core.committed(core.uncommitted("broker-a"), answer)
+    assert core.holding == frozenset()
+    assert core.reported(task, DONE, 0.0).send_backs == []
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
+    core = table(orderly=orderly)
+    fetch(core, Q, *range(5, 25))
+    [old] = core.deliverable(0.0)
+    core.committed(core.uncommitted("broker-a", ask=True), CommitAnswer(reset={Q: QueueOffset(2, 3)}))
+    assert core.wanted(0.0) == {Q: 2}
+    assert held_of(core, Q).count == 0
+    fetch(core, Q, 2)
+    if orderly:
+        assert core.deliverable(0.0) == []  # the listener still has the old task
+    core.reported(old, DONE, 0.0)
+    assert core.uncommitted("broker-a") == {}
+    [task] = core.deliverable(0.0)
+    assert list(task.messages.offsets) == [2]
+    core.reported(task, DONE, 0.0)
+    assert core.uncommitted("broker-a") == {Q: OffsetCommit(3, 7, 3)}
+
+
+def test_the_answer_to_a_commit_of_before_a_reset_is_ignored():
+    core = table()
+    fetch(core, Q, 5)
+    consume(core)
+    fetch(core, Q, 6)
+    [task] = core.deliverable(0.0)
+    core.reported(task, DONE, 0.0)
+    commits = core.uncommitted("broker-a")
+    core.reset(Q, QueueOffset(2, 3))
+    core.committed(commits, CommitAnswer())
+    assert held_of(core, Q).committed_offset == 2
+
+
+# Handing over
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_revoked_queue_is_released_after_its_tasks_have_ended_and_are_committed(orderly):
+    core = table(orderly=orderly)
+    fetch(core, Q, *range(5, 55))
+    [task] = core.deliverable(0.0)[:1]
+    core.revoke(Q, 0.0)
+    assert core.wanted(0.0) == {}
+    assert core.released(1.0) == []
+    core.reported(task, DONE, 0.0)
+    assert core.deliverable(0.0) == []
+    assert core.released(1.0) == []
+    commits = core.uncommitted("broker-a")
+    assert commits == {Q: commit_of(5 + len(task.messages))}
+    core.committed(commits, CommitAnswer())
+    if not orderly:  # a second task was in flight
+        assert core.released(1.0) in ([], [Q])
+    else:
+        assert core.released(1.0) == [Q]
+        core.drop(Q)
+        assert core.holding == frozenset()
+
+
+def test_a_queue_that_never_began_is_released_at_once():
+    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
+    core.grant(Q, 7)
+    core.revoke(Q, 0.0)
+    assert core.released(0.0) == [Q]
+    assert core.starting("broker-a") == []
+
+
+@pytest.mark.parametrize(("orderly", "released"), [(False, [Q]), (True, [])])
+def test_a_slow_message_holds_a_revoked_queue_back_for_ever_only_in_order(orderly, released):
+    core = table(orderly=orderly)
+    fetch(core, Q, 5, 6)
+    core.deliverable(0.0)
+    core.revoke(Q, 0.0)
+    assert core.released(RELEASE_PATIENCE_S) == []
+    assert core.released(RELEASE_PATIENCE_S + 0.1) == released
+
+
+def test_in_order_a_queue_that_is_granted_again_waits_for_its_old_task():
+    core = table(orderly=True)
+    fetch(core, Q, 5)
+    [old] = core.deliverable(0.0)
+    core.drop(Q)  # fenced while the listener works
+    core.grant(Q, 8)
+    core.begin(core.starting("broker-a")[0], QueueOffset(5))
+    fetch(core, Q, 5)
+    assert core.deliverable(0.0) == []
+    core.died(old, 0.0)
+    assert core.uncommitted("broker-a") == {}
+    [task] = core.deliverable(0.0)
+    core.reported(task, DONE, 0.0)
+    assert core.uncommitted("broker-a") == {Q: OffsetCommit(6, 8, 0)}

@@ -1,0 +1,180 @@
+"""Registrations, heartbeats and routes of one NameServer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actors.core.nameserver.route_table import RouteTable
+from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.message import MessageQueue
+from raymq.protocol.route import BrokerRegistration, DataVersion, TopicConfig
+
+FIRST = DataVersion(0, 1, 5)
+
+
+def registration(name: str = "a", *, version: DataVersion = FIRST, topics: tuple[str, ...] = ("orders",), life=1):
+    configs = tuple(TopicConfig(topic, 2, 2) for topic in topics)
+    return BrokerRegistration("raymq", name, {0: f"storage-{name}-0"}, configs, version, {0: "node"}, life)
+
+
+@pytest.fixture
+def table():
+    return RouteTable(expiry_s=120.0)
+
+
+def test_a_route_lists_every_broker_that_holds_the_topic(table):
+    table.register(registration("b"), 0.0)
+    table.register(registration("a"), 0.0)
+    route = table.route("orders")
+    assert route.publish_queues == tuple(MessageQueue("orders", name, number) for name in "ab" for number in (0, 1))
+    assert route.master_storage("b") == "storage-b-0"
+    assert list(table.brokers()) == ["a", "b"]
+
+
+def test_an_unknown_topic_has_no_route(table):
+    with pytest.raises(TopicNotExistError):
+        table.route("orders")
+    table.register(registration(topics=("other",)), 0.0)
+    with pytest.raises(TopicNotExistError):
+        table.route("orders")
+
+
+def test_a_registration_is_complete_and_what_it_leaves_out_is_gone(table):
+    table.register(registration(topics=("orders", "old")), 0.0)
+    table.register(registration(version=DataVersion(0, 2, 6), topics=("orders", "new")), 1.0)
+    assert table.topics() == ["new", "orders"]
+
+
+def test_a_registration_that_was_overtaken_by_a_newer_one_is_ignored(table):
+    table.register(registration(version=DataVersion(0, 2, 6), topics=("orders", "new")), 0.0)
+    table.register(registration(version=DataVersion(0, 1, 7)), 1.0)
+    assert table.topics() == ["new", "orders"]
+    assert not table.heartbeat("a", DataVersion(0, 1, 7), 1.0)
+    assert table.heartbeat("a", DataVersion(0, 2, 6), 1.0)
+
+
+def test_a_restarted_broker_whose_last_change_has_an_earlier_time_in_its_log_is_taken(table):
+    """A change is stored, then applied: the time in memory may be later than the one a replay finds."""
+    table.register(registration(version=DataVersion(0, 3, 1001)), 0.0)
+    replayed = DataVersion(0, 3, 1000)
+    assert not table.heartbeat("a", replayed, 1.0)
+    table.register(registration(version=replayed), 1.0)
+    assert table.heartbeat("a", replayed, 100.0)
+    assert table.expire(130.0) == []
+
+
+def test_a_broker_that_is_not_known_in_this_version_is_told_to_register(table):
+    assert not table.heartbeat("a", DataVersion(), 0.0)
+    table.register(registration(), 0.0)
+    assert table.heartbeat("a", DataVersion(0, 1, 5), 1.0)
+    assert not table.heartbeat("a", DataVersion(0, 2, 5), 1.0)
+
+
+def test_a_silent_broker_is_forgotten_after_the_expiry_and_not_before(table):
+    table.register(registration("a"), 0.0)
+    table.register(registration("b"), 0.0)
+    table.heartbeat("b", DataVersion(0, 1, 5), 60.0)
+    assert table.expire(120.0) == []
+    assert table.expire(120.1) == ["a"]
+    assert table.expire(180.1) == ["b"]
+    assert table.topics() == []
+
+
+def test_a_heartbeat_of_another_version_does_not_prolong_a_life(table):
+    table.register(registration(), 0.0)
+    table.heartbeat("a", DataVersion(0, 9, 9), 100.0)
+    assert table.expire(121.0) == ["a"]
+
+
+def test_a_broker_that_unregisters_is_gone_at_once_and_may_come_back_with_any_version(table):
+    table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
+    table.unregister("a")
+    table.unregister("a")
+    assert table.brokers() == {}
+    table.register(registration(version=DataVersion(0, 1, 0)), 1.0)
+    assert table.topics() == ["orders"]
+
+
+def test_a_route_is_a_copy(table):
+    given = registration()
+    table.register(given, 0.0)
+    route = table.route("orders")
+    given.storages[0] = "storage-elsewhere-0"
+    assert route.master_storage("a") == "storage-a-0"
+
+
+def test_a_broker_that_began_anew_with_a_younger_state_is_taken(table):
+    """Its directory was emptied: what it says now is true, though it has changed less."""
+    table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
+    table.register(registration(version=DataVersion(0, 1, 1), topics=("new",), life=2), 1.0)
+    assert table.topics() == ["new"]
+    table.register(registration(version=DataVersion(0, 10, 9), topics=("late",), life=1), 2.0)
+    assert table.topics() == ["new"]
+
+
+def test_what_is_of_an_older_state_version_is_ignored_whatever_its_life(table):
+    table.register(registration(version=DataVersion(2, 1, 1)), 0.0)
+    table.register(registration(version=DataVersion(1, 9, 9), topics=("old",), life=9), 1.0)
+    assert table.topics() == ["orders"]
+
+
+def test_writes_can_be_taken_off_a_broker_until_it_changes(table):
+    table.register(registration("a"), 0.0)
+    table.register(registration("b"), 0.0)
+    assert table.wipe_write_perm("a") == 1
+    assert {queue.broker_name for queue in table.route("orders").publish_queues} == {"b"}
+    assert {queue.broker_name for queue in table.route("orders").subscribe_queues} == {"a", "b"}
+    table.register(registration("a"), 1.0)  # the same again, from a NameServer's point of view
+    assert len(table.route("orders").publish_queues) == 2
+    table.register(registration("a", version=DataVersion(0, 2, 6)), 2.0)
+    assert len(table.route("orders").publish_queues) == 4
+
+
+def test_giving_writes_back_sets_reading_and_writing(table):
+    table.register(registration("a"), 0.0)
+    table.wipe_write_perm("a")
+    assert table.add_write_perm("a") == 1
+    assert [data.perm for data in table.route("orders").queues] == [6]
+    assert (table.wipe_write_perm("nobody"), table.add_write_perm("nobody")) == (0, 0)
+
+
+def test_a_route_follows_the_order_configuration(table):
+    config = TopicConfig("orders", 2, 2, order=True, order_config="a:1;b:2")
+    table.register(replace(registration("a", topics=("other",)), topics=(config, TopicConfig("other", 1, 1))), 0.0)
+    table.register(registration("c"), 0.0)  # it came later, and was not told
+    assert table.order_configs() == {"orders": "a:1;b:2"}
+    route = table.route("orders")
+    assert [(queue.broker_name, queue.queue_id) for queue in route.publish_queues] == [("a", 0), ("b", 0), ("b", 1)]
+    assert len(route.subscribe_queues) == 4
+    assert table.route("other").order_config == ""
+
+
+def test_the_tables_of_clusters_and_nodes(table):
+    table.register(registration("b"), 0.0)
+    table.register(registration("a"), 0.0)
+    assert table.clusters() == {"raymq": ["a", "b"]}
+    assert table.brokers()["a"].nodes == {0: "node"}
+
+
+@pytest.mark.parametrize("present", ["a", "b", "ab"])
+def test_each_holder_tells_all_of_the_topics_queues(table, present):
+    config = TopicConfig("orders", 2, 2, layout="a:2;b:2")
+    for name in present:
+        table.register(replace(registration(name), topics=(config,)), 0.0)
+    route = table.route("orders")
+    assert route.all_queues == tuple(MessageQueue("orders", name, number) for name in "ab" for number in (0, 1))
+    assert {queue.broker_name for queue in route.publish_queues} == set(present)
+
+
+def test_a_topic_of_a_silent_broker_is_away_and_does_not_cease_to_exist(table):
+    table.register(registration("a"), 0.0)
+    table.expire(120.1)
+    with pytest.raises(ServiceNotAvailableError, match="on a, not heard of"):
+        table.route("orders")
+    with pytest.raises(TopicNotExistError):
+        table.route("nothing")
+    table.register(registration("a", version=DataVersion(0, 2, 6), topics=("other",)), 121.0)
+    with pytest.raises(TopicNotExistError):
+        table.route("orders")

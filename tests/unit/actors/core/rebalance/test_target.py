@@ -1,0 +1,101 @@
+"""The strategies applied to a whole group: which one counts, what members do not get, and what a refusal leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.rebalance.target import GroupView, Wish, disagreements, make_target
+from raymq.message import MessageQueue
+from raymq.protocol.membership import AllocateStrategy, Allocation
+
+ORDERS = tuple(MessageQueue("orders", f"room1@broker-{name}", number) for name in "ab" for number in range(2))
+AUDIT = (MessageQueue("audit", "room1@broker-a", 0),)
+BOTH = frozenset({"orders", "audit"})
+ROOMS = {"room1@broker-a": "A", "room1@broker-b": "B"}
+
+
+def view(wishes, *, queues=None, holders=None, target=None) -> GroupView:
+    queues = {"orders": ORDERS, "audit": AUDIT} if queues is None else queues
+    return GroupView(wishes, queues, ROOMS, holders or {}, target or {})
+
+
+def alike(strategy: AllocateStrategy, **fields) -> dict[str, Wish]:
+    allocation = Allocation(strategy, **fields)
+    return {"a": Wish(BOTH, allocation, "A"), "b": Wish(frozenset({"orders"}), allocation, "B")}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "of_a"),
+    [
+        (AllocateStrategy.AVG, [0, 1]),
+        (AllocateStrategy.AVG_BY_CIRCLE, [0, 2]),
+        (AllocateStrategy.MACHINE_ROOM, [0, 1]),
+        (AllocateStrategy.MACHINE_ROOM_NEARBY, [0, 1]),
+        (AllocateStrategy.STICKY, [0, 1]),
+    ],
+)
+def test_each_strategy_shares_every_topic_among_its_subscribers(strategy, of_a):
+    target, failures = make_target(view(alike(strategy, machine_rooms=frozenset({"room1"}))))
+    assert failures == {}
+    assert set(target) == {*ORDERS, *AUDIT}
+    assert [number for number, queue in enumerate(ORDERS) if target[queue] == "a"] == of_a
+    assert target[AUDIT[0]] == "a"
+
+
+def test_consistent_hash_shares_every_topic():
+    target, _ = make_target(view(alike(AllocateStrategy.CONSISTENT_HASH)))
+    assert set(target) == {*ORDERS, *AUDIT}
+
+
+def test_config_leaves_the_queues_that_nobody_is_configured_for():
+    target, _ = make_target(view(alike(AllocateStrategy.CONFIG, queues=frozenset({ORDERS[1]}))))
+    assert target == {ORDERS[1]: "a"}
+
+
+def test_a_refusal_leaves_its_topic_and_only_that_as_it_was():
+    wishes = {"a": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM_NEARBY), "A")}
+    roomless = (MessageQueue("audit", "broker-c", 0),)
+    target, failures = make_target(view(wishes, queues={"orders": ORDERS, "audit": roomless}, target={AUDIT[0]: "x"}))
+    assert target == {**dict.fromkeys(ORDERS, "a"), AUDIT[0]: "x"}
+    assert list(failures) == ["audit"]
+    assert "broker-c" in failures["audit"]
+
+
+def test_a_topic_without_a_route_keeps_its_plan_and_one_without_queues_is_given_up():
+    before = {AUDIT[0]: "a", **dict.fromkeys(ORDERS, "a")}
+    target, failures = make_target(view(alike(AllocateStrategy.AVG), queues={"orders": ()}, target=before))
+    assert target == {AUDIT[0]: "a"}
+    assert failures == {}
+
+
+def test_nobody_gets_nothing():
+    assert make_target(view({}, target={AUDIT[0]: "a"})) == ({}, {})
+    assert disagreements(view({})) == []
+
+
+def test_members_that_agree_have_nothing_to_say():
+    assert disagreements(view(alike(AllocateStrategy.STICKY))) == []
+
+
+def test_who_asks_for_other_machine_rooms_is_named():
+    wishes = {
+        "b": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room1"}))),
+        "a": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room2"}))),
+    }
+    said = disagreements(view(wishes))
+    assert said == ["a asks for machine rooms ['room2']; the group uses ['room1'], as b joined first"]
+
+
+def test_a_queue_that_is_configured_twice_goes_to_its_holder_and_is_named():
+    wishes = alike(AllocateStrategy.CONFIG, queues=frozenset({ORDERS[0]}))
+    target, _ = make_target(view(wishes, holders={ORDERS[0]: "b"}))
+    assert target == {ORDERS[0]: "b"}
+    said = disagreements(view(wishes, target=target))
+    assert said == [f"{ORDERS[0]} is configured for a, b; b gets it"]
+
+
+def test_a_queue_that_is_configured_but_not_there_is_named():
+    nowhere = MessageQueue("orders", "broker-z", 0)
+    wishes = {"a": Wish(BOTH, Allocation(AllocateStrategy.CONFIG, queues=frozenset({nowhere})))}
+    said = disagreements(view(wishes))
+    assert said == [f"{nowhere} is configured for a, which does not subscribe to such a queue"]

@@ -1,0 +1,91 @@
+"""What a replica may do: leading, following, leases, and orders that come too late."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.replica.role import RoleOfReplica
+from raymq.errors import InvalidArgumentError, NotMasterError
+from storage.replication.epochs import ReplicaRole
+
+
+@pytest.fixture
+def role():
+    return RoleOfReplica("broker-a", 1, epoch=3)
+
+
+def test_a_replica_starts_fenced_and_takes_nothing(role):
+    assert role.role is ReplicaRole.FENCED
+    with pytest.raises(NotMasterError):
+        role.check_append(None, 0.0)
+    with pytest.raises(NotMasterError):
+        role.check_chunk(3)
+
+
+def test_leading_begins_a_newer_epoch_and_ends_with_the_lease(role):
+    assert role.lead(4, lease_until_s=10.0)
+    role.check_append(4, 9.9)
+    role.check_append(None, 9.9)
+    with pytest.raises(NotMasterError):
+        role.check_append(4, 10.0)
+    role.renew(4, 12.0)
+    role.check_append(4, 11.9)
+
+
+def test_a_lease_never_becomes_shorter_by_a_late_renewal(role):
+    role.lead(4, 10.0)
+    role.renew(4, 8.0)
+    assert role.leads(9.0)
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_an_epoch_that_is_known_already_cannot_be_led_anew(role, epoch):
+    with pytest.raises(NotMasterError):
+        role.lead(epoch, 10.0)
+
+
+def test_an_order_to_lead_may_be_repeated(role):
+    assert role.lead(4, 10.0)
+    assert not role.lead(4, 11.0)
+    assert role.leads(10.5)
+
+
+def test_following_ends_leading_and_old_orders_change_nothing(role):
+    role.lead(4, 10.0)
+    assert role.follow(5, master=0)
+    assert not role.follow(5, master=0)
+    assert (role.role, role.master, role.epoch) == (ReplicaRole.SLAVE, 0, 5)
+    for late in (lambda: role.lead(4, 20.0), lambda: role.renew(4, 20.0), lambda: role.follow(4, 2)):
+        with pytest.raises(NotMasterError):
+            late()
+    role.check_chunk(5)
+    with pytest.raises(NotMasterError):
+        role.check_chunk(4)
+
+
+def test_a_master_is_not_made_a_follower_in_its_own_epoch(role):
+    role.lead(4, 10.0)
+    with pytest.raises(NotMasterError):
+        role.follow(4, 0)
+
+
+def test_nobody_follows_itself(role):
+    with pytest.raises(InvalidArgumentError, match="itself"):
+        role.follow(4, 1)
+
+
+def test_a_draining_master_takes_no_appends_but_serves_its_followers(role):
+    role.lead(4, 10.0)
+    role.drain(4)
+    with pytest.raises(NotMasterError):
+        role.check_append(4, 1.0)
+    role.check_asked(4)
+    role.lead(5, 10.0)
+    role.check_append(5, 1.0)
+
+
+def test_a_client_of_another_epoch_is_refused(role):
+    role.lead(4, 10.0)
+    for epoch in (3, 5):
+        with pytest.raises(NotMasterError, match="epoch 4"):
+            role.check_append(epoch, 1.0)

@@ -1,0 +1,110 @@
+"""What a storage actor refuses before its store sees it: deleted topics, and one append too many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actors.core.replica import deleted_topics
+from actors.core.replica.append_limit import AppendTurns
+from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE, DeletedTopics
+from raymq.errors import SystemBusyError, TopicNotExistError
+from raymq.message import Message
+from raymq.names import SCHEDULE_TOPIC
+from raymq.record.encode import EncodedBatch, Waiting, encode_batch
+from tests.support.stores.stores import make_batch
+
+
+class Disk(dict):
+    def read(self, name):
+        return self.get(name)
+
+    def write(self, name, text):
+        self[name] = text
+
+
+@pytest.fixture
+def disk():
+    return Disk()
+
+
+def reopen(disk) -> DeletedTopics:
+    return DeletedTopics(disk.read, disk.write)
+
+
+def test_a_deleted_topic_is_refused_also_after_a_restart_until_it_is_created(disk):
+    batches = [make_batch([b"x"], topic="bills"), make_batch([b"x"])]
+    deleted = reopen(disk)
+    deleted.check(batches)
+    deleted.add("orders")
+    for one in (deleted, reopen(disk)):
+        assert "orders" in one
+        with pytest.raises(TopicNotExistError, match="orders"):
+            one.check(batches)
+        one.check(batches[:1])
+    deleted.remove("orders")
+    for one in (deleted, reopen(disk)):
+        one.check(batches)
+
+
+def test_a_store_that_begins_to_lead_refuses_what_was_deleted_and_takes_what_was_created_where_others_led(disk):
+    deleted = reopen(disk)
+    deleted.add("orders")  # and created again elsewhere
+    deleted.agree({"orders", "bills"}, ["orders", "bills", "parcels"])
+    for one in (deleted, reopen(disk)):
+        one.check([make_batch([b"x"]), make_batch([b"x"], topic="bills")])
+        with pytest.raises(TopicNotExistError, match="parcels"):
+            one.check([make_batch([b"x"], topic="parcels")])
+
+
+def test_a_delayed_message_for_a_deleted_topic_is_refused_too(disk):
+    deleted = reopen(disk)
+    deleted.add("orders")
+
+    def delayed(*topics: str) -> EncodedBatch:
+        waiting = Waiting(SCHEDULE_TOPIC, [0 for _ in topics])
+        messages, ids = [Message(topic, b"x", delay_level=3) for topic in topics], ["A" for _ in topics]
+        host = ("10.0.0.1", 1)
+        return encode_batch(messages, 2, born_host=host, born_timestamp_ms=1, message_ids=ids, waiting=waiting)
+
+    deleted.check([delayed("bills", "bills")])
+    with pytest.raises(TopicNotExistError, match="orders"):
+        deleted.check([delayed("bills", "orders")])
+    damaged = delayed("orders")
+    deleted.check([replace(damaged, records=b"x" * len(damaged.records))])  # the store says what is wrong with it
+
+
+def test_a_deletion_that_cannot_be_noted_is_not_carried_out(disk):
+    def fail(name, text):
+        raise OSError("no room")
+
+    deleted = DeletedTopics(disk.read, fail)
+    with pytest.raises(OSError, match="no room"):
+        deleted.add("orders")
+    assert "orders" not in deleted
+
+
+def test_the_table_is_bounded_and_forgets_the_oldest(disk, monkeypatch):
+    monkeypatch.setattr(deleted_topics, "CLOSED_TOPICS_MAX", 2)
+    deleted = reopen(disk)
+    for topic in ("a", "b", "a", "c"):
+        deleted.add(topic)
+    assert disk[CLOSED_TOPICS_FILE] == '["a", "c"]'
+
+
+def test_one_append_too_many_is_refused_and_says_which_limit():
+    turns = AppendTurns(2)
+    with turns.take(), turns.take(), pytest.raises(SystemBusyError, match="send_queue_capacity"), turns.take():
+        raise AssertionError("it was let in")
+    with turns.take():
+        pass
+
+
+def test_an_append_that_fails_gives_its_turn_back():
+    turns = AppendTurns(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="disk"), turns.take():
+            raise ValueError("disk")
+    with turns.take():
+        pass

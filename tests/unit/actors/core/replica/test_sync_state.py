@@ -1,0 +1,161 @@
+"""The confirm offset and the sync-state set, as a master sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.replica.sync_state import JOIN_MAX_S, MasterSyncState
+from storage.replication.epochs import FollowerLag, SyncStateSet
+
+
+def of(version: int, *members: int) -> SyncStateSet:
+    return SyncStateSet(7, version, {member: f"store-{member}" for member in members})
+
+
+@pytest.fixture
+def master():
+    return MasterSyncState(0, of(1, 0), 100, 0.0, not_catchup_s=15.0)
+
+
+def asks(master: MasterSyncState, follower: int, offset: int, now_s: float, **more: bool) -> None:
+    master.asked(follower, f"store-{follower}", offset, now_s, **more)
+
+
+def test_alone_everything_flushed_is_confirmed(master):
+    master.flushed(250, 1.0)
+    assert master.confirm_offset == 250
+    assert master.copies(250) == 1
+
+
+def test_a_follower_that_has_everything_is_asked_for_and_counts_from_then_on(master):
+    asks(master, 1, 100, 1.0)
+    asked = master.propose(1.0)
+    assert asked is not None
+    assert asked.stores == {0: "store-0", 1: "store-1"}
+    master.flushed(200, 1.0)
+    assert master.confirm_offset == 100  # not answered yet, and counted all the same
+    asks(master, 1, 180, 1.1)
+    assert master.confirm_offset == 180
+
+
+def test_a_follower_behind_the_confirm_offset_is_not_asked_for(master):
+    master.flushed(200, 1.0)
+    asks(master, 1, 150, 1.0)
+    assert master.propose(1.0) is None
+
+
+def test_a_follower_close_behind_is_taken_in_while_messages_come_all_the_time(master):
+    for step in range(4):  # each time it asks, the log has gone on
+        master.flushed(200 + 100 * step, 1.0 + step / 100)
+        asks(master, 1, 100 + 100 * step, 1.0 + step / 100)
+    asked = master.propose(1.3)
+    assert asked is not None
+    assert asked.members == {0, 1}
+    assert master.confirm_offset <= 400  # what it has
+
+
+def test_a_follower_that_stands_still_before_it_is_asked_for_holds_nobody_up_for_long(master):
+    master.flushed(200, 1.0)
+    asks(master, 1, 100, 1.0)
+    master.flushed(300, 1.0)
+    asks(master, 1, 200, 1.0)
+    master.flushed(400, 1.0)
+    assert master.propose(1.1) is None
+    assert master.confirm_offset == 300
+    assert master.propose(1.0 + JOIN_MAX_S + 0.1) is None
+    assert master.confirm_offset == 400
+
+
+def test_a_learner_is_never_asked_for(master):
+    asks(master, 1, 100, 1.0, learner=True)
+    assert master.propose(1.0) is None
+
+
+def test_the_answer_ends_the_question_only_when_it_is_newer(master):
+    asks(master, 1, 100, 1.0)
+    master.propose(1.0)
+    master.decided(of(1, 0))  # a renewal of the lease that tells the set of before
+    assert master.counted == {0, 1}
+    master.decided(of(2, 0, 1))
+    assert master.sync_state_set.members == {0, 1}
+    assert master.propose(1.0) is None
+
+
+def test_a_member_that_does_not_keep_up_is_dropped_when_the_controller_agrees(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.flushed(500, 1.0)
+    asks(master, 1, 100, 2.0)
+    assert master.propose(15.9) is None
+    asked = master.propose(17.1)
+    assert asked is not None
+    assert asked.members == {0}
+    assert master.confirm_offset == 100
+    master.decided(of(3, 0))
+    assert master.confirm_offset == 500
+
+
+def test_a_follower_that_reaches_where_the_log_ended_when_it_asked_before_keeps_up(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    for second in range(2, 60):
+        master.flushed(100 * second, float(second))
+        asks(master, 1, 100 * (second - 1), float(second))
+    assert master.propose(60.0) is None
+
+
+def test_a_member_whose_directory_was_lost_counts_no_more_and_is_dropped(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.flushed(300, 1.0)
+    asks(master, 1, 300, 1.5)
+    assert master.copies(300) == 2
+    master.asked(1, "another", 0, 2.0)
+    assert master.copies(300) == 1
+    asked = master.propose(2.0)
+    assert asked is not None
+    assert asked.members == {0}
+
+
+def test_a_directory_begun_anew_is_taken_in_once_it_has_everything(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.asked(1, "another", 0, 2.0)
+    master.propose(2.0)
+    master.decided(of(3, 0))
+    master.asked(1, "another", 100, 3.0)
+    asked = master.propose(3.0)
+    assert asked is not None
+    assert asked.stores == {0: "store-0", 1: "another"}
+
+
+def test_the_confirm_offset_never_goes_back(master):
+    master.flushed(300, 1.0)
+    asks(master, 1, 300, 1.0)
+    master.decided(of(2, 0, 1))
+    asks(master, 1, 50, 2.0)
+    assert master.confirm_offset == 300
+
+
+def test_lag_is_told_in_bytes_and_in_seconds_since_the_first_missing_byte_was_stored(master):
+    master.flushed(200, 2.0)
+    master.flushed(300, 5.0)
+    asks(master, 1, 120, 6.0)
+    asks(master, 2, 200, 6.0)
+    asks(master, 3, 300, 6.0, learner=True)
+    assert master.lags(7.0) == {1: FollowerLag(180, 5.0), 2: FollowerLag(100, 2.0), 3: FollowerLag(0, 0.0)}
+    assert master.lags(9.0)[2] == FollowerLag(100, 4.0)
+
+
+def test_what_was_stored_before_the_epoch_counts_as_stored_when_it_began(master):
+    asks(master, 1, 40, 3.0)
+    assert master.lags(8.0) == {1: FollowerLag(60, 8.0)}
+
+
+def test_whom_the_controller_does_not_hear_is_dropped_at_once(master):
+    asks(master, 1, 100, 1.0)
+    master.decided(of(2, 0, 1))
+    master.silent(frozenset({1}))
+    asked = master.propose(1.1)
+    assert asked is not None
+    assert asked.members == {0}

@@ -1,0 +1,162 @@
+"""How an instance comes to its queues and loses them: as a member of its group, or alone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from actors.pull import group_member as pull_member
+from actors.pull.group_member import GroupMember, Loner
+from actors.pull.shared import Shared
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
+from raymq.errors import RequestTimeoutError, TopicNotExistError
+from raymq.message import MessageModel, MessageQueue
+from raymq.protocol.membership import AllocateStrategy, Allocation, GroupAssignment
+from raymq.protocol.route import BrokerData, QueueData, TopicRoute
+from tests.support.clients.fakes import WAIT_S
+from tests.support.history.waiting import eventually
+
+QUEUES = [MessageQueue("orders", "broker-a", number) for number in range(3)]
+SETTINGS = PushSettings("billing", (Subscription.parse("orders"),), allocation=Allocation(AllocateStrategy.STICKY))
+
+
+class Group:
+    """The Rebalance actor's side: answers with `queues`, or fails."""
+
+    def __init__(self) -> None:
+        self.heard = []
+        self.queues: set[MessageQueue] = set()
+        self.version = 1
+        self.fails = False
+
+    def heartbeat(self, heartbeat) -> GroupAssignment:
+        self.heard.append(heartbeat)
+        if self.fails:
+            raise RequestTimeoutError("rebalance-billing", 5.0)
+        return GroupAssignment(9, frozenset(self.queues), 1, self.version)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.shared = Shared("pull-billing-0", SETTINGS)
+        self.group = Group()
+        self.resets = 0
+        self.member = GroupMember(self.shared, self.group, "node-1", self._reset)
+        self.shared.on_released = self.member.wake
+        self.thread = threading.Thread(target=self.member.run, daemon=True)
+
+    def _reset(self) -> None:
+        self.resets += 1
+
+    def beats(self, count: int = 2) -> None:
+        """Wait for so many more heartbeats."""
+        target = len(self.group.heard) + count
+        eventually(lambda: self.member.wake() or len(self.group.heard) >= target, "heartbeats", WAIT_S)
+
+
+@pytest.fixture
+def scene():
+    made = Scene()
+    yield made
+    made.shared.stopping.set()
+    made.member.wake()
+    if made.thread.ident is not None:
+        made.thread.join(WAIT_S)
+
+
+def test_queues_come_and_go_with_the_assignment_and_the_member_says_what_it_holds(scene):
+    scene.group.queues = set(QUEUES)
+    scene.thread.start()
+    scene.beats()
+    assert scene.group.heard[-1].holding == set(QUEUES)
+    first = scene.group.heard[0]
+    assert (first.member, first.room, first.allocation) == ("pull-billing-0", "node-1", SETTINGS.allocation)
+    assert first.topics == {"orders", "%RETRY%billing"}
+    assert {held.generation for held in scene.shared.core.held()} == {9}
+    scene.group.queues.discard(QUEUES[0])
+    scene.beats()
+    assert scene.group.heard[-1].holding == set(QUEUES[1:])
+
+
+def test_only_a_new_version_of_the_offsets_is_a_reset(scene):
+    scene.thread.start()
+    scene.beats()
+    assert scene.resets == 0
+    scene.group.version = 2
+    scene.beats()
+    assert scene.resets == 1
+
+
+def test_a_member_that_its_group_does_not_hear_drops_its_queues(scene, monkeypatch):
+    scene.group.queues = set(QUEUES)
+    scene.thread.start()
+    scene.beats()
+    scene.group.fails = True
+    scene.beats()
+    assert scene.shared.holding() == set(QUEUES)  # its lease is not over
+    scene.member._lease_until_s = 0.0
+    scene.beats()
+    assert scene.shared.holding() == frozenset()
+
+
+def test_at_its_end_it_lets_go_of_everything_and_leaves(scene):
+    scene.group.queues = set(QUEUES)
+    scene.thread.start()
+    scene.beats()
+    scene.shared.stopping.set()
+    scene.member.wake()
+    scene.thread.join(WAIT_S)
+    last = scene.group.heard[-1]
+    assert (last.leaving, last.holding) == (True, frozenset())
+
+
+def test_a_task_that_never_ends_does_not_keep_it_from_leaving(scene, monkeypatch):
+    monkeypatch.setattr(pull_member, "LEAVE_TIMEOUT_S", 0.2)
+    scene.group.queues = set(QUEUES)
+    scene.thread.start()
+    scene.beats()
+    with scene.shared.lock:
+        monkeypatch.setattr(scene.shared.core, "released", lambda now_s: [])
+    scene.shared.stopping.set()
+    scene.member.wake()
+    scene.thread.join(WAIT_S)
+    assert scene.group.heard[-1].leaving
+    assert scene.shared.holding() == frozenset()
+
+
+class FewRoutes:
+    def __init__(self, queues: int) -> None:
+        self.queues = queues
+        self.gone = False
+
+    def get(self, topic: str) -> TopicRoute:
+        if self.gone:
+            raise TopicNotExistError(topic)
+        data = {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}
+        return TopicRoute(topic, data, (QueueData("broker-a", self.queues, self.queues, 6),))
+
+    def forget(self, topic: str) -> None:
+        pass
+
+
+def test_in_broadcasting_all_queues_of_the_route_are_taken_and_kept_while_there_is_none():
+    settings = PushSettings("billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING)
+    shared, routes = Shared("pull-billing-0", settings), FewRoutes(2)
+    loner = Loner(shared, routes)
+    shared.on_released = loner.wake
+    thread = threading.Thread(target=loner.run, daemon=True)
+    thread.start()
+    eventually(lambda: shared.holding() == set(QUEUES[:2]), "two queues", WAIT_S)
+    routes.queues = 3
+    eventually(lambda: loner.wake() or shared.holding() == set(QUEUES), "three queues", WAIT_S)
+    routes.gone = True
+    loner.wake()
+    routes.gone = False
+    routes.queues = 1
+    eventually(lambda: loner.wake() or shared.holding() == set(QUEUES[:1]), "one queue", WAIT_S)
+    shared.stopping.set()
+    loner.wake()
+    thread.join(WAIT_S)
+    assert shared.holding() == frozenset()

@@ -1,0 +1,178 @@
+"""Begin and commit at the brokers, each for itself, and at a file for broadcasting."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from actors.core.consume.message_run import MessageRun
+from actors.pull.offset_store import FileOffsets, OffsetKeepers
+from actors.pull.shared import Shared
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
+from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
+from raymq.message import MessageModel, MessageQueue
+from raymq.protocol.consume_result import ConsumeReport
+from raymq.protocol.group import CommitAnswer, QueueOffset
+from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.records import run_of
+from tests.support.history.waiting import eventually
+
+A, B = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-b", 0)
+
+
+class Broker:
+    """An OffsetStore that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.prepared = 0
+        self.commits: list[dict] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failures: list[Exception] = []
+        self.answer = CommitAnswer()
+        self.gone: set[MessageQueue] = set()
+
+    def prepare(self) -> None:
+        self.prepared += 1
+
+    def start(self, held) -> QueueOffset:
+        if held.queue in self.gone:
+            raise TopicNotExistError(held.queue.topic)
+        return QueueOffset(10)
+
+    def commit(self, commits) -> CommitAnswer:
+        assert self.gate.wait(WAIT_S)
+        if self.failures:
+            raise self.failures.pop()
+        self.commits.append({queue: commit.queue_offset for queue, commit in commits.items()})
+        answer, self.answer = self.answer, CommitAnswer()
+        return answer
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.shared = Shared("pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),)))
+        self.shared.core.listener_away = False
+        self.brokers = {"broker-a": Broker(), "broker-b": Broker()}
+        self.keepers = OffsetKeepers(self.shared, self.brokers.__getitem__)
+        self.shared.on_finished = self.keepers.wake
+        self.released = threading.Event()
+        self.shared.on_released = self.released.set
+
+    def begin(self, *queues: MessageQueue) -> None:
+        self.shared.grant(queues, 7)
+        eventually(lambda: set(self.wanted()) == set(queues), "their start", WAIT_S)
+
+    def wanted(self) -> dict[MessageQueue, int]:
+        with self.shared.lock:
+            return self.shared.core.wanted(0.0)
+
+    def consume(self, queue: MessageQueue, *offsets: int) -> None:
+        with self.shared.lock:
+            core = self.shared.core
+            core.fetched(queue, core.wanted(0.0)[queue], run_of(offsets), offsets[-1] + 1, 0.0)
+            for task in core.deliverable(0.0):
+                core.reported(task, ConsumeReport(), 0.0)
+        self.keepers.wake()
+
+
+@pytest.fixture
+def scene():
+    made = Scene()
+    yield made
+    for broker in made.brokers.values():
+        broker.gate.set()
+    made.keepers.close()
+
+
+def test_granted_queues_begin_where_the_broker_says(scene):
+    scene.begin(A, B)
+    assert scene.wanted() == {A: 10, B: 10}
+    assert [broker.prepared for broker in scene.brokers.values()] == [1, 1]
+
+
+def test_a_broker_that_does_not_answer_keeps_no_other_waiting(scene):
+    scene.begin(A, B)
+    scene.brokers["broker-a"].gate.clear()
+    scene.consume(A, 10)
+    scene.consume(B, 10)
+    eventually(lambda: scene.brokers["broker-b"].commits == [{B: 11}], "the other's commit", WAIT_S)
+    scene.brokers["broker-a"].gate.set()
+    eventually(lambda: scene.brokers["broker-a"].commits == [{A: 11}], "its commit", WAIT_S)
+
+
+def test_a_commit_that_failed_is_tried_again(scene):
+    scene.begin(A)
+    scene.brokers["broker-a"].failures = [ServiceNotAvailableError("restarting")] * 2
+    scene.consume(A, 10)
+    eventually(lambda: scene.brokers["broker-a"].commits == [{A: 11}], "the commit", WAIT_S)
+
+
+def test_a_revoked_queue_is_let_go_after_its_last_commit(scene):
+    scene.begin(A)
+    scene.brokers["broker-a"].gate.clear()
+    scene.consume(A, 10)
+    scene.shared.revoke([A])
+    assert not scene.released.wait(0.2)
+    scene.brokers["broker-a"].gate.set()
+    assert scene.released.wait(WAIT_S)
+    assert scene.shared.holding() == frozenset()
+    assert scene.brokers["broker-a"].commits == [{A: 11}]
+
+
+def test_when_offsets_were_reset_all_queues_are_asked_about_and_go_on_there(scene):
+    scene.begin(A, B)
+    scene.brokers["broker-a"].answer = CommitAnswer(reset={A: QueueOffset(3, 1)})
+    scene.keepers.ask()
+    eventually(lambda: scene.wanted() == {A: 3, B: 10}, "the jump", WAIT_S)
+    assert scene.brokers["broker-a"].commits == [{A: None}]
+    eventually(lambda: scene.brokers["broker-b"].commits == [{B: None}], "the question", WAIT_S)
+
+
+def test_queues_of_a_deleted_topic_are_let_go(scene):
+    scene.brokers["broker-a"].gone = {A}
+    scene.shared.grant([A, B], 7)
+    eventually(lambda: scene.shared.holding() == {B}, "the end of the other", WAIT_S)
+
+
+def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tmp_path):
+    class Brokers:
+        refusal: Exception | None = None
+
+        def check_broadcast(self, broker_name, timeout_s):
+            if self.refusal is not None:
+                raise self.refusal
+
+        def ensure_group(self, broker_name, timeout_s):
+            pass
+
+        def start(self, queue, query, generation, timeout_s):
+            assert generation == 0
+            return QueueOffset(99)
+
+    settings = PushSettings(
+        "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
+    )
+    shared = Shared("pull-billing-0", settings)
+    before = FileOffsets(shared, Brokers())
+    keepers = OffsetKeepers(shared, lambda name: before)
+    shared.on_finished = keepers.wake
+    shared.grant([A], 0)
+    eventually(lambda: shared.core.wanted(0.0) == {A: 99}, "the start", WAIT_S)
+    with shared.lock:
+        shared.core.fetched(A, 99, MessageRun.read(b""), 120, 0.0)
+    keepers.wake()
+    file = tmp_path / "billing" / "pull-billing-0" / "offsets.json"
+    eventually(file.exists, "the file", WAIT_S)
+    keepers.close()
+    again = Shared("pull-billing-0", settings)
+    brokers = Brokers()
+    files = FileOffsets(again, brokers)
+    files.prepare()
+    again.core.grant(A, 0)
+    assert files.start(again.core.held()[0]) == QueueOffset(120)
+    brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
+    with pytest.raises(NoPermissionError):
+        files.start(again.core.held()[0])

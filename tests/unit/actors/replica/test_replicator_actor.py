@@ -1,0 +1,75 @@
+"""What a Replicator does while a master owes it a chunk of the log."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from actors.replica import replicator_actor as module
+from actors.replica.replicator_actor import Replicator
+from raymq.errors import RequestTimeoutError
+from raymq.names import StorageName
+from storage.replication.epochs import Following
+
+CHUNK = object()
+FOLLOWING = Following(0, 7, "store", 100, learner=False)
+
+
+class Slave:
+    """A slave that says, each time it is asked, whom it follows."""
+
+    def __init__(self, *answers: Following | None) -> None:
+        self.answers = list(answers)
+
+    def call(self, method: str, wait_s: float, *, timeout_s: float) -> Following | None:
+        assert (method, wait_s) == ("following", 0.0)
+        return self.answers.pop(0)
+
+
+def replicator_of(monkeypatch: pytest.MonkeyPatch, slave: Slave, *, late: int) -> Replicator:
+    """A Replicator without its loop, of a slave; the chunk comes when it was waited for `late` times in vain. Each wait
+    takes its time on a clock that stands still otherwise."""
+    made: Any = object.__new__(Replicator)
+    made._name, made._slave, made._stopping = StorageName("broker-a", 1), slave, threading.Event()
+    waits = iter([False] * late + [True])
+    now_s = 0.0
+
+    def wait(references: list[object], *, timeout: float, fetch_local: bool) -> tuple[list[object], list[object]]:
+        nonlocal now_s
+        now_s += timeout
+        return (references, []) if next(waits) else ([], references)
+
+    monkeypatch.setattr(module.ray, "wait", wait)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    replicator: Replicator = made
+    return replicator
+
+
+def test_a_chunk_that_comes_in_time_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replicator_of(monkeypatch, Slave(), late=0)._comes(CHUNK, FOLLOWING)
+
+
+def test_a_chunk_that_is_late_is_waited_for_while_the_slave_follows_the_same_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slave = Slave(FOLLOWING, FOLLOWING)
+    assert replicator_of(monkeypatch, slave, late=2)._comes(CHUNK, FOLLOWING)
+    assert slave.answers == []
+
+
+@pytest.mark.parametrize(
+    "now",
+    [None, Following(2, 8, "store", None, learner=False), Following(0, 8, "store", None, learner=False)],
+    ids=["nobody", "another", "another epoch"],
+)
+def test_a_master_that_stands_still_is_left_as_soon_as_the_slave_follows_another(
+    monkeypatch: pytest.MonkeyPatch, now: Following | None
+) -> None:
+    assert not replicator_of(monkeypatch, Slave(FOLLOWING, now), late=99)._comes(CHUNK, FOLLOWING)
+
+
+def test_a_master_that_is_still_followed_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestTimeoutError):
+        replicator_of(monkeypatch, Slave(*[FOLLOWING] * 99), late=99)._comes(CHUNK, FOLLOWING)

@@ -1,0 +1,101 @@
+"""Actor classes as Ray and other programs get them."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import cloudpickle
+import pytest
+
+from actors.actor_class import shell, task_shell
+from actors.broker.actor import Broker
+from actors.core.nameserver.route_table import RouteTable
+from actors.nameserver import NameServer
+from actors.pull.actor import Pull
+from actors.rebalance import Rebalance
+from actors.replica.storage_actor import Storage
+from placement import inventory
+from placement.replica_nodes import Node
+from raymq.errors import TopicNotExistError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("real", [Broker, NameServer, Pull, Rebalance, Storage])
+def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_and_marks(real):
+    made = shell(real)
+    public = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
+    assert {name for name, _ in inspect.getmembers(made, inspect.isfunction)} == public | {"__init__", "__new__"}
+    for name in (*public, "__init__"):
+        assert inspect.signature(getattr(made, name)) == inspect.signature(getattr(real, name))
+        assert getattr(made, name).__doc__ == getattr(real, name).__doc__
+    assert (made.__name__, made.__doc__) == (real.__name__, real.__doc__)
+    if real is Storage:
+        assert made.fetch.__ray_concurrency_group__ == "fetch"
+
+
+def test_a_shell_does_what_the_real_object_does_and_raises_what_it_raises():
+    made = shell(RouteTable)(expiry_s=5.0)
+    assert made.topics() == []
+    with pytest.raises(TopicNotExistError, match="'nowhere' does not exist"):
+        made.route("nowhere")
+
+
+@pytest.mark.parametrize("real", [Broker, NameServer, Pull, Rebalance, Storage])
+def test_a_shell_is_unpickled_where_a_users_packages_have_the_names_of_raymqs(real, tmp_path: Path):
+    program = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer).__name__)"
+    assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(shell(real))) == real.__name__
+
+
+def test_where_an_actor_is_made_its_arguments_may_be_of_the_floors(tmp_path: Path):
+    """Ray makes the object, then unpickles the arguments, then calls __init__."""
+    program = """
+        import sys, cloudpickle, pickle
+        made = cloudpickle.load(sys.stdin.buffer)
+        actor = made.__new__(made)
+        node = pickle.load(sys.stdin.buffer)
+        actor.__init__(expiry_s=5.0)
+        print(node.ip, actor.topics())
+    """
+    pickled = cloudpickle.dumps(shell(RouteTable)) + pickle.dumps(Node("id", "10.0.0.7"))
+    assert beside_a_users_packages(tmp_path, program, pickled) == "10.0.0.7 []"
+
+
+def test_a_shell_of_a_function_runs_it_where_a_users_packages_have_the_names_of_raymqs(tmp_path: Path):
+    (tmp_path / "broker-a-0" / "commitlog").mkdir(parents=True)
+    stores_below = task_shell(inventory._list_stores)
+    assert stores_below.__name__ == "_list_stores"
+    program = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer)(sys.argv[1]))"
+    assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(stores_below)) == "{'broker-a-0': 0}"
+
+
+def beside_a_users_packages(directory: Path, program: str, pickled: bytes) -> str:
+    """What a program prints in a directory where packages of these names are the user's."""
+    for name in ("actors", "storage", "placement"):
+        (directory / name).mkdir()
+        (directory / name / "__init__.py").write_text("raise RuntimeError('the user\\'s own')")
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(program), str(directory)],
+        input=pickled,
+        cwd=directory,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+def test_a_server_writes_files_that_only_its_user_may_read(tmp_path):
+    script = (
+        "import os, sys; from actors.actor_class import shell;"
+        "from actors.core.nameserver.route_table import RouteTable;"
+        "os.umask(0); shell(RouteTable)(expiry_s=5.0); open(sys.argv[1], 'w').close()"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "file")], cwd=ROOT, check=True, timeout=60)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,95 @@
+"""What `raymq status`, `drain` and `balance` print about replicas, and their exit codes; the servers are a stand-in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raymq import cli
+from raymq.cli.output import out
+from raymq.cluster import local_server
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(out, "width", 200)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.cli, list(arguments))
+
+    return invoke
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    replicas = [
+        {"replica": 0, "role": "SILENT", "node": None, "note": "", "error": "no answer"},
+        {"replica": 1, "role": "MASTER", "node": "10.0.0.2", "note": "", "error": ""},
+        {"replica": 2, "role": "SLAVE", "node": "10.0.0.3", "note": "", "error": ""},
+    ]
+    for replica, lag_bytes, lag_s in zip(replicas, (None, 0, 4096), (None, 0.0, 75.25), strict=True):
+        replica.update(lag_bytes=lag_bytes, lag_s=lag_s)
+    group = {"broker": "broker-a", "master": 1, "epoch": 104, "in_sync": [1], "reason": "", "replicas": replicas}
+    controller = {"actor": "controller", "error": "", "groups": [{**group, **changes}]}
+    return {"actors": [], "brokers": [], "stores": [], "groups": [], "instances": [], "replication": [controller]}
+
+
+def test_status_shows_who_leads_who_is_in_sync_and_how_far_the_others_are_behind(run, monkeypatch):
+    monkeypatch.setattr(local_server, "status", lambda address: report())
+    result = run("status")
+    lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
+    assert ["broker-a", "1", "104", "1", "led"] in lines
+    assert ["broker-a-0", "SILENT", "-", "-", "-", "no", "answer"] in lines
+    assert ["broker-a-1", "MASTER", "10.0.0.2", "0", "0", "s", "in", "sync"] in lines
+    assert ["broker-a-2", "SLAVE", "10.0.0.3", "4,096", "1", "m", "15", "s", "catching", "up"] in lines
+    assert result.exit_code == 0
+
+
+def test_status_fails_and_says_why_when_nobody_leads(run, monkeypatch):
+    monkeypatch.setattr(local_server, "status", lambda address: report(reason="none of them answers"))
+    result = run("status")
+    assert "none of them answers" in result.output
+    assert result.exit_code == 1
+
+
+def test_drain_hands_the_node_on_and_fails_while_replicas_are_left(run, monkeypatch):
+    asked: list[Any] = []
+
+    def drain(node: str, undo: bool, address: str | None, progress: Any) -> dict[str, Any]:
+        asked.append((node, undo))
+        return {"node_id": "abcdef0123", "drained": not undo, "left": [] if undo else ["broker-a-1"]}
+
+    monkeypatch.setattr(local_server, "drain", drain)
+    kept, allowed = run("drain", "10.0.0.7"), run("drain", "10.0.0.7", "--undo", "--json")
+    assert asked == [("10.0.0.7", False), ("10.0.0.7", True)]
+    assert "broker-a-1" in kept.output
+    assert kept.exit_code == 1
+    assert json.loads(allowed.output)["left"] == []
+    assert allowed.exit_code == 0
+
+
+@pytest.mark.parametrize(("left", "code"), [([], 0), (["broker-a"], 1)])
+def test_balance_says_what_moved_and_fails_where_it_did_not(run, monkeypatch, left, code):
+    monkeypatch.setattr(local_server, "balance", lambda address, progress: {"wanted": {"broker-a": 0}, "left": left})
+    result = run("balance")
+    assert "broker-a to replica 0" in result.output
+    assert ("not yet" in result.output) == bool(left)
+    assert result.exit_code == code
+
+
+@pytest.mark.parametrize("files", [0, 3])
+def test_status_says_what_a_full_disk_took_before_its_time_and_who_had_not_read_it(run, monkeypatch, files):
+    unread = [{"group": "billing", "topic": "orders", "messages": 56_911}] if files else []
+    broker = {"actor": "broker-a", "error": "", "ready": True, "waiting_for": "", "topics": [], "groups": []}
+    store = {"actor": "storage-broker-a-0", "error": "", "writable": True, "queues": 1, "root": "/data"}
+    offsets = dict.fromkeys(("min_physical_offset", "max_physical_offset", "flushed_physical_offset"), 0)
+    taken = {"retention": {"young_files_deleted": files}}
+    whole = {**report(), "brokers": [{**broker, "deleted_unread": unread}], "stores": [{**store, **offsets, **taken}]}
+    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    result = run("status")
+    lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
+    assert ("a full disk took 3 log files before their time" in result.output) == bool(files)
+    assert (["billing", "orders", "56,911"] in lines) == bool(files)
+    assert result.exit_code == 0

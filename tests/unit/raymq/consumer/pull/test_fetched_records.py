@@ -1,0 +1,100 @@
+"""What polls make of fetched records: messages or columns, partly taken runs, damage."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.columnar.columns import SCHEMA
+from raymq.consumer.pull.fetched_records import (
+    Run,
+    Slice,
+    as_messages,
+    as_table,
+    decode_columns,
+    decode_messages,
+    found,
+)
+from raymq.consumer.subscription import Subscription
+from raymq.errors import StoreCorruptError
+from raymq.message import MessageQueue
+from raymq.protocol.store import FetchRequest
+from raymq.record.layout import RecordError
+from tests.support.stores.stores import make_batch, open_store
+
+QUEUE = MessageQueue("orders", "a", 0)
+
+
+@pytest.fixture
+def run(tmp_path, no_flushes) -> Run:
+    """Ten messages at offsets 0 to 9, the last with the tag BBBB; behind them the queue stands at 12."""
+    store = open_store(tmp_path / "store")
+    store.append([make_batch([b"body-%d" % number for number in range(9)]), make_batch([b"body-9"], tags="BBBB")])
+    [result] = store.fetch([FetchRequest("orders", 0, 0, 100)], max_bytes=1 << 20, wait_s=0.0)
+    store.close()
+    return Run.of(result.records, 12)
+
+
+def part(run: Run, count: int, expression: str = "*") -> Slice:
+    return Slice(QUEUE, Subscription.parse("orders", expression), run, count)
+
+
+def bodies(*parts: Slice) -> list[bytes]:
+    return [message.body for message in as_messages(decode_messages(parts))]
+
+
+def test_a_slice_is_the_next_records_of_its_run(run):
+    assert run.count == 10
+    assert part(run, 2).next_offset == 2
+    assert bodies(part(run, 2)) == [b"body-0", b"body-1"]
+    run.first = 2
+    assert run.count == 8
+    assert bodies(part(run, 3)) == [b"body-2", b"body-3", b"body-4"]
+    assert part(run, 7).next_offset == 9
+    assert part(run, 8).next_offset == 12, "behind its last record, where the queue stands"
+
+
+def test_columns_say_the_same_as_messages(run):
+    run.first = 1
+    parts = [part(run, 4)]
+    table = as_table(decode_columns(parts))
+    messages = as_messages(decode_messages(parts))
+    assert table.schema == SCHEMA
+    assert table.column("body").to_pylist() == [message.body for message in messages]
+    assert table.column("queue_offset").to_pylist() == [1, 2, 3, 4]
+    assert set(table.column("broker_name").to_pylist()) == {"a"}
+    assert as_table([]).num_rows == 0
+
+
+@pytest.mark.parametrize("decode", [decode_messages, decode_columns])
+def test_tags_are_compared_by_their_text(run, decode):
+    [(_, wanted)] = decode([part(run, 10, "AaAa || BBBB")])
+    assert len(wanted) == 1
+    nothing = decode([part(run, 10, "AaAa")])
+    assert not found(nothing)
+    assert found(nothing + decode([part(run, 10)]))
+
+
+def damage(run: Run, body: bytes) -> None:
+    assert run.records.count(body) == 1
+    run.records = run.records.replace(body, b"X" * len(body))
+
+
+def test_messages_before_a_damaged_one_are_decoded(run):
+    damage(run, b"body-3")
+    [(intact, messages)] = decode_messages([part(run, 10), part(run, 10)])
+    assert [message.body for message in messages] == [b"body-0", b"body-1", b"body-2"]
+    assert intact.count == 3
+    assert intact.next_offset == 3
+
+
+@pytest.mark.parametrize("decode", [decode_messages, decode_columns])
+def test_a_damaged_message_that_comes_first_is_an_error(run, decode):
+    damage(run, b"body-3")
+    run.first = 3
+    with pytest.raises(StoreCorruptError, match=r"orders@a:0.*queue offset 3 is damaged"):
+        decode([part(run, 2)])
+
+
+def test_records_whose_sizes_do_not_add_up_are_no_run(run):
+    with pytest.raises(RecordError):
+        Run.of(run.records[:-1], 12)

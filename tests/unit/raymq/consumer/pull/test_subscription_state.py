@@ -1,0 +1,520 @@
+"""What a pull consumer decides: queues that come and go, what is read, returned and committed."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.consumer.pull.fetched_records import Run
+from raymq.consumer.pull.settings import PullSettings
+from raymq.consumer.pull.subscription_state import FENCE_AFTER_S, ConsumerCore
+from raymq.consumer.subscription import Subscription
+from raymq.errors import ClientStateError, InvalidArgumentError
+from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.protocol.membership import GroupAssignment
+from tests.support.clients.consumer_runs import RECORD_BYTES, fake_run, offsets_of
+
+Q0, Q1, Q2 = (MessageQueue("orders", "a", number) for number in range(3))
+
+
+def make(*queues: MessageQueue, start: int = 0, **settings) -> ConsumerCore:
+    """A core that subscribes to `orders` and holds `queues` from offset `start` on, in generation 1."""
+    core = ConsumerCore(PullSettings("billing", **settings), 0.0)
+    core.subscriptions["orders"] = Subscription.parse("orders")
+    grant(core, *queues)
+    for queue in queues:
+        assert core.started(queue, QueueOffset(start))
+    return core
+
+
+def grant(core: ConsumerCore, *queues: MessageQueue, generation: int = 1, at_s: float = 0.0, resets: int = 0) -> None:
+    core.assigned(GroupAssignment(generation, frozenset(queues), 1, resets), at_s)
+
+
+def fetch(core: ConsumerCore, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
+    """A read from where the queue is read next finds these."""
+    return fetch_run(core, queue, fake_run(offsets, next_offset))
+
+
+def fetch_run(core: ConsumerCore, queue: MessageQueue, run: Run) -> bool:
+    offset = core.wanted()[queue]
+    core.request(queue, offset)
+    return core.fetched(queue, offset, run)
+
+
+def room(core: ConsumerCore, queue: MessageQueue) -> int:
+    return core.request(queue, core.wanted()[queue]).max_messages
+
+
+def poll(core: ConsumerCore, max_messages: int = 500, now_s: float = 0.0) -> list[tuple[int, int]]:
+    """What a poll returns, as (queue id, offset)."""
+    core.poll_begins(now_s)
+    returned = []
+    for part in core.peek(max_messages):
+        assert core.is_current(part)
+        returned += [(part.queue.queue_id, offset) for offset in offsets_of(part)]
+        core.taken(part)
+    core.poll_ends(now_s)
+    return returned
+
+
+def commit(core: ConsumerCore, **refusals) -> dict[MessageQueue, int]:
+    """Commit what is finished; the brokers take it but for the refusals."""
+    return core.answered(core.uncommitted(0.0), CommitAnswer(**refusals))
+
+
+def wishes(core: ConsumerCore) -> dict[MessageQueue, int | None]:
+    return {queue: commit.queue_offset for queue, commit in core.uncommitted(0.0).items()}
+
+
+# Ownership
+
+
+def test_a_granted_queue_is_held_once_its_start_is_known():
+    core = make()
+    grant(core, Q0)
+    assert core.starting == {Q0: 1}
+    assert core.held == []
+    assert core.holding == {Q0}, "others must not get it meanwhile"
+    assert core.started(Q0, QueueOffset(7))
+    assert core.held == [Q0]
+    assert core.get(Q0).position == 7
+    assert core.wanted() == {Q0: 7}
+
+
+def test_a_start_that_comes_when_the_queue_is_not_granted_any_more_counts_for_nothing():
+    core = make()
+    grant(core, Q0)
+    grant(core, generation=2)
+    assert not core.started(Q0, QueueOffset(7))
+    assert core.holding == frozenset()
+
+
+def test_queues_of_topics_without_a_subscription_are_not_taken():
+    core = make()
+    grant(core, MessageQueue("other", "a", 0))
+    assert core.starting == {}
+
+
+def test_a_revoked_queue_is_held_until_the_program_has_finished_and_committed():
+    core = make(Q0, Q1)
+    fetch(core, Q0, 0, 1, 2)
+    assert poll(core, 2) == [(0, 0), (0, 1)]
+    grant(core, Q1, generation=2)
+    assert core.release() == []
+    assert core.holding == {Q0, Q1}
+    assert core.held == [Q1]
+    assert not core.commits_due(0.0), "the program may still work on what the poll returned"
+    assert poll(core) == [], "nothing of it is returned any more"
+    assert core.release() == [], "not before the commit"
+    assert core.commits_due(0.0)
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(2, 1, 0)}, "by the generation that was the owner"
+    commit(core)
+    assert core.release() == [Q0]
+    assert core.holding == {Q1}
+
+
+def test_without_auto_commit_a_revoked_queue_goes_at_the_next_poll_with_what_was_committed():
+    core = make(Q0, auto_commit=False)
+    fetch(core, Q0, 0, 1, 2)
+    poll(core)
+    grant(core, generation=2)
+    assert core.release() == []
+    core.finish({Q0: 1})
+    assert wishes(core) == {Q0: 1}
+    commit(core)
+    assert core.release() == [], "only a poll, or a commit of all, says that the program has finished"
+    poll(core)
+    assert core.release() == [Q0]
+
+
+def test_a_queue_that_is_granted_again_before_it_was_let_go_goes_on_where_it_was():
+    core = make(Q0)
+    fetch(core, Q0, 0, 1, 2)
+    poll(core, 1)
+    grant(core, generation=2)
+    grant(core, Q0, generation=3)
+    assert core.starting == {}
+    assert core.wanted() == {Q0: 1}
+    fetch(core, Q0, 1, 2)
+    assert poll(core) == [(0, 1), (0, 2)]
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(1, 3, 0)}
+
+
+def test_without_an_answer_for_too_long_everything_is_given_up():
+    core = make(Q0)
+    fetch(core, Q0, 0)
+    grant(core, Q0, Q1, at_s=100.0)
+    assert not core.fence(100.0 + FENCE_AFTER_S)
+    assert core.fence(100.1 + FENCE_AFTER_S)
+    assert core.holding == frozenset()
+    assert core.peek(1) == []
+    assert core.uncommitted(0.0) == {}
+    assert not core.started(Q1, QueueOffset(0))
+    assert not core.fence(200.0), "once"
+
+
+def test_a_fenced_queue_is_let_go_and_taken_again_only_in_a_newer_generation():
+    core = make(Q0, Q1)
+    fetch(core, Q0, 0)
+    poll(core)
+    poll(core)
+    assert commit(core, fenced=frozenset({Q0})) == {}
+    assert core.holding == {Q1}
+    grant(core, Q0, Q1)
+    assert core.starting == {}
+    grant(core, Q0, Q1, generation=2)
+    assert core.starting == {Q0: 2}
+
+
+def test_a_queue_whose_topic_is_gone_is_let_go():
+    core = make(Q0, Q1)
+    commit(core, gone=frozenset({Q0}))
+    assert core.held == [Q1]
+
+
+def test_an_unsubscribed_topic_is_returned_no_more_and_let_go_after_the_next_poll():
+    core = make(Q0)
+    fetch(core, Q0, 0, 1)
+    poll(core, 1)
+    core.unsubscribe("orders")
+    grant(core, Q0, Q1)
+    assert core.starting == {}, "the group has not heard of it yet"
+    assert core.release() == []
+    assert poll(core) == []
+    assert commit(core) == {Q0: 1}
+    assert core.release() == [Q0]
+
+
+def test_assigned_queues_are_exactly_the_list_and_belong_to_no_generation():
+    core = ConsumerCore(PullSettings("billing"), 0.0)
+    topics = {"orders": Subscription.parse("orders")}
+    core.assign(topics, {Q0: QueueOffset(3, reset_version=2), Q1: QueueOffset(0)})
+    assert core.held == [Q0, Q1]
+    assert not core.fence(1e9)
+    assert core.uncommitted(0.0)[Q0] == OffsetCommit(3, 0, 2), "the start, which the brokers have not noted yet"
+    fetch(core, Q0, 3, 4)
+    poll(core, 1)
+    core.assign(topics, {Q0: QueueOffset(0), Q2: QueueOffset(9)})
+    assert core.held == [Q0, Q2]
+    assert core.get(Q0).position == 4, "it goes on where it is"
+    assert poll(core) == [(0, 4)]
+
+
+def test_a_program_that_does_not_poll_is_noticed_but_not_one_whose_poll_waits():
+    core = make(Q0)
+    assert not core.abandoned(300.0)
+    assert core.abandoned(300.1)
+    core.poll_begins(300.1)
+    assert not core.abandoned(9999.0)
+    core.poll_ends(9999.0)
+    assert not core.abandoned(9999.0 + 300.0)
+
+
+def test_one_polls_at_a_time():
+    core = make(Q0)
+    core.poll_begins(0.0)
+    with pytest.raises(ClientStateError, match="another thread or task"):
+        core.poll_begins(0.0)
+    core.poll_ends(0.0)
+    core.poll_begins(0.0)
+
+
+# Reading and returning
+
+
+def test_messages_are_returned_in_order_and_as_many_as_asked_for():
+    core = make(Q0)
+    fetch(core, Q0, 0, 1, 2)
+    fetch(core, Q0, 3, 5, next_offset=9)
+    assert poll(core, 4) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert core.get(Q0).position == 4
+    assert poll(core) == [(0, 5)]
+    assert core.get(Q0).position == 9, "what the tags excluded is passed"
+
+
+def test_queues_take_turns():
+    core = make(Q0, Q1, Q2)
+    for queue in (Q0, Q1, Q2):
+        fetch(core, queue, 0, 1, 2, 3)
+    assert poll(core, 2) == [(0, 0), (0, 1)]
+    assert poll(core, 5) == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
+    assert [queue for queue, _ in poll(core)] == [0, 0, 2, 2, 2]
+
+
+def test_what_was_peeked_but_not_taken_comes_again():
+    core = make(Q0)
+    fetch(core, Q0, 0, 1)
+    assert [offsets_of(part) for part in core.peek(9)] == [[0, 1]]
+    assert poll(core) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "come_between",
+    [
+        lambda core: core.seek(Q0, 1),
+        lambda core: core.pause([Q0]),
+        lambda core: core.refetch(Q0),
+        lambda core: core.lose_all(),
+        lambda core: core.unsubscribe("orders"),
+        grant,
+        lambda core: core.answered(core.questions(), CommitAnswer({Q0: QueueOffset(1, 1)})),
+    ],
+)
+def test_a_slice_is_not_returned_when_something_has_come_between(come_between):
+    core = make(Q0)
+    fetch(core, Q0, 0, 1, 2)
+    [part] = core.peek(9)
+    come_between(core)
+    assert not core.is_current(part)
+
+
+def test_an_answer_to_a_question_of_before_a_seek_is_dropped():
+    core = make(Q0)
+    core.request(Q0, 0)
+    core.seek(Q0, 5)
+    assert not core.fetched(Q0, 0, fake_run([0, 1]))
+    core.seek(Q0, 0)
+    assert not core.fetched(Q0, 0, fake_run([0, 1])), "even if the place is the same"
+    core.seek(Q0, 5)
+    assert not core.out_of_range(Q0, 0, 3)
+    assert core.wanted() == {Q0: 5}
+    assert core.peek(9) == []
+
+
+def test_another_subscription_counts_from_the_next_poll_on_also_for_what_was_read_already():
+    core = make(Q0)
+    fetch(core, Q0, 1, next_offset=4)
+    narrow = core.request(Q0, 4)
+    assert narrow.tag_codes is None
+    core.subscribe(Subscription.parse("orders"))
+    assert [offsets_of(part) for part in core.peek(9)] == [[1]], "the same one changes nothing"
+    core.subscribe(Subscription.parse("orders", "AaAa"))
+    assert core.peek(9) == []
+    assert core.wanted() == {Q0: 0}
+    assert not core.fetched(Q0, 4, Run(b"", [], 9))
+    assert core.request(Q0, 0).tag_codes == {2031744}
+
+
+def test_a_request_that_is_late_is_of_no_use_and_small():
+    core = make(Q0)
+    core.seek(Q0, 5)
+    assert core.request(Q0, 0).max_messages == 1
+    assert core.request(Q1, 0).max_messages == 1
+    core.pause([Q0])
+    assert core.request(Q0, 5).max_messages == 1
+    assert not core.fetched(Q0, 5, fake_run([5]))
+
+
+def test_reads_that_find_nothing_move_the_position_only_when_nothing_waits():
+    core = make(Q0)
+    fetch_run(core, Q0, Run(b"", [], 4))
+    assert core.get(Q0).position == 4
+    fetch(core, Q0, 4, 5)
+    fetch_run(core, Q0, Run(b"", [], 9))
+    assert core.get(Q0).position == 4
+    assert poll(core) == [(0, 4), (0, 5)]
+    assert core.get(Q0).position == 9
+
+
+def test_a_queue_is_read_again_when_less_than_half_of_its_share_waits():
+    core = make(Q0, threshold_count=4)
+    assert room(core, Q0) == 4
+    fetch(core, Q0, 0, 1, 2, 3)
+    assert core.wanted() == {}
+    poll(core, 1)
+    assert core.wanted() == {}
+    poll(core, 1)
+    assert core.wanted() == {Q0: 4}
+    assert room(core, Q0) == 2
+
+
+def test_reading_is_bounded_by_bytes_per_queue():
+    core = make(Q0, Q1, threshold_bytes=1 << 20, threshold_count=65_535, threshold_all_count=65_535, span_max=65_535)
+    many = (1 << 20) // RECORD_BYTES // 2
+    fetch_run(core, Q0, fake_run(range(many)))
+    assert core.wanted() == {Q0: many, Q1: 0}
+    fetch_run(core, Q0, fake_run([many]))
+    assert core.wanted() == {Q1: 0}
+    poll(core, 1)
+    assert core.wanted() == {Q0: many + 1, Q1: 0}
+
+
+def test_reading_is_bounded_in_all():
+    core = make(Q0, Q1, threshold_all_count=3)
+    assert room(core, Q0) == 1, "each queue's part of what is left"
+    fetch(core, Q0, 0)
+    fetch(core, Q1, 0)
+    assert set(core.wanted()) == {Q0, Q1}
+    fetch(core, Q0, 1)
+    assert core.wanted() == {}
+    poll(core, 1)
+    assert set(core.wanted()) == {Q0, Q1}
+    core = make(Q0, Q1, threshold_all_bytes=1 << 20, threshold_count=65_535, threshold_all_count=65_535)
+    fetch_run(core, Q0, fake_run(range((1 << 20) // RECORD_BYTES)))
+    assert core.wanted() == {}
+
+
+def test_reading_is_bounded_by_the_span_of_offsets():
+    core = make(Q0, span_max=10)
+    fetch(core, Q0, 0, 11, next_offset=12)
+    assert core.wanted() == {}
+    poll(core, 1)
+    assert core.wanted() == {}, "from the next message to be returned on"
+    poll(core, 1)
+    assert core.wanted() == {Q0: 12}
+
+
+def test_an_offset_that_is_gone_is_jumped_over_after_what_waits_from_before():
+    core = make(Q0, auto_commit=False)
+    fetch(core, Q0, 0, 1)
+    assert core.out_of_range(Q0, 2, 100)
+    assert core.wanted() == {Q0: 100}
+    assert poll(core) == [(0, 0), (0, 1)]
+    assert core.out_of_range(Q0, 100, 150)
+    assert core.get(Q0).position == 150
+    assert wishes(core) == {}, "what the poll returned is not finished yet"
+    assert core.out_of_range(Q0, 150, 120), "and back, where the log has lost its tail"
+    assert core.wanted() == {Q0: 120}
+    core.finish_all()
+    assert wishes(core) == {Q0: 120}
+
+
+# Pausing
+
+
+def test_a_paused_queue_is_neither_read_nor_returned_and_takes_no_room():
+    core = make(Q0, Q1, threshold_all_count=2)
+    fetch(core, Q0, 0)
+    fetch(core, Q1, 0)
+    assert core.wanted() == {}
+    core.request(Q0, 1)
+    core.pause([Q0])
+    assert core.paused == [Q0]
+    assert core.wanted() == {Q1: 1}
+    assert not core.fetched(Q0, 0, fake_run([0])), "a read that was under way"
+    assert poll(core) == [(1, 0)]
+    core.resume([Q0])
+    assert core.paused == []
+    fetch(core, Q0, 0, 1)
+    assert poll(core) == [(0, 0), (0, 1)]
+
+
+def test_pausing_several_queues_changes_none_when_one_is_not_held():
+    core = make(Q0)
+    with pytest.raises(ClientStateError, match="does not hold orders@a:1"):
+        core.pause([Q0, Q1])
+    assert core.paused == []
+
+
+# Committing
+
+
+def test_with_auto_commit_a_poll_finishes_what_the_polls_before_have_returned():
+    core = make(Q0)
+    fetch(core, Q0, 0, 1, 2)
+    poll(core, 2)
+    assert wishes(core) == {}
+    poll(core, 1)
+    assert wishes(core) == {Q0: 2}
+    assert commit(core) == {Q0: 2}
+    assert wishes(core) == {}
+
+
+def test_without_auto_commit_only_the_program_says_what_is_finished():
+    core = make(Q0, auto_commit=False)
+    fetch(core, Q0, 0, 1, 2)
+    poll(core, 2)
+    poll(core, 1)
+    assert wishes(core) == {}
+    assert not core.commits_due(1e9)
+    core.finish_all()
+    assert wishes(core) == {Q0: 3}
+
+
+def test_automatic_commits_are_due_after_the_interval():
+    core = make(Q0, auto_commit_interval_s=5.0)
+    assert not core.commits_due(4.9)
+    assert core.commits_due(5.0)
+    core.uncommitted(5.0)
+    assert not core.commits_due(9.9)
+
+
+def test_a_commit_of_offsets_goes_as_far_as_polls_have_come_and_never_back():
+    core = make(Q0, Q1, auto_commit=False)
+    fetch(core, Q0, 0, 1, 2)
+    poll(core)
+    for offsets in ({Q0: 4}, {Q0: -1}, {Q0: True}, {Q0: 1.0}, {Q1: 0, Q0: 9}):
+        with pytest.raises(InvalidArgumentError, match="polls have come to 3"):
+            core.finish(offsets)
+    with pytest.raises(ClientStateError):
+        core.finish({Q0: 1, Q2: 0})
+    assert wishes(core) == {}
+    core.finish({Q0: 2})
+    core.finish({Q0: 1})
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(2, 1, 0)}
+
+
+def test_a_seek_back_is_committed_as_one_until_the_brokers_have_taken_it():
+    core = make(Q0, start=10, auto_commit=False)
+    core.seek(Q0, 3)
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(3, 1, 0, backwards=True)}
+    commit(core)
+    fetch(core, Q0, 3, 4)
+    poll(core)
+    core.finish_all()
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(5, 1, 0)}
+
+
+def test_a_seek_forward_is_no_seek_back():
+    core = make(Q0)
+    core.seek(Q0, 8)
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(8, 1, 0)}
+
+
+def test_a_seek_back_while_a_commit_is_under_way_is_not_lost():
+    core = make(Q0, auto_commit=False)
+    fetch(core, Q0, 0, 1, 2, 3)
+    poll(core)
+    core.finish_all()
+    under_way = core.uncommitted(0.0)
+    core.seek(Q0, 2)
+    assert core.answered(under_way, CommitAnswer()) == {Q0: 4}
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(2, 1, 0, backwards=True)}
+    under_way = core.uncommitted(0.0)
+    core.seek(Q0, 1)
+    core.answered(under_way, CommitAnswer())
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(1, 1, 0, backwards=True)}
+
+
+def test_a_queue_that_was_reset_drops_what_waits_and_goes_on_there():
+    core = make(Q0, Q1, auto_commit=False)
+    fetch(core, Q0, 0, 1, 2)
+    poll(core, 1)
+    core.finish_all()
+    assert core.questions() == {Q0: OffsetCommit(None, 1, 0), Q1: OffsetCommit(None, 1, 0)}
+    commits = core.uncommitted(0.0)
+    answer = CommitAnswer({Q0: QueueOffset(50, reset_version=3)})
+    assert core.answered(commits, answer) == {}
+    assert core.get(Q0).position == 50
+    assert core.wanted()[Q0] == 50
+    assert wishes(core) == {}, "that is what is committed"
+    fetch(core, Q0, 50)
+    core.answered(commits, answer)
+    assert poll(core) == [(0, 50)], "the same reset, heard of twice"
+    core.finish_all()
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(51, 1, 3)}
+
+
+def test_a_commit_answered_after_a_reset_does_not_count_as_one():
+    core = make(Q0, auto_commit=False)
+    fetch(core, Q0, 0, 1)
+    poll(core)
+    core.finish_all()
+    under_way = core.uncommitted(0.0)
+    core.answered(core.questions(), CommitAnswer({Q0: QueueOffset(0, 1)}))
+    core.answered(under_way, CommitAnswer())
+    fetch(core, Q0, 0)
+    poll(core)
+    core.finish_all()
+    assert core.uncommitted(0.0) == {Q0: OffsetCommit(1, 1, 1)}

@@ -1,0 +1,90 @@
+"""A group's offsets over several brokers, each of which may fail by itself."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from raymq.consumer import group_offsets as module
+from raymq.consumer.group_offsets import GroupOffsets
+from raymq.errors import GroupNotExistError, ServiceNotAvailableError
+from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
+
+A, B, C = (MessageQueue("orders", broker, 0) for broker in "abc")
+
+
+class Brokers:
+    """Stands for every broker: answers by name and method, notes the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.answers: dict[str, list] = {}
+        self._lock = threading.Lock()
+
+    def actor(self, name: str) -> Brokers:
+        self_, outer = self, name
+
+        class One:
+            def call(self, method, *args, timeout_s):
+                return self_.call(outer, method, *args)
+
+        return One()
+
+    def call(self, name, method, *args):
+        with self._lock:
+            self.calls.append((name, method, *args))
+            answer = self.answers[name].pop(0) if self.answers.get(name) else CommitAnswer()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def brokers(monkeypatch):
+    brokers = Brokers()
+    monkeypatch.setattr(module, "ActorRef", brokers.actor)
+    return brokers
+
+
+def test_each_broker_gets_the_commits_of_its_queues(brokers):
+    commits = {queue: OffsetCommit(5, 1, 0) for queue in (A, B, MessageQueue("bills", "a", 3))}
+    assert GroupOffsets("g").commit(commits) == CommitAnswer()
+    assert sorted(brokers.calls, key=lambda call: call[0]) == [
+        ("a", "commit_offsets", "g", {"orders": {0: commits[A]}, "bills": {3: commits[A]}}),
+        ("b", "commit_offsets", "g", {"orders": {0: commits[B]}}),
+    ]
+
+
+def test_nothing_to_commit_asks_nobody(brokers):
+    assert GroupOffsets("g").commit({}) == CommitAnswer()
+    assert brokers.calls == []
+
+
+def test_the_brokers_answers_are_one(brokers):
+    brokers.answers = {
+        "a": [CommitAnswer(reset={A: QueueOffset(3, 1)})],
+        "b": [CommitAnswer(fenced=frozenset([B]))],
+        "c": [CommitAnswer(gone=frozenset([C]))],
+    }
+    answer = GroupOffsets("g").commit({queue: OffsetCommit(5, 1, 0) for queue in (A, B, C)})
+    assert answer == CommitAnswer({A: QueueOffset(3, 1)}, frozenset([B]), frozenset([C]))
+
+
+def test_a_broker_that_is_restarted_is_asked_again(brokers):
+    brokers.answers = {"a": [ServiceNotAvailableError("restarting"), CommitAnswer(fenced=frozenset([A]))]}
+    assert GroupOffsets("g").commit({A: OffsetCommit(5, 1, 0)}).fenced == {A}
+
+
+def test_one_brokers_failure_is_raised_and_the_others_have_committed(brokers):
+    brokers.answers = {"a": [GroupNotExistError("g")]}
+    with pytest.raises(GroupNotExistError):
+        GroupOffsets("g").commit({queue: OffsetCommit(5, 1, 0) for queue in (A, B)})
+    assert {call[0] for call in brokers.calls} == {"a", "b"}
+
+
+def test_a_start_is_asked_of_the_queues_broker(brokers):
+    brokers.answers = {"b": [QueueOffset(7, 2)]}
+    assert GroupOffsets("g").start(B, StartOffsetQuery(), 9) == QueueOffset(7, 2)
+    assert brokers.calls == [("b", "start_offset", "g", B, StartOffsetQuery(), 9)]

@@ -1,0 +1,143 @@
+"""Arrow tables as messages: all rows or a clear error before the first; ranges instead of a result per row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError, ServiceNotAvailableError
+from raymq.message import MessageQueue, SendStatus
+from raymq.producer import table as table_send
+from raymq.producer.table import QueueRange
+from raymq.record.decode import decode_records
+from raymq.record.hashing import java_hash
+from tests.support.clients.fakes import FakeStore, topic_route
+
+TEXT_MAP = pa.map_(pa.string(), pa.string())
+
+
+def stored(store: FakeStore) -> dict[int, list]:
+    """The messages a store got, per queue id."""
+    queues: dict[int, list] = {}
+    for batches in store.attempts:
+        for batch in batches:
+            queues.setdefault(batch.queue_id, []).extend(decode_records(batch.records, broker_name="a"))
+    return queues
+
+
+def test_every_column_arrives(make):
+    table = pa.table(
+        {
+            "body": pa.array([b"1", b"2", b"3"]),
+            "tags": pa.array(["paid", None, "open"]),
+            "keys": pa.array([["k1", "k2"], [], None], pa.list_(pa.string())),
+            "properties": pa.array([[("shop", "Zürich")], [], None], TEXT_MAP),
+        }
+    )
+    result = make(store := FakeStore()).send_table("orders", table)
+    assert result.ranges == (QueueRange(MessageQueue("orders", "a", 0), 0, 3),)
+    assert (result.count, result.statuses) == (3, {SendStatus.SEND_OK: 3})
+    [messages] = stored(store).values()
+    assert [message.body for message in messages] == [b"1", b"2", b"3"]
+    assert [message.tags for message in messages] == ["paid", None, "open"]
+    assert [message.keys for message in messages] == [("k1", "k2"), (), ()]
+    assert [dict(message.properties) for message in messages] == [{"shop": "Zürich"}, {}, {}]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()])
+def test_bodies_may_be_bytes_or_text(make, kind):
+    values = ["é", "z"] if "string" in str(kind) else ["é".encode(), b"z"]
+    make(store := FakeStore()).send_table("orders", pa.record_batch({"body": pa.array(values, kind)}))
+    assert store.everything() == ["é".encode(), b"z"]
+
+
+def test_rows_of_one_key_go_to_one_queue_in_their_order(make, monkeypatch):
+    monkeypatch.setattr(table_send, "SLICE_ROWS", 7)
+    keys = [f"user-{n % 5}" if n % 3 else None for n in range(100)]
+    table = pa.table({"body": [b"%d" % n for n in range(100)], "sharding_key": keys})
+    result = make(store := FakeStore(), route=topic_route(a=4)).send_table("orders", table)
+    assert sum(piece.count for piece in result.ranges) == 100
+    place = {message.body: (queue, at) for queue, them in stored(store).items() for at, message in enumerate(them)}
+    for key in set(keys) - {None}:
+        places = [place[b"%d" % n] for n in range(100) if keys[n] == key]
+        assert places == sorted(places)
+        assert {queue for queue, _ in places} == {abs(java_hash(key)) % 4}
+
+
+def test_numbers_are_keys_too(make):
+    table = pa.table({"body": [b"x"] * 3, "sharding_key": pa.array([1001, -1, 2], pa.int64())})
+    result = make(FakeStore(), route=topic_route(a=4)).send_table("orders", table)
+    assert {(piece.queue.queue_id, piece.count) for piece in result.ranges} == {(1, 2), (2, 1)}
+
+
+def test_rows_without_a_key_are_spread_and_go_elsewhere_when_refused(make):
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    a.connects = [ServiceNotAvailableError("away")] * 1000
+    result = make(a, b, route=topic_route(a=1, b=1)).send_table("orders", pa.table({"body": [b"x"] * 3000}))
+    assert {piece.queue.broker_name for piece in result.ranges} == {"b"}
+    assert len(b.everything()) == 3000
+
+
+def test_more_rows_than_the_buffer_holds_pass_through_it(make):
+    producer = make(store := FakeStore(), max_buffered_messages=300, when_full="raise")
+    table = pa.table({"body": [b"%d" % n for n in range(5000)]})
+    assert producer.send_table("orders", table).count == 5000
+    assert sorted(store.everything(), key=int) == [b"%d" % n for n in range(5000)]
+
+
+def test_an_empty_table_is_sent(make):
+    assert make(FakeStore()).send_table("orders", pa.table({"body": pa.array([], pa.binary())})).count == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "what"),
+    [
+        ({"tags": ["x"]}, "column 'body' is missing"),
+        ({"body": [1]}, "column 'body' is int64, not binary or string"),
+        ({"body": [b"x"], "colour": ["red"]}, "column 'colour' is unknown"),
+        ({"body": [b"x"], "tags": [b"x"], "keys": [1]}, "'tags' is binary, not string; column 'keys' is int64"),
+        ({"body": [b"x"], "properties": [{"a": "b"}]}, "not map of string to string"),
+        ({"body": [b"x"], "sharding_key": [1.5]}, "not string or signed integer"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_by_name(make, table, what):
+    with pytest.raises(InvalidArgumentError, match=what):
+        make(store := FakeStore()).send_table("orders", pa.table(table))
+    assert store.attempts == []
+
+
+def test_what_is_no_table_is_refused(make):
+    with pytest.raises(InvalidArgumentError, match="not list"):
+        make(FakeStore()).send_table("orders", [b"x"])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("body", None, "row 4000: the body is null"),
+        ("body", b"", "row 4000: a message body must not be empty"),
+        ("tags", "a || b", "row 4000: tag 'a || b'"),
+        ("keys", "two words", "row 4000: key 'two words' contains a space"),
+        ("properties", [("TAGS", "x")], "row 4000: property 'TAGS' is reserved"),
+        ("properties", [("a", "x"), ("a", "y")], "row 4000: a property is there twice"),
+        ("properties", [("a", "x" * 33000)], "row 4000: a message's properties"),
+    ],
+)
+def test_a_bad_row_is_named_and_no_row_is_sent(make, column, value, what):
+    columns = {"body": [b"x"] * 5000, "tags": ["t"] * 5000, "keys": ["k"] * 5000, "properties": [[("p", "v")]] * 5000}
+    columns[column][4000] = value
+    table = pa.table({**columns, "properties": pa.array(columns["properties"], TEXT_MAP)})
+    with pytest.raises(MessageIllegalError, match=what.replace("|", r"\|")) as raised:
+        make(store := FakeStore()).send_table("orders", table)
+    assert "no row was sent" in str(raised.value)
+    assert store.attempts == []
+
+
+def test_a_failure_says_how_many_rows_are_stored(make, clock):
+    producer = make(store := FakeStore())
+    store.script = [None, *[clock.passes(ServiceNotAvailableError("away"))] * 1000]
+    with pytest.raises((SendUnknownError, ServiceNotAvailableError)) as raised:
+        producer.send_table("orders", pa.table({"body": [b"x" * 5000] * 20_000}))
+    acknowledged = len(store.everything())
+    assert acknowledged
+    assert raised.value.__notes__ == [f"{acknowledged} of the table's 20000 rows were acknowledged"]

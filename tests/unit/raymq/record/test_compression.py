@@ -1,0 +1,131 @@
+"""Compressed bodies: round trips, bounds and damage."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import lz4.frame
+import pytest
+import zstandard
+
+from raymq.errors import InvalidArgumentError
+from raymq.record.compression import Compression, CompressionType, compress, decompress
+from raymq.record.layout import RecordError
+
+TYPES = [CompressionType.LZ4, CompressionType.ZSTD, CompressionType.ZLIB]
+TEXT = b"a body that compresses well, " * 400
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("data", [b"", b"x", TEXT])
+def test_what_was_compressed_comes_back(type: CompressionType, data: bytes) -> None:
+    assert decompress(compress(data, type), 1 | type) == data
+
+
+def test_a_body_without_the_compressed_bit_is_taken_as_it_is() -> None:
+    assert decompress(memoryview(b"plain"), 0x300) == b"plain"
+
+
+def test_type_bits_of_zero_mean_zlib_in_old_data() -> None:
+    assert decompress(zlib.compress(TEXT), 1) == TEXT
+
+
+def test_a_zstandard_frame_without_its_content_size_is_read() -> None:
+    """Java's stream writes such frames."""
+    compressor = zstandard.ZstdCompressor(write_content_size=False)
+    assert decompress(compressor.compress(TEXT), 1 | CompressionType.ZSTD) == TEXT
+
+
+@pytest.mark.parametrize("bits", [0x400, 0x500, 0x700])
+def test_an_unknown_type_is_refused(bits: int) -> None:
+    with pytest.raises(RecordError, match="not known"):
+        decompress(b"anything", 1 | bits)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_body_that_ends_too_early_is_refused(type: CompressionType) -> None:
+    data = compress(TEXT, type)
+    for length in (0, 1, len(data) // 2, len(data) - 1):
+        with pytest.raises(RecordError):
+            decompress(data[:length], 1 | type)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_bytes_after_the_end_are_refused(type: CompressionType) -> None:
+    with pytest.raises(RecordError):
+        decompress(compress(TEXT, type) + b"more", 1 | type)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_damaged_bytes_raise_record_errors_only(type: CompressionType) -> None:
+    seed = 20240515
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(300):
+        data = bytearray(compress(TEXT, type))
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            decompress(bytes(data), 1 | type)
+        except RecordError:
+            continue
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_body_that_grows_beyond_the_bound_is_refused(type: CompressionType) -> None:
+    data = compress(TEXT, type)
+    assert decompress(data, 1 | type, max_bytes=len(TEXT)) == TEXT
+    with pytest.raises(RecordError):
+        decompress(data, 1 | type, max_bytes=len(TEXT) - 1)
+
+
+def test_a_stream_of_unknown_size_beyond_the_bound_is_refused() -> None:
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
+    with pytest.raises(RecordError):
+        decompress(frame, 1 | CompressionType.ZSTD, max_bytes=len(TEXT) - 1)
+
+
+def test_formats_are_those_of_the_java_libraries() -> None:
+    assert compress(TEXT, CompressionType.LZ4)[:4] == b"\x04\x22\x4d\x18"  # a frame, not a bare block
+    assert compress(TEXT, CompressionType.ZSTD)[:4] == b"\x28\xb5\x2f\xfd"
+    assert zlib.decompress(compress(TEXT, CompressionType.ZLIB)) == TEXT
+    assert lz4.frame.decompress(compress(TEXT, CompressionType.LZ4)) == TEXT
+
+
+def test_the_blocks_of_an_lz4_frame_are_independent_as_lz4_java_requires() -> None:
+    frame = compress(bytes(70_000), CompressionType.LZ4)
+    assert lz4.frame.get_frame_info(frame)["block_linked"] is False
+    assert decompress(frame, 1 | CompressionType.LZ4) == bytes(70_000)
+
+
+def test_bodies_under_the_threshold_stay_as_they_are() -> None:
+    compression = Compression(CompressionType.ZSTD, threshold_bytes=100)
+    assert compression.compress_body(b"a" * 99) == (b"a" * 99, 0)
+    stored, bits = compression.compress_body(b"a" * 100)
+    assert bits == 0x201
+    assert decompress(stored, bits) == b"a" * 100
+
+
+def test_a_body_that_does_not_get_smaller_stays_as_it_is() -> None:
+    noise = random.Random(1).randbytes(5000)
+    assert Compression(CompressionType.LZ4).compress_body(noise) == (noise, 0)
+
+
+def test_no_compression_is_the_default() -> None:
+    assert Compression().compress_body(TEXT) == (TEXT, 0)
+
+
+def test_levels_are_used() -> None:
+    assert len(compress(TEXT, CompressionType.ZLIB, 1)) > len(compress(TEXT, CompressionType.ZLIB, 9))
+
+
+@pytest.mark.parametrize(("type", "level"), [("ZLIB", 10), ("ZSTD", 0), ("ZSTD", 23), ("LZ4", 17), ("NONE", 1)])
+def test_a_level_the_type_does_not_have_is_refused(type: str, level: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="levels"):
+        Compression(CompressionType[type], level=level)
+
+
+def test_a_negative_threshold_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="threshold"):
+        Compression(threshold_bytes=-1)

@@ -1,0 +1,294 @@
+"""Cached routes, with NameServers that answer, forget and are gone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from raymq.errors import NoPermissionError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
+from raymq.names import NameServerName
+from raymq.protocol.route import QueueData, TopicRoute
+from raymq.remoting import route_cache as routes_module
+from raymq.remoting.route_cache import ASK_AGAIN_AFTER_S, POLL_NAME_SERVER_INTERVAL_S, Routes
+from tests.support.clients.fakes import WAIT_S, topic_route
+from tests.support.history.waiting import eventually
+
+OLD, NEW = topic_route(a=1), topic_route(a=2)
+
+
+class Servers:
+    """NameServers by number: each answers with a value or raises an error."""
+
+    def __init__(self, monkeypatch, *answers) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, str]] = []
+        self.now_s = 1000.0
+        self.hang: threading.Event | None = None
+        monkeypatch.setattr(routes_module, "ActorRef", lambda name: _Ref(self, name))
+        monkeypatch.setattr(routes_module.time, "monotonic", lambda: self.now_s)
+
+    def routes(self) -> Routes:
+        return Routes([NameServerName(index) for index in range(len(self.answers))])
+
+
+class _Ref:
+    def __init__(self, servers: Servers, name: str) -> None:
+        self.servers, self.name = servers, name
+
+    def call(self, method, *args, timeout_s):
+        self.servers.asked.append((self.name, method))
+        if self.servers.hang is not None:
+            self.servers.hang.wait(WAIT_S)
+        answer = self.servers.answers[int(self.name.rpartition("-")[2])]
+        if callable(answer):
+            answer = answer(method, *args)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_a_route_is_asked_for_once_and_again_when_it_is_old(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    assert routes.get("orders") is routes.get("orders") is OLD
+    assert len(servers.asked) == 1
+    servers.answers = [NEW]
+    servers.now_s += POLL_NAME_SERVER_INTERVAL_S
+    eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
+    assert len(servers.asked) == 2
+
+
+def test_an_old_route_is_returned_while_a_nameserver_hangs(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.hang = threading.Event()
+    servers.now_s += POLL_NAME_SERVER_INTERVAL_S
+    assert routes.get("orders") is routes.get("orders") is OLD
+    servers.answers = [NEW]
+    servers.hang.set()
+    eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
+    assert len(servers.asked) == 2
+
+
+def test_a_forgotten_route_is_asked_for_at_once(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.forget("orders")
+    routes.get("orders")
+    servers.answers = [NEW]
+    routes.forget("orders")
+    assert routes.get("orders") is NEW
+
+
+def test_a_route_that_is_forgotten_while_it_is_asked_for_is_asked_for_again(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    routes.forget("orders")
+
+    def changes_meanwhile(method, topic):
+        servers.answers = [NEW]
+        routes.forget(topic)
+        return OLD
+
+    servers.answers = [changes_meanwhile]
+    assert routes.get("orders") is OLD
+    assert routes.get("orders") is routes.get("orders") is NEW
+    assert len(servers.asked) == 3
+
+
+def test_a_nameserver_that_was_restarted_takes_no_broker_away(monkeypatch):
+    both, some = topic_route(a=1, b=1), replace(topic_route(a=1), complete=False)
+    servers = Servers(monkeypatch, both, both)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [some, some]
+    routes.forget("orders")
+    assert routes.get("orders") is routes.get("orders") is both
+    assert len(servers.asked) == 3  # it is asked for again as soon as after a failure
+    servers.answers = [some, new := topic_route(a=2, b=1)]
+    routes.forget("orders")
+    assert routes.get("orders") is new
+    servers.answers = [less := topic_route(a=2)] * 2
+    routes.forget("orders")
+    assert routes.get("orders") is less
+
+
+def test_what_a_restarted_nameserver_knows_is_better_than_nothing_and_than_less(monkeypatch):
+    servers = Servers(monkeypatch, replace(OLD, complete=False))
+    routes = servers.routes()
+    assert routes.get("orders") == OLD
+    servers.answers = [more := replace(topic_route(a=2, b=1), complete=False)]
+    routes.forget("orders")
+    assert routes.get("orders") is more
+
+
+@pytest.mark.parametrize("failure", [ServiceNotAvailableError("gone"), RequestTimeoutError("topic_route", 5.0)])
+@pytest.mark.parametrize("outdated", ["old", "forgotten"])
+def test_while_no_nameserver_answers_the_known_route_serves_on(monkeypatch, failure, outdated):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [failure]
+    if outdated == "forgotten":
+        routes.forget("orders")
+    else:
+        servers.now_s += POLL_NAME_SERVER_INTERVAL_S
+    asked = len(servers.asked)
+    assert routes.get("orders") is OLD
+    eventually(lambda: len(servers.asked) == asked + 1, "the question", WAIT_S)
+    eventually(lambda: not routes._refreshing, "the answer", WAIT_S)
+    assert routes.get("orders") is OLD
+    assert len(servers.asked) == asked + 1  # not again for each message
+    servers.answers = [NEW]
+    servers.now_s += ASK_AGAIN_AFTER_S
+    eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
+
+
+def test_a_route_serves_on_for_as_long_as_no_nameserver_answers(monkeypatch):
+    servers = Servers(monkeypatch, OLD, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [ServiceNotAvailableError("gone"), RequestTimeoutError("topic_route", 5.0)]
+    for _ in range(100):
+        servers.now_s += ASK_AGAIN_AFTER_S
+        assert routes.get("orders") is OLD
+        eventually(lambda: not routes._refreshing, "the answer", WAIT_S)
+    assert len(servers.asked) > 100
+
+
+def test_a_route_that_was_never_known_fails_as_the_nameservers_do(monkeypatch):
+    with pytest.raises(ServiceNotAvailableError):
+        Servers(monkeypatch, ServiceNotAvailableError("gone")).routes().get("orders")
+
+
+def test_a_topic_that_was_deleted_is_not_served_from_memory(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [TopicNotExistError("orders")]
+    routes.forget("orders")
+    for _ in range(2):
+        with pytest.raises(TopicNotExistError):
+            routes.get("orders")
+    servers.answers = [ServiceNotAvailableError("gone")]
+    with pytest.raises(ServiceNotAvailableError):
+        routes.get("orders")
+
+
+@pytest.mark.parametrize("ignorant", [TopicNotExistError("orders"), ServiceNotAvailableError("gone")])
+def test_one_nameserver_that_knows_is_enough(monkeypatch, ignorant):
+    for seed in range(10):
+        random.seed(seed)
+        routes = Servers(monkeypatch, ignorant, NEW, ignorant).routes()
+        assert routes.get("orders") is NEW
+
+
+def test_that_a_topic_does_not_exist_counts_more_than_a_nameserver_that_is_away(monkeypatch):
+    for seed in range(10):
+        random.seed(seed)
+        routes = Servers(monkeypatch, ServiceNotAvailableError("gone"), TopicNotExistError("orders")).routes()
+        with pytest.raises(TopicNotExistError):
+            routes.get("orders")
+
+
+def test_the_lists_of_topics_and_brokers_are_never_kept(monkeypatch):
+    servers = Servers(monkeypatch, ["a"])
+    routes = servers.routes()
+    assert routes.topics() == ["a"]
+    servers.answers = [{"a": 1}]
+    assert routes.brokers() == {"a": 1}
+    assert routes.all_brokers() == {"a": 1}
+    assert servers.asked == [("nameserver-0", method) for method in ("topics", "brokers", "all_brokers")]
+
+
+class Cluster:
+    """A NameServer and its brokers, which create topics or not."""
+
+    def __init__(self, monkeypatch, *, auto_create: bool, perm: int = 6) -> None:
+        self.created: list[tuple] = []
+        self.routes_by_topic = {"TBW102": topic_route("TBW102", a=8, b=8)} if auto_create else {}
+        self.perm = perm
+        servers = Servers(monkeypatch, self.answer)
+        self.routes = servers.routes()
+        monkeypatch.setattr(routes_module, "ActorRef", lambda name: SimpleNamespace(call=partial(self.create, name)))
+
+    def answer(self, method, topic):
+        return self.routes_by_topic.get(topic, TopicNotExistError(topic))
+
+    def create(self, broker, method, topic, nums, layout, timeout_s):
+        self.created.append((broker, method, topic, nums, layout))
+        data = tuple(QueueData(name, nums, nums, self.perm) for name in "ab")
+        brokers = self.routes_by_topic["TBW102"].brokers
+        self.routes_by_topic[topic] = TopicRoute(topic, brokers, data)
+
+
+def test_sending_to_a_new_topic_creates_it_at_every_broker_that_does_so(monkeypatch):
+    cluster = Cluster(monkeypatch, auto_create=True)
+    assert len(cluster.routes.get_or_create("new").publish_queues) == 8
+    assert cluster.created == [(broker, "auto_create_topic", "new", 4, "a:4;b:4") for broker in "ab"]
+    assert len(cluster.routes.get_or_create("new").publish_queues) == 8
+    assert len(cluster.created) == 2
+
+
+def test_sending_to_a_new_topic_fails_where_creating_is_off_and_names_that_topic(monkeypatch):
+    cluster = Cluster(monkeypatch, auto_create=False)
+    with pytest.raises(TopicNotExistError, match="'new'"):
+        cluster.routes.get_or_create("new")
+
+
+def test_a_topic_that_may_not_be_written_is_refused(monkeypatch):
+    cluster = Cluster(monkeypatch, auto_create=True, perm=4)
+    with pytest.raises(NoPermissionError, match="no W"):
+        cluster.routes.get_or_create("new")
+
+
+def test_every_nameserver_is_told_also_when_one_fails(monkeypatch):
+    servers = Servers(monkeypatch, None, ServiceNotAvailableError("gone"), None)
+    routes = servers.routes()
+    with pytest.raises(ServiceNotAvailableError):
+        routes.tell_all("put_kv", "n", "k", "v")
+    assert [name for name, _ in servers.asked] == ["nameserver-0", "nameserver-1", "nameserver-2"]
+
+
+def test_what_a_restarted_nameserver_knows_of_the_others_counts_at_once(monkeypatch):
+    """One of them may have another master, and the broker that is missed may be away for long."""
+    both, some = topic_route(a=1, b=1), replace(topic_route(a=2), complete=False)
+    servers = Servers(monkeypatch, both)
+    routes = servers.routes()
+    routes.get("orders")
+    brokers = {"a": replace(some.brokers["a"], storages={0: "storage-a-1"})}
+    servers.answers = [replace(some, brokers=brokers)]
+    routes.forget("orders")
+    route = routes.get("orders")
+    assert (route.master_storage("a"), route.master_storage("b")) == ("storage-a-1", "storage-b-0")
+    assert len(route.publish_queues) == 3
+    assert route.complete
+
+
+def test_a_topic_is_waited_for_while_nobody_knows_whether_it_exists(monkeypatch):
+    answers = [ServiceNotAvailableError("restarted"), RequestTimeoutError("topic_route", 5.0), NEW]
+    servers = Servers(monkeypatch, lambda method, topic: answers.pop(0))
+    assert servers.routes().wait("orders", WAIT_S) is NEW
+
+
+def test_a_topic_that_does_not_exist_is_not_waited_for(monkeypatch):
+    servers = Servers(monkeypatch, TopicNotExistError("orders"))
+    with pytest.raises(TopicNotExistError):
+        servers.routes().wait("orders", WAIT_S)
+    assert len(servers.asked) == 1
+
+
+def test_what_every_broker_knows_of_a_topic_counts_as_a_restarted_nameserver_says_it(monkeypatch):
+    servers = Servers(monkeypatch, replace(topic_route(a=2, b=2), order_config="a:2", layout="a:2;b:2"))
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [replace(topic_route(a=1), layout="a:1;b:1", complete=False)]
+    routes.forget("orders")
+    assert (routes.get("orders").order_config, routes.get("orders").layout) == ("", "a:1;b:1")

@@ -1,0 +1,46 @@
+"""Which other queues a record is in: what its properties say, and what of it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.record.decode import DispatchView
+from storage.dispatch.multi_dispatch import units_elsewhere
+
+
+def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 3) -> DispatchView:
+    properties = {"INNER_MULTI_DISPATCH": names, "INNER_MULTI_QUEUE_OFFSET": offsets}
+    filled = {name: value for name, value in properties.items() if value}
+    return DispatchView(100, topic, queue_id, 0, 0, 0, 0, 0, 0, filled)
+
+
+@pytest.mark.parametrize(
+    ("names", "offsets", "expected"),
+    [
+        ("%LMQ%a", "7", [(("%LMQ%a", 0), 7)]),
+        ("%LMQ%a,%LMQ%b", "7,0", [(("%LMQ%a", 0), 7), (("%LMQ%b", 0), 0)]),
+        ("%LMQ%a,%LMQ%b,", "7,1,,", [(("%LMQ%a", 0), 7), (("%LMQ%b", 0), 1)]),
+        ("%LMQ%a,%LMQ%a", "7,7", [(("%LMQ%a", 0), 7)]),
+        ("other", "7", [(("other", 3), 7)]),
+        ("orders", "7", []),
+        ("%LMQ%a", "", []),
+        ("", "7", []),
+        ("%LMQ%a,%LMQ%b", "7", []),
+        ("%LMQ%a/b,%LMQ%b", "7,8", [(("%LMQ%b", 0), 8)]),
+        ("..,%LMQ%b", "7,8", [(("%LMQ%b", 0), 8)]),
+        ("%LMQ%" + "x" * 251 + ",%LMQ%b", "7,8", [(("%LMQ%b", 0), 8)]),
+        ("%LMQ%a,%LMQ%b", "-1,x", []),
+        ("%LMQ%a,%LMQ%b", "100,101", [(("%LMQ%a", 0), 100)]),
+        ("%LMQ%a", "9" * 5000, []),
+    ],
+)
+def test_units_elsewhere(names, offsets, expected):
+    """Behind 9,100 bytes of log no queue can have more than 100 messages."""
+    assert units_elsewhere(view_of(names, offsets), 9100) == expected
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%g", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
+def test_messages_of_these_topics_may_be_in_other_queues_too(topic):
+    """RocketMQ 4.9 gives them offsets there; without offsets they are in none."""
+    assert units_elsewhere(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
+    assert units_elsewhere(view_of("%LMQ%a", "", topic=topic), 9100) == []

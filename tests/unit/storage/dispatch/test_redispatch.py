@@ -1,0 +1,126 @@
+"""What a block of records must not hide: lost units, deleted topics, producers that have to be forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raymq.delay import DELAY_LEVELS_MS
+from raymq.message import Message
+from raymq.record.decode import dispatch_view, record_starts
+from raymq.record.encode import ProducerSequence, encode_batch, stamp
+from raymq.record.layout import encode_host
+from storage.dispatch.batch_dispatch import QueueGapError
+from storage.dispatch.dedup import DedupTable
+from storage.dispatch.delivery_progress import Deliveries
+from storage.dispatch.record_blocks import Block, read_block
+from storage.dispatch.redispatch import Redispatch
+
+
+@dataclass
+class Queue:
+    next_offset: int = 0
+    first_offset: int = 0
+
+
+@dataclass
+class Queues:
+    """A queue table, as far as a walk asks it."""
+
+    queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    on_disk: bool = True
+
+    def holds_batches(self, topic: str, queue_id: int) -> bool:
+        return False
+
+    def get_or_create(self, topic: str, queue_id: int) -> Queue:
+        return self.queues.setdefault((topic, queue_id), Queue())
+
+    def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
+        return physical_offset < self.deleted.get(topic, 0)
+
+    def has_topic(self, topic: str) -> bool:
+        return self.on_disk
+
+
+def records(*rows: tuple[str, int, str, int]) -> bytes:
+    """One record for each (topic, queue offset, producer, sequence)."""
+    data = bytearray()
+    for topic, queue_offset, producer, sequence in rows:
+        batch = encode_batch(
+            [Message(topic, b"x")], 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=["0" * 32],
+            producer=ProducerSequence(producer, 0, sequence),
+        )  # fmt: skip
+        record = bytearray(batch.records)
+        stamp(
+            record, batch.sizes, first_queue_offset=queue_offset, first_physical_offset=len(data), store_timestamp_ms=2,
+            store_host=encode_host("127.0.0.1", 2),
+        )  # fmt: skip
+        data += record
+    return bytes(data)
+
+
+def block_of(data: bytes) -> Block:
+    # Behind so much of a log every queue offset is plausible.
+    block = read_block(memoryview(data), 0, 1 << 20, check_crc=True, delay_levels_ms=DELAY_LEVELS_MS)
+    assert block is not None
+    return block
+
+
+def walk(queues: Any, dedup: DedupTable, *, after_crash: bool = True) -> Redispatch:
+    return Redispatch(queues, dedup, Deliveries(), after_crash=after_crash)
+
+
+def test_a_block_with_an_offset_before_the_queue_s_first_unit_is_left_to_the_careful_way() -> None:
+    data = records(("orders", 3, "p", 0), ("orders", 4, "p", 1))
+    queues = Queues({("orders", 0): Queue(next_offset=10, first_offset=4)})
+    redispatch = walk(queues, DedupTable(10))
+    assert not redispatch.put_block(block_of(data), 0, may_fill_gaps=False)
+    with pytest.raises(QueueGapError, match="has lost its offset 3"):
+        redispatch.put(dispatch_view(data), 0, may_fill_gaps=False)
+    assert redispatch.put_block(block_of(data), 0, may_fill_gaps=True)
+
+
+def test_producers_of_a_topic_that_is_gone_after_a_clean_stop_are_not_remembered() -> None:
+    dedup = DedupTable(10)
+    redispatch = walk(Queues(on_disk=False), dedup, after_crash=False)
+    redispatch.queues_reach(1 << 30)
+    assert redispatch.put_block(block_of(records(("orders", 0, "p", 0))), 0, may_fill_gaps=True)
+    assert (redispatch.queued, dedup.rows()) == (0, [])
+
+
+def test_producers_of_a_topic_deleted_in_the_middle_of_a_block_are_left_to_the_careful_way() -> None:
+    data = records(("orders", 0, "p", 0), ("orders", 1, "p", 1))
+    dedup = DedupTable(10)
+    redispatch = walk(Queues(deleted={"orders": 1}), dedup)
+    assert not redispatch.remember_block(block_of(data), 0)
+    assert not redispatch.put_block(block_of(data), 0, may_fill_gaps=True)
+    assert not dedup.rows()
+
+
+@pytest.mark.parametrize("room", [2, 3])
+def test_a_producer_is_forgotten_when_it_is_its_turn(room: int) -> None:
+    data = records(("a", 0, "p", 0), ("b", 0, "q", 0), ("c", 0, "r", 0), ("a", 1, "p", 1))
+    singly, together = DedupTable(room), DedupTable(room)
+    for start in record_starts(data).tolist():
+        walk(Queues(), singly).remember(dispatch_view(data, start), start)
+    block = block_of(data)
+    redispatch = walk(Queues(), together)
+    if redispatch.remember_block(block, 0):
+        assert together.rows() == singly.rows()
+        assert room == 3
+    else:
+        assert not together.rows()
+        assert room == 2
+
+
+def test_a_run_of_which_the_beginning_is_known_goes_on_where_it_ends() -> None:
+    known = DedupTable(10)
+    known.record(ProducerSequence("p", 0, 0), "a", 0, 2, 0)
+    assert walk(Queues(), known).remember_block(block_of(records(*(("a", n, "p", n) for n in range(5)))), 0)
+    assert known.rows()[0].runs == [(0, 5, 0)]
+    assert np.array_equal(known.stored_prefix(ProducerSequence("p", 0, 3), "a", 0, 4), [3, 4])

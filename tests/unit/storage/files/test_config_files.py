@@ -1,0 +1,77 @@
+"""Config files: replaced whole, read in RocketMQ's dialect."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.errors import InvalidArgumentError, StoreCorruptError
+from storage.files.config_files import ConfigFiles, parse_fastjson
+
+
+@pytest.fixture
+def config(tmp_path):
+    return ConfigFiles(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{}", {}),
+        ("{0:5,1:7\n}", {"0": 5, "1": 7}),
+        ('{\n\t"offsetTable":{\n\t\t"a@g":{0:5,1:7\n\t\t}\n\t}\n}', {"offsetTable": {"a@g": {"0": 5, "1": 7}}}),
+        ("{-1 : 2}", {"-1": 2}),
+        ('{"a":"1:2","b":[1,2]}', {"a": "1:2", "b": [1, 2]}),
+        (r'{"quote\" 3:":"x {4:5}"}', {'quote" 3:': "x {4:5}"}),
+        ('{"perm":6,"order":false,"attributes":{}}', {"perm": 6, "order": False, "attributes": {}}),
+        ('{"主题":{0:1}}', {"主题": {"0": 1}}),
+    ],
+)
+def test_fastjson_texts_parse(text, value):
+    assert parse_fastjson(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "{", "{0:5", "{a:5}", "nonsense", '{"a":1} {'])
+def test_what_is_not_json_even_so_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"."):
+        parse_fastjson(text)
+
+
+def test_the_text_before_is_kept_as_bak(config):
+    config.write("topics.json", '{"v":1}')
+    config.write("topics.json", '{"v":2}')
+    assert config.read("topics.json") == '{"v":2}'
+    assert (config.directory / "topics.json.bak").read_text() == '{"v":1}'
+    assert sorted(path.name for path in config.directory.iterdir()) == ["topics.json", "topics.json.bak"]
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"v":', b"\xff\xfe", None], ids=["empty", "cut", "not text", "missing"])
+def test_a_damaged_file_is_dropped_and_its_bak_is_read(config, damage):
+    config.write("topics.json", '{"v":1}')
+    config.write("topics.json", '{"v":2}')
+    path = config.directory / "topics.json"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+    assert config.read("topics.json") == '{"v":1}'
+    assert not path.exists()
+
+
+def test_no_file_is_none_and_a_damaged_bak_is_an_error(config):
+    assert config.read("topics.json") is None
+    (config.directory / "topics.json.bak").write_text("{")
+    with pytest.raises(StoreCorruptError, match="restore one of them"):
+        config.read("topics.json")
+
+
+def test_text_that_is_not_json_by_name_is_not_parsed(config):
+    config.write("timermetrics", "not json")
+    assert config.read("timermetrics") == "not json"
+
+
+@pytest.mark.parametrize("name", ["", "../lock", "a/b", ".hidden", "a b"])
+def test_names_that_leave_the_directory_are_refused(config, name):
+    with pytest.raises(InvalidArgumentError):
+        config.read(name)
+    with pytest.raises(InvalidArgumentError):
+        config.write(name, "x")

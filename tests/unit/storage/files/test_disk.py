@@ -1,0 +1,81 @@
+"""Changes to the disk, and that no module of the store makes one by another way."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+import storage
+from storage.files import disk
+
+PACKAGE = Path(storage.__file__).parent
+BACK_DOORS = {
+    "os": {"open", "rename", "replace", "unlink", "remove", "link", "mkdir", "makedirs", "rmdir", "fsync", "fdatasync",
+           "posix_fallocate", "truncate"},
+    "shutil": {"rmtree", "move", "copy", "copyfile", "copytree"},
+}  # fmt: skip
+PATH_METHODS = {"unlink", "rename", "replace", "write_text", "write_bytes", "mkdir", "rmdir", "touch", "open"}
+REPLACES = {"replace"}
+"""str.replace and dataclasses.replace are called that too."""
+
+
+def calls(module: Path) -> list[tuple[int, str]]:
+    """Calls in `module` that change the disk without `storage.files.disk`."""
+    found = []
+    for node in ast.walk(ast.parse(module.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Name) and function.id == "open":
+            found.append((node.lineno, "open"))
+        if isinstance(function, ast.Attribute):
+            owner = function.value.id if isinstance(function.value, ast.Name) else ""
+            if owner in BACK_DOORS:
+                if function.attr in BACK_DOORS[owner]:
+                    found.append((node.lineno, f"{owner}.{function.attr}"))
+            elif owner not in ("disk", "cls") and function.attr in PATH_METHODS - REPLACES and not owner[:1].isupper():
+                found.append((node.lineno, function.attr))
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+def test_no_module_goes_to_the_disk_past_the_seam(module):
+    """A back door would be a write that the tests of power loss and I/O errors do not see."""
+    if module.name != "disk.py":
+        assert calls(module) == []
+
+
+def test_replace_file_leaves_the_old_text_when_it_fails(tmp_path, monkeypatch):
+    path = tmp_path / "text"
+    disk.replace_file(path, b"old")
+
+    def fail(descriptor):
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(disk, "flush", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.replace_file(path, b"new text")
+    assert path.read_bytes() == b"old"
+
+
+def test_write_file_leaves_nothing_of_a_longer_text(tmp_path):
+    disk.write_file(tmp_path / "text", b"a long text")
+    disk.write_file(tmp_path / "text", b"short")
+    assert (tmp_path / "text").read_bytes() == b"short"
+    assert (tmp_path / "text").stat().st_mode & 0o777 & ~0o644 == 0
+
+
+def test_make_directory_makes_every_name_on_the_way_durable(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(disk, "sync_directory", synced.append)
+    disk.make_directory(tmp_path / "a" / "b")
+    disk.make_directory(tmp_path / "a" / "b")
+    assert synced == [tmp_path, tmp_path / "a"]
+
+
+def test_flushing_a_path_that_is_gone_is_nothing(tmp_path):
+    disk.flush_path(tmp_path / "gone")
+    disk.flush_path(tmp_path)
