@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def shell(real: type) -> type:
+def actor_class(real: type) -> type:
     """A class that behaves as `real`, and that can be unpickled without importing its module."""
     module_name, class_name = real.__module__, real.__name__
 

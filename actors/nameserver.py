@@ -20,7 +20,7 @@ from typing import Final
 
 import ray
 
-from actors.actor_class import shell
+from actors.actor_class import actor_class
 from actors.core.nameserver.kv_config import KvConfig
 from actors.core.nameserver.route_table import RouteTable
 from actors.options import PERSISTENT
@@ -33,7 +33,7 @@ BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
 """After a restart, for every broker to have been told by a heartbeat that it must register."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class NameServer:
@@ -148,7 +148,7 @@ class NameServer:
             return KvConfig()
         except (OSError, UnicodeDecodeError, StoreCorruptError) as error:
             aside = self._kv_path.with_suffix(".damaged")
-            _log.error("%s cannot be used and becomes %s: %s", self._kv_path, aside, error)
+            logger.error("%s cannot be used and becomes %s: %s", self._kv_path, aside, error)
             with suppress(OSError):
                 disk.rename(self._kv_path, aside)
             return KvConfig()
@@ -160,5 +160,5 @@ class NameServer:
             return self._table.topics()
 
 
-OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}
-NameServerActor = ray.remote(**OPTIONS)(shell(NameServer))
+NAMESERVER_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}
+NameServerActor = ray.remote(**NAMESERVER_OPTIONS)(actor_class(NameServer))

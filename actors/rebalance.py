@@ -3,7 +3,7 @@
 What survives its death: nothing. A new instance is rebuilt from the members' heartbeats (actors.core.rebalance.group).
 Every call is safe to repeat. It ends by itself when the group has had no member for IDLE_EXIT_S.
 
-    heartbeats → RebalanceGroup ← route thread, once every ROUTE_INTERVAL_S and when a topic is new
+    heartbeats → RebalanceGroup ← route thread, once every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
 
 Routes are asked for in a thread of their own: heartbeats are answered while no NameServer does.
 
@@ -20,23 +20,23 @@ from typing import Any, Final
 
 import ray
 
-from actors.actor_class import shell
+from actors.actor_class import actor_class
 from actors.core.rebalance.group import RebalanceGroup
 from actors.options import PERSISTENT
 from raymq.errors import RaymqError, TopicNotExistError
 from raymq.names import NameServerName
 from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
 from raymq.protocol.route import MASTER_ID, TopicRoute
-from raymq.remoting.route_cache import Routes
+from raymq.remoting.route_cache import RouteCache
 
-ROUTE_INTERVAL_S: Final = 5.0
+REBALANCE_ROUTE_INTERVAL_S: Final = 5.0
 FIRST_ROUTE_WAIT_S: Final = 1.0
 """How long a heartbeat with a new topic waits for its route, so that the answer names queues already."""
 TOPIC_GONE_AFTER_S: Final = 30.0
 """NameServers that were restarted know no topic until brokers have registered; one unknown for longer is deleted."""
 IDLE_EXIT_S: Final = 120.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Rebalance:
@@ -44,7 +44,7 @@ class Rebalance:
 
     def __init__(self, group: str, nameservers: Sequence[NameServerName]) -> None:
         self._group = group
-        self._routes = Routes(nameservers)
+        self._routes = RouteCache(nameservers)
         self._lock = threading.Lock()
         self._core = RebalanceGroup(
             time.monotonic(),
@@ -98,12 +98,12 @@ class Rebalance:
                 self._core.expire(time.monotonic())
                 idle_s = 0.0 if self._core.members else time.monotonic() - self._last_member_s
             if idle_s > IDLE_EXIT_S:
-                _log.info("group %s has had no member for %.0f s: its Rebalance actor ends", self._group, idle_s)
+                logger.info("group %s has had no member for %.0f s: its Rebalance actor ends", self._group, idle_s)
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def _follow_routes(self) -> None:
         while True:
-            self._wake.wait(ROUTE_INTERVAL_S)
+            self._wake.wait(REBALANCE_ROUTE_INTERVAL_S)
             self._wake.clear()
             with self._lock:
                 topics = self._core.topics
@@ -118,7 +118,7 @@ class Rebalance:
             self._routes.forget(topic)
             route = self._routes.get(topic)
         except RaymqError as error:
-            _log.info("group %s keeps its assignment of %s: %s", self._group, topic, error)
+            logger.info("group %s keeps its assignment of %s: %s", self._group, topic, error)
             gone = isinstance(error, TopicNotExistError) and self._gone_for_long(topic)
         with self._lock:
             if route is not None:
@@ -139,5 +139,5 @@ def _rooms(route: TopicRoute) -> dict[str, str]:
     return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 
-OPTIONS: Final = {**PERSISTENT, "max_concurrency": 16}
-RebalanceActor = ray.remote(**OPTIONS)(shell(Rebalance))
+REBALANCE_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 16}
+RebalanceActor = ray.remote(**REBALANCE_OPTIONS)(actor_class(Rebalance))

@@ -9,14 +9,14 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.replica.storage_actor import StorageActor
-from placement.storage_plan import StoragePlan
+from placement.specs import StoragePlan
 from raymq.errors import RaymqError
 from raymq.names import CONTROLLER, NAMESPACE
 from raymq.remoting.actor_ref import ActorRef
 
 CLOSE_TIMEOUT_S: Final = 30.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def start_storage(plan: StoragePlan) -> None:
@@ -42,5 +42,5 @@ def end_actor(name: str) -> None:
         try:
             ActorRef(name).call(closing[0], *closing[1], timeout_s=CLOSE_TIMEOUT_S)
         except RaymqError as error:
-            _log.warning("%s did not close cleanly and is killed: %s", name, error)
+            logger.warning("%s did not close cleanly and is killed: %s", name, error)
     ray.kill(handle, no_restart=True)

@@ -21,26 +21,27 @@ from typing import Any, Final
 
 import ray
 
-from actors.actor_class import shell
+from actors.actor_class import actor_class
+from actors.core.replica.orders import Follow, GroupLeader, Order, Renew, ReplicaState
 from actors.options import PERSISTENT
 from actors.replica.replicator_actor import ReplicatorActor
-from placement.controller_settings import ControllerSettings
 from placement.election import GroupControl, Record
-from placement.reconciler import Caretaker
-from placement.repair import GroupView
+from placement.reconciler import Reconciler
+from placement.repair import ReplicaGroupView
+from placement.specs import ControllerSettings
 from raymq.config.cluster import path_here
 from raymq.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.names import ReplicatorName, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from storage.files.journal import Journal
-from storage.replication.epochs import Follow, GroupLeader, Order, Renew, ReplicaState, SyncStateSet
+from storage.replication.epochs import SyncStateSet
 
 PING_INTERVAL_S: Final = 0.3
 PING_TIMEOUT_S: Final = 1.0
 DRAINING: Final = "draining"
 """The journal's key for the ids of the nodes that are to be emptied; the others are broker groups."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class Controller:
         self._watched: dict[StorageName, _Watched] = {}
         for group, replicas in settings.groups.items():
             self._control(group, replicas)
-        self._caretaker = Caretaker(settings, self._views, self.draining, self.designate)
+        self._caretaker = Reconciler(settings, self._views, self.draining, self.designate)
         threading.Thread(target=self._caretaker.run, args=(self._stopping,), name="repair", daemon=True).start()
 
     def _control(self, group: str, replicas: frozenset[int]) -> None:
@@ -154,7 +155,7 @@ class Controller:
         for watched in self._watched.values():
             watched.wake.set()
 
-    def _views(self) -> dict[str, GroupView]:
+    def _views(self) -> dict[str, ReplicaGroupView]:
         with self._lock:
             return {group: _view(control) for group, control in self._groups.items()}
 
@@ -254,10 +255,10 @@ class Controller:
             self._journal.put(record.group, _fields(record))
         except StoreError as error:
             self._failure = str(error)
-            _log.error("nothing is decided: %s", error)
+            logger.error("nothing is decided: %s", error)
             return False
         self._failure = ""
-        _log.warning("%s: epoch %d, master %s, in sync %s", *_words(record))
+        logger.warning("%s: epoch %d, master %s, in sync %s", *_words(record))
         return True
 
     def _hand_out(self, order: Order) -> None:
@@ -275,7 +276,7 @@ class Controller:
         try:
             ActorRef(group).handle().look_for_master.remote()
         except RaymqError as error:
-            _log.info("%s is not told of its new master: %s", group, error)
+            logger.info("%s is not told of its new master: %s", group, error)
 
 
 def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
@@ -286,11 +287,11 @@ def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
     return {"lag_bytes": None, "lag_s": None} if lag is None else {"lag_bytes": lag.lag_bytes, "lag_s": lag.lag_s}
 
 
-def _view(control: GroupControl) -> GroupView:
+def _view(control: GroupControl) -> ReplicaGroupView:
     record = control.record
     if record is None:
-        return GroupView(None, frozenset())
-    return GroupView(None if control.reason else record.master, record.sync_state_set.members)
+        return ReplicaGroupView(None, frozenset())
+    return ReplicaGroupView(None if control.reason else record.master, record.sync_state_set.members)
 
 
 def _fields(record: Record) -> dict[str, Any]:
@@ -309,5 +310,5 @@ def _words(record: Record) -> tuple[str, int, int | None, list[int]]:
     return record.group, record.epoch, record.master, sorted(record.sync_state_set.members)
 
 
-OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}
-ControllerActor = ray.remote(**OPTIONS)(shell(Controller))
+CONTROLLER_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}
+ControllerActor = ray.remote(**CONTROLLER_OPTIONS)(actor_class(Controller))

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from storage.replication.epochs import LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
+from actors.core.replica.orders import MASTER_LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
+from storage.replication.epochs import SyncStateSet
 
 FIXED_MASTER: Final = 0
 """The replica that leads where roles are fixed (replication.broker_role)."""
@@ -52,7 +53,7 @@ class ControlRules:
     long a master waits for its successor. `fixed_master`: the only replica that may lead, where roles are fixed."""
 
     dead_after_s: float = 1.0
-    lease_s: float = LEASE_S
+    lease_s: float = MASTER_LEASE_S
     lease_margin_s: float = 0.5
     drain_timeout_s: float = 5.0
     unclean: bool = False

@@ -19,21 +19,23 @@ from actors.broker.actor import BrokerActor
 from actors.nameserver import NameServerActor
 from placement.actor_lifecycle import end_actor, start_storage
 from placement.controller import ControllerActor
-from placement.controller_settings import ControllerSettings
 from placement.inventory import head_node_id, running
 from placement.plan import Plan
+from placement.specs import ControllerSettings
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.names import CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
-READY_TIMEOUT_S: Final = 120.0
+SERVERS_READY_TIMEOUT_S: Final = 120.0
 """For one actor to answer. Opening a store may mean recovering gigabytes of log."""
-CALL_TIMEOUT_S: Final = 10.0
+LAUNCH_CALL_TIMEOUT_S: Final = 10.0
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
-def start(plan: Plan, progress: Progress = lambda step: None, timeout_s: float = READY_TIMEOUT_S) -> None:
+def start(
+    plan: Plan, progress: ProgressCallback = lambda step: None, timeout_s: float = SERVERS_READY_TIMEOUT_S
+) -> None:
     """Start what does not run yet, and return when every actor answers.
 
     Raises what kept one from starting (StoreLockedError, StoreError, RequestTimeoutError …); then everything that this
@@ -47,7 +49,7 @@ def start(plan: Plan, progress: Progress = lambda step: None, timeout_s: float =
         raise
 
 
-def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
+def _start(plan: Plan, progress: ProgressCallback, deadline_s: float) -> None:
     progress("starting the NameServer")
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
     for index, nameserver in enumerate(plan.nameservers):
@@ -79,14 +81,14 @@ def _start(plan: Plan, progress: Progress, deadline_s: float) -> None:
         while missing := expected - set(server.call("brokers", timeout_s=max(0.1, deadline_s - time.monotonic()))):
             if time.monotonic() > deadline_s:
                 raise RequestTimeoutError(
-                    f"registration of {', '.join(sorted(missing))} at {nameserver.name}", READY_TIMEOUT_S
+                    f"registration of {', '.join(sorted(missing))} at {nameserver.name}", SERVERS_READY_TIMEOUT_S
                 )
             time.sleep(0.05)
 
 
 def _end_outdated(settings: ControllerSettings) -> None:
     """End a Controller that was told something else; another one goes on from its journal within the leases."""
-    if CONTROLLER in running() and ActorRef(CONTROLLER).call("settings", timeout_s=CALL_TIMEOUT_S) != settings:
+    if CONTROLLER in running() and ActorRef(CONTROLLER).call("settings", timeout_s=LAUNCH_CALL_TIMEOUT_S) != settings:
         end_actor(CONTROLLER)
 
 
@@ -102,7 +104,7 @@ def _wait(name: str, method: str, deadline_s: float) -> None:
             time.sleep(0.2)
 
 
-def stop(progress: Progress = lambda step: None, only: Iterable[str] | None = None) -> list[str]:
+def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | None = None) -> list[str]:
     """Stop raymq's actors (all, or `only` these); returns the names. Consumers first, stores last.
 
     An actor that does not close in CLOSE_TIMEOUT_S is killed; its store then recovers when it is opened again.

@@ -13,12 +13,12 @@ from raymq.errors import InvalidArgumentError
 from raymq.names import CONTROLLER, StorageName
 from raymq.remoting.actor_ref import ActorRef
 
-CALL_TIMEOUT_S: Final = 10.0
+OPERATION_CALL_TIMEOUT_S: Final = 10.0
 DRAIN_WAIT_S: Final = 240.0
 BALANCE_WAIT_S: Final = 20.0
 POLL_S: Final = 0.3
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def placed() -> tuple[dict[StorageName, str], frozenset[str]]:
@@ -26,10 +26,12 @@ def placed() -> tuple[dict[StorageName, str], frozenset[str]]:
     if CONTROLLER not in running():
         return {}, frozenset()
     controller = ActorRef(CONTROLLER)
-    return controller.call("homes", timeout_s=CALL_TIMEOUT_S), controller.call("draining", timeout_s=CALL_TIMEOUT_S)
+    return controller.call("homes", timeout_s=OPERATION_CALL_TIMEOUT_S), controller.call(
+        "draining", timeout_s=OPERATION_CALL_TIMEOUT_S
+    )
 
 
-def drain(node: str, *, drained: bool, progress: Progress) -> dict[str, Any]:
+def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, Any]:
     """Have a node, given by its address or the beginning of its id, keep no replica; or with `drained` False, allow it.
 
     Returns when it keeps none, and its replicas are in sync elsewhere, or after DRAIN_WAIT_S with those that are
@@ -37,7 +39,7 @@ def drain(node: str, *, drained: bool, progress: Progress) -> dict[str, Any]:
     broker group has several replicas.
     """
     controller, node_id = _controller(), _find_node(node)
-    controller.call("drain", node_id, drained, timeout_s=CALL_TIMEOUT_S)
+    controller.call("drain", node_id, drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
     deadline_s = time.monotonic() + DRAIN_WAIT_S
     left: list[str] = []
     while drained and time.monotonic() < deadline_s:
@@ -48,10 +50,10 @@ def drain(node: str, *, drained: bool, progress: Progress) -> dict[str, Any]:
     return {"node_id": node_id, "drained": drained, "left": left}
 
 
-def _left(controller: ActorRef, node_id: str, progress: Progress) -> list[str]:
+def _left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:
     """The replicas that still live on a node, or that are not in sync where they live now."""
     left = []
-    for group in controller.call("status", timeout_s=CALL_TIMEOUT_S)["groups"]:
+    for group in controller.call("status", timeout_s=OPERATION_CALL_TIMEOUT_S)["groups"]:
         for replica in group["replicas"]:
             waits = replica["note"] or replica["error"]
             moving = replica["node_id"] is None or replica["replica"] not in group["in_sync"]
@@ -61,13 +63,13 @@ def _left(controller: ActorRef, node_id: str, progress: Progress) -> list[str]:
     return left
 
 
-def balance(progress: Progress) -> dict[str, Any]:
+def balance(progress: ProgressCallback) -> dict[str, Any]:
     """Have the first replica by priority lead each broker group, where it is in sync; no append is lost by it.
 
     Returns when they lead, or after BALANCE_WAIT_S: `wanted` tells whom that is about, `left` where it has not come.
     """
     controller = _controller()
-    wanted: dict[str, int] = controller.call("balance", timeout_s=CALL_TIMEOUT_S)
+    wanted: dict[str, int] = controller.call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
     left, deadline_s = sorted(wanted), time.monotonic() + BALANCE_WAIT_S
     while left and time.monotonic() < deadline_s:
         progress(f"handing over {', '.join(left)}")
@@ -77,7 +79,7 @@ def balance(progress: Progress) -> dict[str, Any]:
 
 
 def _leads(controller: ActorRef, group: str, replica: int) -> bool:
-    return bool(controller.call("leader", group, timeout_s=CALL_TIMEOUT_S).master == replica)
+    return bool(controller.call("leader", group, timeout_s=OPERATION_CALL_TIMEOUT_S).master == replica)
 
 
 def _controller() -> ActorRef:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from placement.controller_settings import ControllerSettings
 from placement.election import FIXED_MASTER, ControlRules
-from placement.replica_nodes import Node, choose_homes, store_directory
-from placement.storage_plan import StoragePlan
+from placement.replica_nodes import Node, choose_nodes, store_directory
+from placement.specs import ControllerSettings, StoragePlan
 from raymq.config.cluster import BrokerSettings, ClusterSettings
 from raymq.config.store import StoreOptions, StoreSettings
 from raymq.names import CONTROLLER, NameServerName, StorageName
@@ -53,7 +52,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
     nameservers = tuple(NameServerPlan(name, settings.data_dir / str(name) / KV_FILE) for name in servers)
     replication = settings.replication
     names = [StorageName(group, replica) for group in settings.broker_names for replica in range(replication.replicas)]
-    homes = choose_homes(names, nodes, spread=replication.spread, known=known)
+    homes = choose_nodes(names, nodes, spread=replication.spread, known=known)
     storages = []
     for index, name in enumerate(names):
         node = homes[name]

@@ -13,28 +13,28 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from placement.actor_lifecycle import end_actor, start_storage
-from placement.controller_settings import ControllerSettings
 from placement.inventory import inventory, running
-from placement.repair import GroupView, Moves, Repair
+from placement.repair import Moves, Repair, ReplicaGroupView
 from placement.replica_nodes import Node
+from placement.specs import ControllerSettings
 from raymq.errors import RaymqError
 from raymq.names import StorageName
 from raymq.remoting.actor_ref import ActorRef
 
-ROUND_S: Final = 1.0
+RECONCILE_INTERVAL_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 10.0
-DESCRIBE_TIMEOUT_S: Final = 2.0
+RECONCILE_DESCRIBE_TIMEOUT_S: Final = 2.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class Caretaker:
+class Reconciler:
     """`groups` tells who leads and who is in sync, `draining` which nodes are to be emptied; `designate` hands over."""
 
     def __init__(
         self,
         settings: ControllerSettings,
-        groups: Callable[[], Mapping[str, GroupView]],
+        groups: Callable[[], Mapping[str, ReplicaGroupView]],
         draining: Callable[[], frozenset[str]],
         designate: Callable[[str, int], None],
     ) -> None:
@@ -56,16 +56,16 @@ class Caretaker:
 
     def run(self, stopping: threading.Event) -> None:
         """Rounds until `stopping` is set."""
-        while not stopping.wait(ROUND_S):
+        while not stopping.wait(RECONCILE_INTERVAL_S):
             try:
                 self._round()
                 self.error = ""
             except RaymqError as error:
                 self.error = f"repair: {error}"
-                _log.warning("repair is tried again: %s", error)
+                logger.warning("repair is tried again: %s", error)
             except Exception as error:  # also Ray's own: without this thread nothing would be repaired any more
                 self.error = f"repair: {error!r}"
-                _log.exception("repair is tried again")
+                logger.exception("repair is tried again")
 
     def _round(self) -> None:
         there = set(running())
@@ -80,22 +80,22 @@ class Caretaker:
         for name, node in moves.place.items():
             self._place(name, node)
         for name, other in moves.hand_over.items():
-            _log.warning("%s hands over to replica %d: its node is drained", name, other)
+            logger.warning("%s hands over to replica %d: its node is drained", name, other)
             self._designate(name.broker_name, other)
         if moves.vacate is not None:
-            _log.warning("%s is ended: its node is drained", moves.vacate)
+            logger.warning("%s is ended: its node is drained", moves.vacate)
             end_actor(str(moves.vacate))
 
     def _place(self, name: StorageName, node: Node) -> None:
-        _log.warning("%s is started on %s (%s)", name, node.ip, node.node_id)
+        logger.warning("%s is started on %s (%s)", name, node.ip, node.node_id)
         start_storage(self._plans[name].on(node))
         self.homes[name] = node.node_id
 
     def _home(self, name: StorageName) -> str:
         if name not in self.homes:
             try:
-                described = ActorRef(str(name)).call("describe", timeout_s=DESCRIBE_TIMEOUT_S)
+                described = ActorRef(str(name)).call("describe", timeout_s=RECONCILE_DESCRIBE_TIMEOUT_S)
                 self.homes[name] = described.node_id
             except RaymqError as error:
-                _log.info("%s does not say where it is: %s", name, error)
+                logger.info("%s does not say where it is: %s", name, error)
         return self.homes.get(name, "")

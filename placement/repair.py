@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from placement.replica_nodes import Node, choose_homes, store_directory
+from placement.replica_nodes import Node, choose_nodes, store_directory
 from raymq.errors import ConfigError
 from raymq.names import StorageName
 
@@ -25,7 +25,7 @@ _ONLY_COPY: Final = "its node is away, and its directory may be the only one wit
 
 
 @dataclass(frozen=True, slots=True)
-class GroupView:
+class ReplicaGroupView:
     """A broker group now: who leads (None: nobody) and who is in sync."""
 
     master: int | None
@@ -57,7 +57,7 @@ class Repair:
         self,
         nodes: Sequence[Node],
         present: Mapping[StorageName, str],
-        groups: Mapping[str, GroupView],
+        groups: Mapping[str, ReplicaGroupView],
         now_s: float,
     ) -> Moves:
         """`present`: replicas that have an actor, with its node's id as far as it is known. Times in s."""
@@ -78,7 +78,7 @@ class Repair:
             return Moves(place, notes=notes)
         return self._drain(nodes, present, groups)
 
-    def _waits(self, name: StorageName, nodes: Sequence[Node], group: GroupView, away_s: float) -> str:
+    def _waits(self, name: StorageName, nodes: Sequence[Node], group: ReplicaGroupView, away_s: float) -> str:
         """Why a replica without an actor gets none now; empty when it gets one."""
         holders = [node for node in nodes if store_directory(name) in node.stores]
         if any(not node.draining for node in holders):
@@ -94,12 +94,12 @@ class Repair:
         """Where the replica is to live, or why nowhere."""
         siblings = [other for other in present if other.broker_name == name.broker_name and other != name]
         try:
-            return choose_homes([*siblings, name], nodes, spread=self._spread, known=present)[name]
+            return choose_nodes([*siblings, name], nodes, spread=self._spread, known=present)[name]
         except ConfigError as error:
             return str(error)
 
     def _drain(
-        self, nodes: Sequence[Node], present: Mapping[StorageName, str], groups: Mapping[str, GroupView]
+        self, nodes: Sequence[Node], present: Mapping[StorageName, str], groups: Mapping[str, ReplicaGroupView]
     ) -> Moves:
         draining = {node.node_id for node in nodes if node.draining}
         notes: dict[StorageName, str] = {}

@@ -42,7 +42,7 @@ def store_directory(name: StorageName) -> str:
     return f"{name.broker_name}-{name.replica}"
 
 
-def choose_homes(
+def choose_nodes(
     replicas: Sequence[StorageName],
     nodes: Sequence[Node],
     *,
@@ -58,7 +58,7 @@ def choose_homes(
         raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
     plan = _Plan(nodes, spread=spread, zones=_zones(nodes) if spread else 0)
     for name in sorted(replicas):
-        home = _present_home(name, nodes, (known or {}).get(name))
+        home = _present_node(name, nodes, (known or {}).get(name))
         if home is not None:
             plan.put(name, home)
     for name in sorted(replicas):
@@ -67,7 +67,7 @@ def choose_homes(
     return plan.homes
 
 
-def _present_home(name: StorageName, nodes: Sequence[Node], known: str | None) -> Node | None:
+def _present_node(name: StorageName, nodes: Sequence[Node], known: str | None) -> Node | None:
     """Where the replica's data is; None where that is nowhere, or on a node that is being drained."""
     directory = store_directory(name)
     holders = [node for node in nodes if directory in node.stores and not node.draining]

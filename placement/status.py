@@ -14,7 +14,7 @@ from raymq.message import MessageQueue
 from raymq.names import CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
-CALL_TIMEOUT_S: Final = 5.0
+STATUS_CALL_TIMEOUT_S: Final = 5.0
 
 
 def cluster_status() -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _replication(name: str) -> dict[str, Any]:
 
 def _ask(name: str, method: str) -> dict[str, Any]:
     try:
-        answer = dict(ActorRef(name).call(method, timeout_s=CALL_TIMEOUT_S))
+        answer = dict(ActorRef(name).call(method, timeout_s=STATUS_CALL_TIMEOUT_S))
     except RaymqError as error:
         return {"actor": name, "error": str(error)}
     return {"actor": name, "error": "", **_plain(answer)}

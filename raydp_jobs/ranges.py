@@ -26,7 +26,7 @@ EARLIEST: Final = -2
 OffsetsOption = str | Mapping[str, Mapping[str, int]]
 """``"earliest"``, ``"latest"``, or offsets per queue, ``{"broker-a": {"0": 12, "1": -2}}``, as a mapping or as JSON."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class QueueBoundsSource(Protocol):
@@ -42,7 +42,7 @@ class QueueBoundsSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueRange:
+class OffsetRange:
     """The messages of one queue from `start_offset` up to, not including, `end_offset`."""
 
     topic: str
@@ -69,7 +69,7 @@ def plan_ranges(
     ending_offsets: OffsetsOption = "latest",
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
-) -> list[QueueRange]:
+) -> list[OffsetRange]:
     """The ranges of one batch read, none of them empty, sorted by queue and offset. The bounds are asked for once.
 
     Offsets per queue name every queue of the topic; -2 stands for earliest, -1 for latest. A batch cannot start at the
@@ -99,7 +99,7 @@ def plan_ranges(
     return split_ranges(ranges, min_partitions or 1)
 
 
-def split_ranges(ranges: Sequence[QueueRange], min_partitions: int) -> list[QueueRange]:
+def split_ranges(ranges: Sequence[OffsetRange], min_partitions: int) -> list[OffsetRange]:
     """Cut ranges until there are `min_partitions` of them, or one per offset if that is fewer.
 
     Each cut goes to the range whose pieces are largest, so pieces end up in proportion to sizes, as in Spark's Kafka
@@ -115,13 +115,13 @@ def split_ranges(ranges: Sequence[QueueRange], min_partitions: int) -> list[Queu
     return [piece for item, count in zip(ranges, pieces, strict=True) for piece in _cut(item, count)]
 
 
-def _cut(item: QueueRange, count: int) -> Iterable[QueueRange]:
+def _cut(item: OffsetRange, count: int) -> Iterable[OffsetRange]:
     edges = [item.start_offset + item.size * index // count for index in range(count + 1)]
     for start, end in pairwise(edges):
-        yield QueueRange(item.topic, item.broker_name, item.queue_id, start, end)
+        yield OffsetRange(item.topic, item.broker_name, item.queue_id, start, end)
 
 
-def _resolve(queue: MessageQueue, bounds: QueueBounds, start: int, end: int, fail_on_data_loss: bool) -> QueueRange:
+def _resolve(queue: MessageQueue, bounds: QueueBounds, start: int, end: int, fail_on_data_loss: bool) -> OffsetRange:
     low, high = bounds.min_offset, bounds.max_offset
     start_offset = low if start == EARLIEST else start
     end_offset = high if end == LATEST else end
@@ -130,14 +130,16 @@ def _resolve(queue: MessageQueue, bounds: QueueBounds, start: int, end: int, fai
         lost = f"{queue}: offsets {lowest} to {low - 1} were asked for and are gone, the first one kept is {low}"
         if fail_on_data_loss:
             raise DataLossError(f"{lost}; start later, or pass fail_on_data_loss=False to read what is left")
-        _log.warning("%s; reading from there", lost)
+        logger.warning("%s; reading from there", lost)
     if highest > high:
         if fail_on_data_loss:
             raise OffsetOutOfRangeError(str(queue), highest, low, high)
-        _log.warning("%s: offset %d was asked for and the queue ends at %d; reading up to there", queue, highest, high)
+        logger.warning(
+            "%s: offset %d was asked for and the queue ends at %d; reading up to there", queue, highest, high
+        )
     start_offset = min(max(start_offset, low), high)
     end_offset = min(max(end_offset, start_offset), high)
-    return QueueRange(queue.topic, queue.broker_name, queue.queue_id, start_offset, end_offset)
+    return OffsetRange(queue.topic, queue.broker_name, queue.queue_id, start_offset, end_offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from raydp_jobs.ranges import OffsetsOption, QueueBoundsSource, QueueRange, plan_ranges
+from raydp_jobs.ranges import OffsetRange, OffsetsOption, QueueBoundsSource, plan_ranges
 from raymq.client import Client, connect
 from raymq.columnar.columns import SCHEMA, decode_columns
 from raymq.consumer.range_reader import RangeReader
@@ -42,11 +42,11 @@ from raymq.consumer.subscription import ALL, Subscription
 from raymq.errors import DataLossError
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
-from raymq.remoting.storage_clients import ask_master
+from raymq.remoting.storage_clients import call_master
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """How many bytes of records become one Arrow batch, which bounds the memory of a worker and of its executor."""
-CALL_TIMEOUT_S: Final = 5.0
+READ_CALL_TIMEOUT_S: Final = 5.0
 BOUNDS_TIMEOUT_S: Final = 20.0
 """How long a queue's bounds are asked for again while its storage actor is being restarted."""
 
@@ -74,7 +74,7 @@ _ARROW_SCHEMA: Final = pa.schema(
 )
 """`raymq.columnar.columns.SCHEMA` with the only timestamps that Spark takes."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def read_topic(
@@ -120,7 +120,7 @@ def read_topic(
 
 
 def read_ranges(
-    ranges: Iterable[QueueRange], address: str, tags: frozenset[str], fail_on_data_loss: bool
+    ranges: Iterable[OffsetRange], address: str, tags: frozenset[str], fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all."""
     client = _worker_client(address)
@@ -132,7 +132,7 @@ def read_ranges(
                 yield chosen.cast(_ARROW_SCHEMA)
 
 
-def open_range(client: Client, queue_range: QueueRange, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
+def open_range(client: Client, queue_range: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
     """The messages of one range, in order, with `raymq.columnar.columns.SCHEMA`.
 
     DataLossError when some of them are gone; without `fail_on_data_loss` the rest of the range is read instead.
@@ -151,7 +151,7 @@ def open_range(client: Client, queue_range: QueueRange, *, fail_on_data_loss: bo
             kept = _ClusterQueues(client).bounds(queue_range.queue).min_offset
             if fail_on_data_loss or kept <= position:
                 raise
-            _log.warning("%s: offsets %d to %d are gone: %s", queue_range.queue, position, kept - 1, error)
+            logger.warning("%s: offsets %d to %d are gone: %s", queue_range.queue, position, kept - 1, error)
             position = kept
 
 
@@ -174,12 +174,12 @@ class _ClusterQueues(QueueBoundsSource):
         return self._client.admin.topic_route(topic).subscribe_queues
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        return ask_master(
+        return call_master(
             self._client.routes,
             self._client.storages,
             queue,
             BOUNDS_TIMEOUT_S,
-            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, CALL_TIMEOUT_S)),
+            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, READ_CALL_TIMEOUT_S)),
         )
 
 

@@ -15,7 +15,7 @@ import ray
 
 from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
-from raymq.cluster.launcher import Progress
+from raymq.cluster.launcher import ProgressCallback
 from raymq.config.cluster import ClusterSettings, load_settings
 from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.message import ConsumeFromWhere
@@ -24,8 +24,8 @@ from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
 from raymq.remoting.heartbeats import Heartbeats
-from raymq.remoting.route_cache import Routes
-from raymq.remoting.storage_clients import Storages
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_clients import StorageClients
 
 if TYPE_CHECKING:
     from raymq.admin.admin import Admin
@@ -49,7 +49,7 @@ def connect(
     config: str | Path | None = None,
     data_dir: str | Path | None = None,
     broker_groups: int | None = None,
-    progress: Progress = lambda step: None,
+    progress: ProgressCallback = lambda step: None,
 ) -> Client:
     """Connect to the raymq of a Ray cluster, or start one on this machine.
 
@@ -118,8 +118,8 @@ class Client:
         self._closed = False
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._born_host = (ray.util.get_node_ip_address(), 0)
-        self.routes = Routes(_nameservers())
-        self.storages = Storages(self.node_id)
+        self.routes = RouteCache(_nameservers())
+        self.storages = StorageClients(self.node_id)
         self.heartbeats = Heartbeats(self.routes, self._born_host[0])
         self._pid = os.getpid()
         atexit.register(self.close)

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from raymq.errors import RaymqError
+
+T = TypeVar("T")
 
 
 class Backoff:
@@ -20,3 +27,23 @@ class Backoff:
     def reset(self) -> None:
         """The last attempt succeeded."""
         self._failures = 0
+
+
+def left_s(deadline_s: float) -> float:
+    return max(0.1, deadline_s - time.monotonic())
+
+
+def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
+    """Repeat `call(seconds left)` while it fails retryably and time is left; the last failure is raised then.
+
+    Only for calls that are safe to repeat. `deadline_s` is on `time.monotonic`'s clock.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            return call(left_s(deadline_s))
+        except RaymqError as error:
+            pause_s = backoff.next()
+            if not error.retryable or time.monotonic() + pause_s >= deadline_s:
+                raise
+            time.sleep(pause_s)

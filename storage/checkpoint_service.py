@@ -25,11 +25,11 @@ from storage.recovery.snapshot import SNAPSHOT_FILE, QueueRow, take_snapshot, wr
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_INTERVAL_BYTES: Final = 32 << 20
-SNAPSHOT_INTERVAL_S: Final = 10.0
+STORE_SNAPSHOT_INTERVAL_BYTES: Final = 32 << 20
+STORE_SNAPSHOT_INTERVAL_S: Final = 10.0
 
 
-class Bookkeeper:
+class CheckpointService:
     """Brings the queues of one store to the disk, and the checkpoint and the snapshot up to date. Thread-safe."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Bookkeeper:
         self._thorough_interval_s = settings.flush_consume_queue_thorough_interval_ms / 1000
         self._checkpoint = checkpoint
         self._run_lock = threading.Lock()
-        self._snapshot_end, self._snapshot_s = -1, -SNAPSHOT_INTERVAL_S
+        self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
         self._thorough_s = time.monotonic()
 
     def run(self, *, thorough: bool) -> None:
@@ -109,5 +109,5 @@ class Bookkeeper:
 
     def _snapshot_is_due(self, end_offset: int) -> bool:
         behind = end_offset - self._snapshot_end
-        late = time.monotonic() - self._snapshot_s >= SNAPSHOT_INTERVAL_S
-        return behind >= SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._gate.closed))
+        late = time.monotonic() - self._snapshot_s >= STORE_SNAPSHOT_INTERVAL_S
+        return behind >= STORE_SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._gate.closed))

@@ -39,16 +39,16 @@ from storage.append.appender import Appender
 from storage.append.durability import degraded, must_wait
 from storage.append.fit_batch import fit_batch, name_places
 from storage.append.write_gate import WriteGate
-from storage.checkpoint_service import Bookkeeper
+from storage.checkpoint_service import CheckpointService
 from storage.dispatch.delivery_progress import Delivery, Source
 from storage.files import disk
+from storage.files.disk_usage import disk_usage
 from storage.files.lock import DirectoryLock
 from storage.index.index_file import IndexShape
 from storage.index.index_service import IndexService
-from storage.log.log_paths import disk_usage
 from storage.parts import StoreParts
 from storage.queue_flush import QueueFlushService
-from storage.read.fetch_service import Fetcher
+from storage.read.fetch_service import FetchService
 from storage.read.long_polls import LongPolls
 from storage.read.queries import StoreQueries
 from storage.recovery.checkpoint import read_checkpoint
@@ -59,7 +59,7 @@ from storage.replication.log_chunks import read_chunk
 from storage.retention.cleaner import Cleaner
 from storage.retention.rules import RetentionRules
 from storage.running_flags import AGAINST_REPLICATION, RunningFlag, RunningFlags
-from storage.schedule.delay_queue_reader import WaitingQueues
+from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.schedule_service import ScheduleService
 from storage.schedule.scheduler import Scheduler
 from storage.stats import StoreStats
@@ -112,14 +112,14 @@ class MessageStore:
         disk.write_file(self._abort, str(os.getpid()).encode())
         disk.sync_directory(root)
         self._polls = LongPolls(settings.fetch_waiters_max)
-        self._fetcher = Fetcher(parts.queues, parts.reader, self._polls, self._stats, self._require_readable)
+        self._fetcher = FetchService(parts.queues, parts.reader, self._polls, self._stats, self._require_readable)
         self._appender = Appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         self._raw_appender = RawAppender(parts, self._appender)
         self._gate = WriteGate(parts, self._flags, self._polls, on_stored)
         self._append_lock = self._gate.lock
         resources.callback(self._gate.close)
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
-        self._bookkeeper = Bookkeeper(parts, self._gate, self._appender, self._index, checkpoint)
+        self._bookkeeper = CheckpointService(parts, self._gate, self._appender, self._index, checkpoint)
         self._start_services()
 
     def _start_services(self) -> None:
@@ -372,7 +372,7 @@ class MessageStore:
 
     def _make_scheduler(self) -> Scheduler:
         levels_ms, deliveries = self._settings.delay_levels_ms, self._parts.deliveries
-        waiting = WaitingQueues(self._append_lock, self._appender, self._queues, deliveries, self._reader, levels_ms)
+        waiting = DelayQueueReader(self._append_lock, self._appender, self._queues, deliveries, self._reader, levels_ms)
         return Scheduler(waiting, self._deliver, levels_ms)
 
     def pinned_physical_offset(self) -> int:

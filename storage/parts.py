@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raymq.config.store import StoreSettings
 from raymq.logfiles.log_reader import LogReader
 from storage.dispatch.dedup import DedupTable
-from storage.dispatch.delivery_progress import Deliveries
+from storage.dispatch.delivery_progress import DeliveryProgress
 from storage.dispatch.held_units import HeldUnits
 from storage.dispatch.visibility import Visibility
 from storage.files.config_files import ConfigFiles
@@ -30,7 +30,7 @@ class StoreParts:
     log: CommitLog
     queues: QueueTable
     dedup: DedupTable
-    deliveries: Deliveries
+    deliveries: DeliveryProgress
     visibility: Visibility
 
     @classmethod
@@ -62,7 +62,7 @@ class StoreParts:
         handles = WriteHandles(max_open, mapped=mapped) if pool is None else HeldUnits(max_open, mapped=mapped, log=log)
         queues = QueueTable(root, settings, reader, config, handles, after_crash=after_crash)
         resources.callback(queues.close)
-        deliveries = Deliveries()
+        deliveries = DeliveryProgress()
         deliveries.load(config)
         dedup = DedupTable(settings.dedup_producers_max)
         return cls(settings, after_crash, reader, config, log, queues, dedup, deliveries, Visibility())

@@ -13,7 +13,7 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S: Final = 60.0
+QUEUE_FLUSH_STOP_TIMEOUT_S: Final = 60.0
 
 
 class QueueFlushService:
@@ -29,7 +29,7 @@ class QueueFlushService:
     def close(self) -> None:
         """Stop the thread; idempotent. What is dirty stays dirty."""
         self._stop.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(QUEUE_FLUSH_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -25,16 +25,17 @@ from typing import Any, Final, TypeVar
 
 import ray
 
-from actors.actor_class import shell
-from actors.broker.monitor import BrokerWatch
+from actors.actor_class import actor_class
+from actors.broker.monitor import BrokerMonitor
 from actors.broker.plain_answers import plain_errors, plain_pull_result, plain_send_result
 from actors.broker.registrar import Registrar
-from actors.broker.state_log import STORE_TIMEOUT_S, Decision, StateLog
+from actors.broker.state_log import STORE_TIMEOUT_S, DecidedChanges, StateLog
 from actors.core.broker.client_registry import ClientRegistry
 from actors.core.broker.offsets import Owners, TopicCommits
 from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.core.broker.state import STATE_TOPIC, BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS
+from actors.core.replica.orders import GroupLeader
 from actors.options import PERSISTENT
 from actors.pull.actor import PullActor
 from actors.rebalance import RebalanceActor
@@ -82,20 +83,19 @@ from raymq.protocol.route import (
 from raymq.protocol.stats import GroupStats, TopicStats
 from raymq.protocol.store import QueueBounds
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.storage_client import persist_until
-from raymq.remoting.storage_clients import Storages
-from storage.replication.epochs import GroupLeader
+from raymq.remoting.storage_clients import StorageClients
+from raymq.retry import persist_until
 
-HEARTBEAT_INTERVAL_S: Final = 2.0
+BROKER_HEARTBEAT_INTERVAL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 0.3
-SNAPSHOT_INTERVAL_S: Final = 10.0
+STATE_SNAPSHOT_INTERVAL_S: Final = 10.0
 STATS_INTERVAL_S: Final = 10.0
 PROTECT_INTERVAL_S: Final = 180.0
 APPEND_TIMEOUT_S: Final = 5.0
 AGREE_TIMEOUT_S: Final = 5.0
 LEADER_TIMEOUT_S: Final = 2.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class Broker:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._storages = Storages(self._node_id)
+        self._storages = StorageClients(self._node_id)
         self._replicas = [str(StorageName(settings.broker_name, index)) for index in range(settings.replicas)]
         self._master_lock = threading.Lock()
         self._storage_name, self._epoch = self._replicas[0], 0
@@ -131,7 +131,7 @@ class Broker:
         self._returns_lock = threading.Lock()
         self._clients = ClientRegistry()
         self._clients_lock = threading.Lock()
-        self._watch = BrokerWatch(self._log, lambda: self._storage, settings.options, self.update_group)
+        self._watch = BrokerMonitor(self._log, lambda: self._storage, settings.options, self.update_group)
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._look, name="broker-master", daemon=True),
@@ -558,7 +558,7 @@ class Broker:
         with self._master_lock:
             if leader.master is None or leader.epoch <= self._epoch:
                 return
-            _log.warning("%s: replica %d leads epoch %d", self._settings.broker_name, leader.master, leader.epoch)
+            logger.warning("%s: replica %d leads epoch %d", self._settings.broker_name, leader.master, leader.epoch)
             name = str(StorageName(self._settings.broker_name, leader.master))
             self._storage, self._storage_name, self._epoch = self._storages.get(name), name, leader.epoch
         self._another_leads.set()
@@ -597,7 +597,7 @@ class Broker:
         """Find the master, and the next one."""
         while self._settings.replicas > 1 and not self._stopping.is_set():
             self._try(self.look_for_master)
-            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+            self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
 
     def _follow(self) -> None:
         """Read the master's state, and the next one's."""
@@ -607,7 +607,7 @@ class Broker:
         while not self._stopping.is_set():
             if self._epoch:
                 self._try(self._read_master)
-            self._another_leads.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+            self._another_leads.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
             self._another_leads.clear()
 
     def _register(self) -> None:
@@ -615,14 +615,14 @@ class Broker:
         while not self._stopping.is_set():
             if self._log.is_ready:
                 self._try(self._registrar.beat)
-            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+            self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
 
     def _keep(self) -> None:
         """Count, write the snapshot, and protect the store."""
         tasks = {
             self._watch.sample: STATS_INTERVAL_S,
             self._watch.note_deletions: STATS_INTERVAL_S,
-            self._log.snapshot: SNAPSHOT_INTERVAL_S,
+            self._log.snapshot: STATE_SNAPSHOT_INTERVAL_S,
             self._watch.protect: PROTECT_INTERVAL_S,
         }
         due_s = dict.fromkeys(tasks, 0.0)
@@ -631,7 +631,7 @@ class Broker:
                 if self._log.is_ready and time.monotonic() >= due_s[task]:
                     due_s[task] = time.monotonic() + every_s
                     self._try(task)
-            self._stopping.wait(HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
+            self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else LOOK_AGAIN_S)
 
     def _try(self, task: Callable[[], None]) -> None:
         """A task that comes again by itself: a failure now is only noted. Without its thread the group would never find
@@ -639,11 +639,13 @@ class Broker:
         try:
             task()
         except RaymqError as error:
-            _log.warning("%s: %s failed and is tried again later: %s", self._settings.broker_name, task.__name__, error)
+            logger.warning(
+                "%s: %s failed and is tried again later: %s", self._settings.broker_name, task.__name__, error
+            )
         except Exception:
-            _log.exception("%s: %s failed and is tried again later", self._settings.broker_name, task.__name__)
+            logger.exception("%s: %s failed and is tried again later", self._settings.broker_name, task.__name__)
 
-    def _change(self, decide: Callable[[BrokerState], Decision]) -> None:
+    def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> None:
         """Carry a change out. If it concerns topics, the NameServers are told before it is answered."""
         if self._log.change(decide):
             self._registrar.register()
@@ -654,7 +656,7 @@ class Broker:
         try:
             self._nodes = {MASTER_ID: storage.describe().node_id}
         except RaymqError as error:
-            _log.info("%s does not say where it is: %s", name, error)
+            logger.info("%s does not say where it is: %s", name, error)
         topics, version = self._log.read(lambda state: (tuple(state.topics.values()), state.topics_version))
         if self._settings.options.auto_create_topic_enable:
             nums = self._settings.options.default_topic_queue_nums
@@ -678,5 +680,5 @@ class Broker:
         return persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
 
 
-OPTIONS: Final = {**PERSISTENT, "max_concurrency": 32}
-BrokerActor = ray.remote(**OPTIONS)(shell(Broker))
+BROKER_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 32}
+BrokerActor = ray.remote(**BROKER_OPTIONS)(actor_class(Broker))

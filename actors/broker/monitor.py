@@ -22,14 +22,15 @@ from raymq.protocol.group import GroupConfig
 from raymq.protocol.stats import GroupStats, TopicStats
 from raymq.protocol.store import DeletedRange, FetchRequest, StoreStatistics
 from raymq.record.decode import decode_records
-from raymq.remoting.storage_client import StorageClient, persist_until
+from raymq.remoting.storage_client import StorageClient
+from raymq.retry import persist_until
 
 READ_TIMEOUT_S: Final = 20.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class BrokerWatch:
+class BrokerMonitor:
     """Counters of one broker and its protection against slow groups. Thread-safe."""
 
     def __init__(
@@ -117,7 +118,7 @@ class BrokerWatch:
                 lost = replace(lost, begin_offset=min(known.begin_offset, lost.begin_offset))
             self._unread[key] = lost
         if lost != known:
-            _log.warning(
+            logger.warning(
                 "group %s had not read messages %d to %d of %s:%d, which a full disk took before their time",
                 *(group, lost.begin_offset, lost.end_offset - 1, lost.topic, lost.queue_id),
             )
@@ -144,7 +145,7 @@ class BrokerWatch:
         for group, config in list(state.groups.items()):
             behind = self._behind_bytes(state, group, end)
             if config.consume_enable and behind > self._options.consumer_fallbehind_threshold_bytes:
-                _log.warning("group %s is %d bytes behind and may consume no more (consume_enable)", group, behind)
+                logger.warning("group %s is %d bytes behind and may consume no more (consume_enable)", group, behind)
                 self._update_group(replace(config, consume_enable=False))
 
     def _behind_bytes(self, state: BrokerState, group: str, end: int) -> int:

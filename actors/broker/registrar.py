@@ -14,9 +14,9 @@ from raymq.names import NameServerName
 from raymq.protocol.route import BrokerRegistration
 from raymq.remoting.actor_ref import ActorRef
 
-CALL_TIMEOUT_S: Final = 3.0
+REGISTER_TIMEOUT_S: Final = 3.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Registrar:
@@ -74,7 +74,7 @@ class Registrar:
     def _tell(self, server: ActorRef, method: str, *args: Any) -> Any:
         """A call to a NameServer that may be away: it asks again by itself when it is back."""
         try:
-            return server.call(method, *args, timeout_s=CALL_TIMEOUT_S)
+            return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:
-            _log.info("%s: %s did not take %s: %s", self._broker_name, server.name, method, error)
+            logger.info("%s: %s did not take %s: %s", self._broker_name, server.name, method, error)
             return True

@@ -28,7 +28,8 @@ from raymq.errors import NotMasterError, RaymqError, RequestTimeoutError, SendUn
 from raymq.message import Message, SendResult, SendStatus
 from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
-from raymq.remoting.storage_client import StorageClient, persist_until
+from raymq.remoting.storage_client import StorageClient
+from raymq.retry import persist_until
 from storage.files.config_files import parse_fastjson
 from storage.retention.cleaner import HOLDS_FILE
 
@@ -40,11 +41,11 @@ CONFIRM_WAIT_S: Final = 5.0
 """How long a record that was stored late, or with too few copies, is waited for to be read."""
 REPLAY_BATCH: Final = 1000
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Decision = Change | Sequence[Change] | None
+DecidedChanges = Change | Sequence[Change] | None
 
 
 class StateLog:
@@ -100,7 +101,7 @@ class StateLog:
             try:
                 self.load()
             except RaymqError as error:
-                _log.warning("%s waits for its state: %s", self._broker_name, error)
+                logger.warning("%s waits for its state: %s", self._broker_name, error)
                 stopping.wait(0.5)
 
     def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
@@ -131,7 +132,7 @@ class StateLog:
         bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
         if position > bounds.max_offset:
             # The log has lost its end, which the snapshot has. Records to come would count as known to it.
-            _log.warning(
+            logger.warning(
                 "%s: the snapshot in %s ends at %d, its log at %d; written again",
                 self._broker_name,
                 storage.name,
@@ -160,7 +161,7 @@ class StateLog:
             broker_state.replay(state, [(record.body, record.store_timestamp_ms) for record in records])
         return max(position, result.next_offset)
 
-    def change(self, decide: Callable[[BrokerState], Decision]) -> bool:
+    def change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
         """Decide, store, apply. Returns whether topics changed. RequestTimeoutError: it may have been stored; the same
         change may be tried again."""
         with self._held() as state:
@@ -259,7 +260,7 @@ class StateLog:
                 self._write_snapshot(copy, files, position)
             except RaymqError as error:
                 # It keeps the records instead, from which a snapshot is made.
-                _log.info("%s does not get the snapshot now: %s", copy.name, error)
+                logger.info("%s does not get the snapshot now: %s", copy.name, error)
 
     def _write_snapshot(self, store: StorageClient, files: Mapping[str, str], position: int) -> None:
         """All of it, to one store. It ends at the first file that fails: the position, which is the last, must not be

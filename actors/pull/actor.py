@@ -6,7 +6,7 @@ remembers for it what the user has suspended or paused. It ends by itself when i
 happens when the user's program ends.
 
     Fetcher threads → ProcessQueues (actors.core) → Feed → Listener
-    GroupMember: heartbeats, grants, revocations      OffsetKeepers: start offsets, commits
+    GroupMember: heartbeats, grants, revocations      OffsetCommitter: start offsets, commits
 
 May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull.
 """
@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import ray
 
-from actors.actor_class import shell
+from actors.actor_class import actor_class
 from actors.core.consume.message_run import MessageRun
 from actors.core.consume.process_queue import ProcessQueue
 from actors.options import PERSISTENT
-from actors.pull.group_member import GroupMember, Loner
-from actors.pull.listener_feed import Feed
-from actors.pull.offset_store import BrokerOffsets, FileOffsets, OffsetKeepers
-from actors.pull.shared import Shared
+from actors.pull.group_member import BroadcastMember, GroupMember
+from actors.pull.listener_feed import ListenerFeed
+from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter, RemoteBrokerOffsetStore
+from actors.pull.shared import InstanceState
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.settings import PushSettings
@@ -40,13 +40,13 @@ from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.heartbeats import Heartbeats
-from raymq.remoting.route_cache import Routes
-from raymq.remoting.storage_clients import Storages
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_clients import StorageClients
 
-STOP_TIMEOUT_S: Final = 30.0
+PULL_STOP_TIMEOUT_S: Final = 30.0
 SEND_BACK_TIMEOUT_S: Final = 5.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Pull:
@@ -54,22 +54,22 @@ class Pull:
 
     def __init__(self, name: str, settings: PushSettings, nameservers: Sequence[NameServerName], listener: Any) -> None:
         self._settings = settings
-        self._shared = shared = Shared(name, settings)
+        self._shared = shared = InstanceState(name, settings)
         node_id = ray.get_runtime_context().get_node_id()
-        routes = Routes(nameservers)
-        self._storages = Storages(node_id)
+        routes = RouteCache(nameservers)
+        self._storages = StorageClients(node_id)
         self._stopped = threading.Event()
         offsets = GroupOffsets(settings.group)
         self._brokers: dict[str, ActorRef] = {}
         if settings.clustering:
-            self._keepers = OffsetKeepers(shared, lambda broker: BrokerOffsets(shared, offsets, broker))
+            self._keepers = OffsetCommitter(shared, lambda broker: RemoteBrokerOffsetStore(shared, offsets, broker))
             rebalance = RebalanceClient(settings.group, routes)
-            self._member: GroupMember | Loner = GroupMember(shared, rebalance, node_id, self._keepers.ask)
+            self._member: GroupMember | BroadcastMember = GroupMember(shared, rebalance, node_id, self._keepers.ask)
         else:
-            local = FileOffsets(shared, offsets)
-            self._keepers = OffsetKeepers(shared, lambda broker: local)
-            self._member = Loner(shared, routes)
-        self._feed = Feed(
+            local = LocalFileOffsetStore(shared, offsets)
+            self._keepers = OffsetCommitter(shared, lambda broker: local)
+            self._member = BroadcastMember(shared, routes)
+        self._feed = ListenerFeed(
             shared, listener, send_back=self._send_back, before=self._member.fence_when_late, on_gone=self._end
         )
         self._fetcher = Fetcher(
@@ -178,7 +178,7 @@ class Pull:
         run, now_s = MessageRun.read(result.records), time.monotonic()
         with self._shared.lock:
             if result.status is PullStatus.OFFSET_ILLEGAL:
-                _log.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
+                logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
                 self._shared.core.jump(queue, offset, result.next_offset)
             else:
                 self._shared.core.fetched(queue, offset, run, result.next_offset, now_s)
@@ -217,14 +217,14 @@ class Pull:
         self._stopped.set()
 
     def _end(self) -> None:
-        _log.info("%s ends: its listener is gone", self._shared.name)
+        logger.info("%s ends: its listener is gone", self._shared.name)
         self._shared.stopping.set()
         threading.Thread(target=self._end_process, name="end", daemon=True).start()
 
     def _end_process(self) -> None:
         self._shared.drop_all()
         self._member.wake()
-        self._stopped.wait(STOP_TIMEOUT_S)
+        self._stopped.wait(PULL_STOP_TIMEOUT_S)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
@@ -234,5 +234,5 @@ def consumer_data(settings: PushSettings) -> ConsumerData:
     return ConsumerData(settings.group, "PUSH", subscriptions, settings.message_model, settings.start.where)
 
 
-OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
-PullActor = ray.remote(**OPTIONS)(shell(Pull))
+PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
+PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))

@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from actors.pull.shared import Shared
+from actors.pull.shared import InstanceState
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
-from raymq.protocol.membership import HEARTBEAT_INTERVAL_S, SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
-from raymq.remoting.route_cache import Routes
+from raymq.protocol.membership import MEMBER_HEARTBEAT_INTERVAL_S, SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
+from raymq.remoting.route_cache import RouteCache
 
 LEAVE_TIMEOUT_S: Final = 30.0
-ROUTE_INTERVAL_S: Final = 5.0
-FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
+MEMBER_ROUTE_INTERVAL_S: Final = 5.0
+PUSH_FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
 """Counted from the sending of the last heartbeat that was answered: the group's own count begins no earlier."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class GroupMember:
@@ -29,7 +29,9 @@ class GroupMember:
     `on_reset` is called when somebody has reset offsets of the group.
     """
 
-    def __init__(self, shared: Shared, rebalance: RebalanceClient, room: str, on_reset: Callable[[], None]) -> None:
+    def __init__(
+        self, shared: InstanceState, rebalance: RebalanceClient, room: str, on_reset: Callable[[], None]
+    ) -> None:
         self._shared = shared
         self._rebalance = rebalance
         self._room = room
@@ -45,8 +47,8 @@ class GroupMember:
     def fence_when_late(self) -> None:
         """Not heard by the group for long, others may get the queues: deliver and commit nothing more of them."""
         if time.monotonic() > self._lease_until_s and self._shared.holding():
-            _log.warning(
-                "%s was not heard by its group for %.0f s and drops its queues", self._shared.name, FENCE_AFTER_S
+            logger.warning(
+                "%s was not heard by its group for %.0f s and drops its queues", self._shared.name, PUSH_FENCE_AFTER_S
             )
             self._shared.drop_all()
 
@@ -56,10 +58,10 @@ class GroupMember:
             try:
                 self._beat_and_take()
             except Exception:  # a bug: without this thread the instance would lose its queues for ever
-                _log.exception("%s failed to say a heartbeat, trying again", self._shared.name)
+                logger.exception("%s failed to say a heartbeat, trying again", self._shared.name)
             self.fence_when_late()
             if not self._shared.release():
-                self._beat_now.wait(HEARTBEAT_INTERVAL_S)
+                self._beat_now.wait(MEMBER_HEARTBEAT_INTERVAL_S)
             self._beat_now.clear()
         self._leave()
 
@@ -67,7 +69,7 @@ class GroupMember:
         try:
             assignment = self._beat()
         except RaymqError as error:
-            _log.info("%s: %s", self._shared.name, error)
+            logger.info("%s: %s", self._shared.name, error)
             return
         held = self._shared.holding()
         if held - assignment.queues:
@@ -90,34 +92,34 @@ class GroupMember:
                 room=self._room,
             )
         )
-        self._lease_until_s = sent_s + FENCE_AFTER_S
+        self._lease_until_s = sent_s + PUSH_FENCE_AFTER_S
         return assignment
 
     def _leave(self) -> None:
-        beat_at_s = time.monotonic() + HEARTBEAT_INTERVAL_S
+        beat_at_s = time.monotonic() + MEMBER_HEARTBEAT_INTERVAL_S
 
         def beat() -> None:  # a slow listener must not cost the member its session
             nonlocal beat_at_s
             if time.monotonic() < beat_at_s:
                 return
-            beat_at_s = time.monotonic() + HEARTBEAT_INTERVAL_S
+            beat_at_s = time.monotonic() + MEMBER_HEARTBEAT_INTERVAL_S
             try:
                 self._beat()
             except RaymqError as error:
-                _log.info("%s: %s", self._shared.name, error)
+                logger.info("%s: %s", self._shared.name, error)
 
         finish_and_release(self._shared, self._beat_now, beat)
         self._shared.drop_all()
         try:
             self._beat(leaving=True)
         except RaymqError as error:
-            _log.info("%s leaves without a word, the group will notice: %s", self._shared.name, error)
+            logger.info("%s leaves without a word, the group will notice: %s", self._shared.name, error)
 
 
-class Loner:
+class BroadcastMember:
     """BROADCASTING: every queue of the topics."""
 
-    def __init__(self, shared: Shared, routes: Routes) -> None:
+    def __init__(self, shared: InstanceState, routes: RouteCache) -> None:
         self._shared = shared
         self._routes = routes
         self._wake = threading.Event()
@@ -134,7 +136,7 @@ class Loner:
         while not self._shared.stopping.is_set():
             self._take()
             if not self._shared.release():
-                self._wake.wait(ROUTE_INTERVAL_S)
+                self._wake.wait(MEMBER_ROUTE_INTERVAL_S)
             self._wake.clear()
         finish_and_release(self._shared, self._wake, lambda: None)
         self._shared.drop_all()
@@ -146,7 +148,7 @@ class Loner:
                 self._routes.forget(topic)
                 wanted.update(self._routes.get(topic).subscribe_queues)
             except RaymqError as error:
-                _log.info("%s keeps its queues of %s: %s", self._shared.name, topic, error)
+                logger.info("%s keeps its queues of %s: %s", self._shared.name, topic, error)
                 wanted.update(queue for queue in held if queue.topic == topic)
         if held - wanted:
             self._shared.revoke(held - wanted)
@@ -154,7 +156,7 @@ class Loner:
             self._shared.grant(sorted(wanted - held), 0)
 
 
-def finish_and_release(shared: Shared, wake: threading.Event, meanwhile: Callable[[], None]) -> None:
+def finish_and_release(shared: InstanceState, wake: threading.Event, meanwhile: Callable[[], None]) -> None:
     """Let go of all queues, waiting for what is at the listener and for the commits, at most LEAVE_TIMEOUT_S."""
     deadline_s = time.monotonic() + LEAVE_TIMEOUT_S
     shared.revoke(shared.holding())

@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, RayActorError
 
 from actors.core.consume.consume_service import Reaction, SendBack
 from actors.core.consume.process_queue import Task
-from actors.pull.shared import Shared
+from actors.pull.shared import InstanceState
 from raymq.consumer.push.listener import ShippedTask
 from raymq.errors import RaymqError, RequestTimeoutError
 from raymq.message import MessageQueue
@@ -29,7 +29,7 @@ from raymq.remoting.actor_ref import ActorGoneError, resolve
 
 IDLE_WAIT_S: Final = 0.5
 LOOK_INTERVAL_S: Final = 5.0
-READY_TIMEOUT_S: Final = 10.0
+LISTENER_READY_TIMEOUT_S: Final = 10.0
 READY_RETRY_S: Final = 0.2
 KEEP_TIMEOUT_S: Final = 5.0
 BROKEN_RETRY_S: Final = 5.0
@@ -37,7 +37,7 @@ SEND_BACK_THREADS: Final = 4
 SEND_BACK_MAX_BYTES: Final = 4 << 20
 STARTING: Final = "the listener's process is starting"
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Kept = tuple[bool, frozenset[MessageQueue]]
 """Whether the user has suspended the instance, and which queues are paused."""
@@ -45,13 +45,13 @@ SendBackCall = Callable[[str, bytes, int, int], None]
 """Broker name, records, delay level, max reconsume times; RaymqError when the broker did not take them."""
 
 
-class Feed:
+class ListenerFeed:
     """`listener`: the Listener actor's handle. `on_gone` is called when it is dead for good. `before` is called before
     each delivery."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: InstanceState,
         listener: Any,
         *,
         send_back: SendBackCall,
@@ -98,7 +98,7 @@ class Feed:
         try:
             resolve(self._listener.keep.remote(state), "the listener", KEEP_TIMEOUT_S)
         except RaymqError as error:
-            _log.info("%s: its listener does not hear now what is suspended or paused: %s", self._shared.name, error)
+            logger.info("%s: its listener does not hear now what is suspended or paused: %s", self._shared.name, error)
 
     def silent_s(self) -> float:
         """For how long the listener's process has owed an answer; it reports every half second unless it hangs."""
@@ -110,7 +110,7 @@ class Feed:
             try:
                 self._turn()
             except Exception:  # a bug: without this thread the listener would hear nothing any more
-                _log.exception("%s failed to feed its listener, trying again", self._shared.name)
+                logger.exception("%s failed to feed its listener, trying again", self._shared.name)
                 self._closed.wait(IDLE_WAIT_S)
 
     def _turn(self) -> None:
@@ -154,7 +154,7 @@ class Feed:
         if error is None:
             report = future.result()
         elif not isinstance(error, RayActorError):
-            _log.error("%s: the listener's actor failed: %s", self._shared.name, error)
+            logger.error("%s: the listener's actor failed: %s", self._shared.name, error)
             report = ConsumeReport(failures=(Failure(0, len(task.messages), str(error)),))
         if report is None:
             self._died(task, error)
@@ -189,7 +189,7 @@ class Feed:
         self.consumed += reaction.ok
         self.failures += reaction.failed
         if reaction.failed and not self._shared.settings.clustering:
-            _log.warning("%s skips %d message(s) of %s: %s", self._shared.name, reaction.failed, task.queue, error)
+            logger.warning("%s skips %d message(s) of %s: %s", self._shared.name, reaction.failed, task.queue, error)
         for sent in reaction.send_backs:
             self._senders.submit(self._send_back, sent)
 
@@ -200,10 +200,10 @@ class Feed:
                 self._send_back_call(sent.task.queue.broker_name, chunk, sent.delay_level, sent.max_reconsume_times)
         except RaymqError as error:
             failed = True
-            _log.warning("%s could not send back messages of %s: %s", self._shared.name, sent.task.queue, error)
+            logger.warning("%s could not send back messages of %s: %s", self._shared.name, sent.task.queue, error)
         except Exception:  # a bug: the messages must not stay in flight for ever
             failed = True
-            _log.exception("%s could not send back messages of %s", self._shared.name, sent.task.queue)
+            logger.exception("%s could not send back messages of %s", self._shared.name, sent.task.queue)
         with self._shared.lock:
             if failed:
                 self._shared.core.send_back_failed(sent, time.monotonic())
@@ -222,13 +222,13 @@ class Feed:
             if self._closed.is_set():
                 return
             try:
-                broken = resolve(self._listener.ready.remote(), "the listener", READY_TIMEOUT_S)
-                kept = resolve(self._listener.kept.remote(), "the listener", READY_TIMEOUT_S)
+                broken = resolve(self._listener.ready.remote(), "the listener", LISTENER_READY_TIMEOUT_S)
+                kept = resolve(self._listener.kept.remote(), "the listener", LISTENER_READY_TIMEOUT_S)
             except ActorGoneError:
                 self._gone()
                 return
             except RequestTimeoutError as error:
-                _log.warning("%s: %s", self._shared.name, error)  # it hangs, or is slow to start: see silent_s
+                logger.warning("%s: %s", self._shared.name, error)  # it hangs, or is slow to start: see silent_s
                 continue
             except RaymqError as error:
                 self._leave_alone(error)
@@ -247,7 +247,7 @@ class Feed:
         if not self._away.is_set():
             self.deaths += 1
             self.away_because = f"the listener's process died: {str(error or 'it was started again').strip()[:500]}"
-            _log.warning("%s: %s", self._shared.name, self.away_because)
+            logger.warning("%s: %s", self._shared.name, self.away_because)
             self._away.set()
 
     def _back(self, kept: Kept | None) -> None:

@@ -21,7 +21,7 @@ from raymq.message import MessageQueue
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class LocalOffsets:
@@ -41,7 +41,7 @@ class LocalOffsets:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError) as error:
-                _log.warning("offsets in %s cannot be read: %s", path, error)
+                logger.warning("offsets in %s cannot be read: %s", path, error)
                 broken = f"{path}: {error}"
         if broken is not None:
             raise ServiceNotAvailableError(f"local offsets cannot be read ({broken}); repair the file or delete it")

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from actors.core.consume.process_queue import ProcessQueue
 from actors.pull.local_offsets import DEFAULT_DIRECTORY, LocalOffsets
-from actors.pull.shared import Shared
+from actors.pull.shared import InstanceState
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.errors import GroupNotExistError, RaymqError, TopicNotExistError
 from raymq.message import MessageQueue
@@ -23,10 +23,10 @@ from raymq.retry import Backoff
 
 COMMIT_AFTER_S: Final = 0.1
 IDLE_S: Final = 1.0
-CALL_TIMEOUT_S: Final = 5.0
+COMMIT_TIMEOUT_S: Final = 5.0
 
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class OffsetStore(Protocol):
@@ -42,28 +42,28 @@ class OffsetStore(Protocol):
         """Durable on return."""
 
 
-class BrokerOffsets:
+class RemoteBrokerOffsetStore:
     """CLUSTERING: at one broker group."""
 
-    def __init__(self, shared: Shared, offsets: GroupOffsets, broker_name: str) -> None:
+    def __init__(self, shared: InstanceState, offsets: GroupOffsets, broker_name: str) -> None:
         self._start = shared.settings.start
         self._offsets = offsets
         self._broker_name = broker_name
 
     def prepare(self) -> None:
-        self._offsets.ensure_group(self._broker_name, CALL_TIMEOUT_S)
+        self._offsets.ensure_group(self._broker_name, COMMIT_TIMEOUT_S)
 
     def start(self, held: ProcessQueue) -> QueueOffset:
-        return self._offsets.start(held.queue, self._start, held.generation, CALL_TIMEOUT_S)
+        return self._offsets.start(held.queue, self._start, held.generation, COMMIT_TIMEOUT_S)
 
     def commit(self, commits: dict[MessageQueue, OffsetCommit]) -> CommitAnswer:
-        return self._offsets.commit(commits, CALL_TIMEOUT_S)
+        return self._offsets.commit(commits, COMMIT_TIMEOUT_S)
 
 
-class FileOffsets:
+class LocalFileOffsetStore:
     """BROADCASTING: in this instance's file, which all its broker groups share."""
 
-    def __init__(self, shared: Shared, offsets: GroupOffsets) -> None:
+    def __init__(self, shared: InstanceState, offsets: GroupOffsets) -> None:
         settings = shared.settings
         self._query = settings.start
         self._brokers = offsets
@@ -78,13 +78,13 @@ class FileOffsets:
                 self._known = self._file.load()
 
     def start(self, held: ProcessQueue) -> QueueOffset:
-        self._brokers.check_broadcast(held.queue.broker_name, CALL_TIMEOUT_S)
+        self._brokers.check_broadcast(held.queue.broker_name, COMMIT_TIMEOUT_S)
         with self._lock:
             known = None if self._known is None else self._known.get(held.queue)
         if known is not None:
             return QueueOffset(known)
-        self._brokers.ensure_group(held.queue.broker_name, CALL_TIMEOUT_S)
-        return self._brokers.start(held.queue, self._query, 0, CALL_TIMEOUT_S)
+        self._brokers.ensure_group(held.queue.broker_name, COMMIT_TIMEOUT_S)
+        return self._brokers.start(held.queue, self._query, 0, COMMIT_TIMEOUT_S)
 
     def commit(self, commits: dict[MessageQueue, OffsetCommit]) -> CommitAnswer:
         with self._lock:
@@ -98,14 +98,14 @@ class FileOffsets:
         return CommitAnswer()
 
 
-class OffsetKeepers:
+class OffsetCommitter:
     """One thread per broker group that has queues here. `store(broker_name)` makes what it asks."""
 
-    def __init__(self, shared: Shared, store: Callable[[str], OffsetStore]) -> None:
+    def __init__(self, shared: InstanceState, store: Callable[[str], OffsetStore]) -> None:
         self._shared = shared
         self._store = store
         self._lock = threading.Lock()
-        self._keepers: dict[str, _Keeper] = {}
+        self._keepers: dict[str, _BrokerCommitter] = {}
         self._closed = threading.Event()
 
     def wake(self) -> None:
@@ -114,7 +114,7 @@ class OffsetKeepers:
             with self._lock:
                 keeper = self._keepers.get(broker_name)
                 if keeper is None:
-                    keeper = _Keeper(self._shared, broker_name, self._store(broker_name), self._closed)
+                    keeper = _BrokerCommitter(self._shared, broker_name, self._store(broker_name), self._closed)
                     self._keepers[broker_name] = keeper
             keeper.wake()
 
@@ -131,8 +131,8 @@ class OffsetKeepers:
         self.wake()
 
 
-class _Keeper:
-    def __init__(self, shared: Shared, broker_name: str, store: OffsetStore, closed: threading.Event) -> None:
+class _BrokerCommitter:
+    def __init__(self, shared: InstanceState, broker_name: str, store: OffsetStore, closed: threading.Event) -> None:
         self._shared = shared
         self._broker_name = broker_name
         self._store = store
@@ -170,14 +170,14 @@ class _Keeper:
                 self._begin()
                 backoff.reset()
             except GroupNotExistError as error:
-                _log.warning("%s: %s", self._shared.name, error)
+                logger.warning("%s: %s", self._shared.name, error)
                 self._prepared = False  # it was deleted; or the broker makes no groups by itself, and somebody has to
             except RaymqError as error:
-                _log.warning("%s: offsets at %s, trying again: %s", self._shared.name, self._broker_name, error)
+                logger.warning("%s: offsets at %s, trying again: %s", self._shared.name, self._broker_name, error)
                 self._wanted.set()
                 self._closed.wait(backoff.next())
             except Exception:  # a bug: without this thread the queues of this broker would stand still for ever
-                _log.exception("%s: offsets at %s, trying again", self._shared.name, self._broker_name)
+                logger.exception("%s: offsets at %s, trying again", self._shared.name, self._broker_name)
                 self._wanted.set()
                 self._closed.wait(backoff.next())
             self._shared.release()
@@ -189,7 +189,7 @@ class _Keeper:
             try:
                 offset = self._store.start(held)
             except TopicNotExistError as error:
-                _log.warning("%s lets go of a queue of deleted topic %s", self._shared.name, error.topic)
+                logger.warning("%s lets go of a queue of deleted topic %s", self._shared.name, error.topic)
                 with self._shared.lock:
                     self._shared.core.drop(held.queue)
                 continue
@@ -213,8 +213,8 @@ class _Keeper:
         with self._shared.lock:
             self._shared.core.committed(commits, answer)
         for queue in answer.fenced | answer.gone:
-            _log.warning("%s lets go of %s: it has a new owner, or is gone", self._shared.name, queue)
+            logger.warning("%s lets go of %s: it has a new owner, or is gone", self._shared.name, queue)
         self._shared.work.set()  # a queue may have waited for this
         if answer.reset:
-            _log.info("%s goes on where offsets were reset: %s", self._shared.name, dict(answer.reset))
+            logger.info("%s goes on where offsets were reset: %s", self._shared.name, dict(answer.reset))
             self._shared.on_room()

@@ -12,7 +12,7 @@ from raymq.consumer.push.settings import PushSettings
 from raymq.message import MessageQueue
 
 
-class Shared:
+class InstanceState:
     """`core` and `stats` are used with `lock` held. `work` wakes the thread that feeds the listener."""
 
     def __init__(self, name: str, settings: PushSettings) -> None:

@@ -24,8 +24,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from actors.core.replica.read_routing import ReadGuide
-from actors.core.replica.role import RoleOfReplica
+from actors.core.replica.orders import (
+    Copied,
+    Drain,
+    Follow,
+    Following,
+    Lead,
+    LogRequest,
+    Order,
+    Renew,
+    ReplicaRole,
+    ReplicaState,
+)
+from actors.core.replica.read_routing import ReadRouting
+from actors.core.replica.role import ReplicaRoleState
 from actors.core.replica.rules import ReplicaRules
 from actors.core.replica.sync_state import MasterSyncState
 from raymq.config.store import StoreSettings
@@ -44,23 +56,7 @@ from storage.append.durability import degraded, must_wait
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
 from storage.replication.epoch_file import EpochFile
-from storage.replication.epochs import (
-    Copied,
-    Drain,
-    EpochEntry,
-    EpochHistory,
-    Follow,
-    Following,
-    Lead,
-    LogChunk,
-    LogRequest,
-    Order,
-    Renew,
-    ReplicaRole,
-    ReplicaState,
-    SyncStateSet,
-    common_end,
-)
+from storage.replication.epochs import EpochEntry, EpochHistory, LogChunk, SyncStateSet, common_end
 from storage.replication.log_chunks import truncate_log
 from storage.replication.replica_files import ReplicaFiles
 from storage.running_flags import RunningFlag
@@ -73,7 +69,7 @@ UNFLUSHED_MAX_BYTES: Final = 16 << 20
 HEARD_S: Final = 4.0
 """A slave whose master had nothing new for it for so long does not hear it: it would have said so twice."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Replica:
@@ -103,7 +99,7 @@ class Replica:
         self._store = self._open()
         self._epochs = EpochFile(settings.store_path_root_dir)
         self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
-        self._role = RoleOfReplica(broker_name, replica, self._last_epoch())
+        self._role = ReplicaRoleState(broker_name, replica, self._last_epoch())
         self._sync: MasterSyncState | None = None
         self._shown_from = self._store.stored_offset
         self._aligned = False
@@ -145,16 +141,16 @@ class Replica:
             for request, result in zip(requests, results, strict=True)
         ]
 
-    def _guide(self) -> ReadGuide:
+    def _guide(self) -> ReadRouting:
         if self._sync is not None:
             slaves = self._sync.in_sync(self._clock_s()) - {self._replica} if self._rules.slave_read_enable else ()
-            return ReadGuide(True, [str(StorageName(self._broker_name, slave)) for slave in sorted(slaves)])
+            return ReadRouting(True, [str(StorageName(self._broker_name, slave)) for slave in sorted(slaves)])
         if self._role.role is ReplicaRole.SLAVE and not self._rules.slave_read_enable:
             raise NotMasterError(self._broker_name, self._role.epoch)
         master = self._role.master
         if master is None or self._clock_s() - self._heard_s >= HEARD_S:
-            return ReadGuide(False)
-        return ReadGuide(False, [str(StorageName(self._broker_name, master))])
+            return ReadRouting(False)
+        return ReadRouting(False, [str(StorageName(self._broker_name, master))])
 
     def require_master(self) -> None:
         """NotMasterError unless this replica leads, or did before its lease ended."""
@@ -201,7 +197,7 @@ class Replica:
                     self._files.note(newest)
             self._carry_out(order)
         except NotMasterError as error:
-            _log.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
+            logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
         return self.account()
 
     def _carry_out(self, order: Order | None) -> None:
@@ -244,7 +240,7 @@ class Replica:
             self._store.show(end)
             self._told_offset = -1
             self._wake_all()
-        _log.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
+        logger.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
         self._store.clear_flag(RunningFlag.FENCED)
         self._store.start_delivery()
 
@@ -255,7 +251,7 @@ class Replica:
                 return
             self._sync, self._aligned, self._heard_s = None, False, -math.inf
             self._wake_all()
-        _log.warning(
+        logger.warning(
             "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
         )
         self._store.stop_delivery()
@@ -392,7 +388,7 @@ class Replica:
     def _cut(self, physical_offset: int) -> None:
         cut_bytes = truncate_log(self._settings, physical_offset)
         self._epochs.truncate_from(physical_offset)
-        _log.warning("%s replica %d cut %d bytes at %d", self._broker_name, self._replica, cut_bytes, physical_offset)
+        logger.warning("%s replica %d cut %d bytes at %d", self._broker_name, self._replica, cut_bytes, physical_offset)
 
     def _begin_anew(self, physical_offset: int) -> None:
         known = self._files.sync_state_set
@@ -401,7 +397,7 @@ class Replica:
                 f"replica {self._replica} of {self._broker_name} is in its group's sync-state set and has nothing in "
                 "common with its master: neither may be emptied; keep both directories and look at them"
             )
-        _log.warning("%s replica %d is filled anew from %d", self._broker_name, self._replica, physical_offset)
+        logger.warning("%s replica %d is filled anew from %d", self._broker_name, self._replica, physical_offset)
         self._reopen(self._empty)
         self._store.begin_at(physical_offset)
 

@@ -23,22 +23,22 @@ from typing import Any, Final
 
 import ray
 
-from actors.actor_class import shell
+from actors.actor_class import actor_class
+from actors.core.replica.orders import Copied, Following
 from actors.options import PERSISTENT
 from raymq.errors import RaymqError, RequestTimeoutError
 from raymq.names import StorageName
 from raymq.remoting.actor_ref import ActorRef, resolve
 from raymq.retry import Backoff
-from storage.replication.epochs import Copied, Following
 from storage.replication.log_chunks import CHUNK_MAX_BYTES
 
-CALL_TIMEOUT_S: Final = 10.0
+REPLICATE_CALL_TIMEOUT_S: Final = 10.0
 HISTORY_TIMEOUT_S: Final = 3.0
-LONG_POLL_S: Final = 2.0
+REPLICATE_LONG_POLL_S: Final = 2.0
 LATE_S: Final = 0.5
 """How long a chunk may be late before the slave is asked whom it follows, and how often it is then."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Replicator:
@@ -61,20 +61,22 @@ class Replicator:
     def close(self) -> None:
         """End the loop, at the latest after a call that is under way."""
         self._stopping.set()
-        self._thread.join(CALL_TIMEOUT_S)
+        self._thread.join(REPLICATE_CALL_TIMEOUT_S)
 
     def _run(self) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
             try:
-                following: Following | None = self._slave.call("following", LONG_POLL_S, timeout_s=CALL_TIMEOUT_S)
+                following: Following | None = self._slave.call(
+                    "following", REPLICATE_LONG_POLL_S, timeout_s=REPLICATE_CALL_TIMEOUT_S
+                )
                 if following is not None:
                     self._copy(following)
                 backoff.reset()
             except RaymqError as error:
                 # A role has changed, or one of the two is away: ask the slave again whom it follows.
                 self._failure = str(error)
-                _log.info("%s: %s", self._name, error)
+                logger.info("%s: %s", self._name, error)
                 self._stopping.wait(backoff.next())
 
     def _copy(self, following: Following) -> None:
@@ -83,16 +85,16 @@ class Replicator:
         position = following.position
         if position is None:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
-            position = self._slave.call("align", following.epoch, history, timeout_s=CALL_TIMEOUT_S * 6)
+            position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
         copied = Copied(position, position, 0)
         while not self._stopping.is_set():
             started_s = time.monotonic()
             request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
-            chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, LONG_POLL_S)
+            chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, REPLICATE_LONG_POLL_S)
             if not self._comes(chunk, following):
                 return
             appended = self._slave.handle().append_log.remote(following.epoch, chunk)
-            copied = resolve(appended, f"{self._name}.append_log", CALL_TIMEOUT_S)
+            copied = resolve(appended, f"{self._name}.append_log", REPLICATE_CALL_TIMEOUT_S)
             self._copied += copied.copied_bytes
             self._failure = ""
             if self._flow_bytes_s:
@@ -101,17 +103,19 @@ class Replicator:
 
     def _comes(self, chunk: Any, following: Following) -> bool:
         """Wait until a chunk, or why there is none, is there. False when the slave follows another meanwhile."""
-        deadline_s = time.monotonic() + LONG_POLL_S + CALL_TIMEOUT_S
-        wait_s = LONG_POLL_S + LATE_S
+        deadline_s = time.monotonic() + REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
+        wait_s = REPLICATE_LONG_POLL_S + LATE_S
         while not ray.wait([chunk], timeout=wait_s, fetch_local=False)[0]:
             wait_s = LATE_S
-            now: Following | None = self._slave.call("following", 0.0, timeout_s=CALL_TIMEOUT_S)
+            now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
             if now is None or (now.master, now.epoch) != (following.master, following.epoch):
                 return False
             if self._stopping.is_set() or time.monotonic() >= deadline_s:
-                raise RequestTimeoutError(f"replica {following.master}, to read its log,", LONG_POLL_S + CALL_TIMEOUT_S)
+                raise RequestTimeoutError(
+                    f"replica {following.master}, to read its log,", REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
+                )
         return True
 
 
-OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
-ReplicatorActor = ray.remote(**OPTIONS)(shell(Replicator))
+REPLICATOR_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
+ReplicatorActor = ray.remote(**REPLICATOR_OPTIONS)(actor_class(Replicator))

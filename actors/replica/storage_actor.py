@@ -22,10 +22,11 @@ from typing import Any, Final
 
 import ray
 
-from actors.actor_class import shell
+from actors.actor_class import actor_class
 from actors.core.broker.state import STATE_TOPIC
-from actors.core.replica.append_limit import AppendTurns
+from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
+from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogRequest, Order, ReplicaState
 from actors.core.replica.rules import ReplicaRules
 from actors.options import PERSISTENT
 from actors.replica.replica import Replica
@@ -48,17 +49,7 @@ from raymq.remoting.lane import LaneServer
 from raymq.remoting.storage_client import StorageDescription
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
-from storage.replication.epochs import (
-    LEASE_S,
-    Copied,
-    EpochHistory,
-    Following,
-    LogChunk,
-    LogRequest,
-    Order,
-    ReplicaState,
-    SyncStateSet,
-)
+from storage.replication.epochs import EpochHistory, LogChunk, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
 APPEND_THREADS: Final = 8
@@ -68,7 +59,7 @@ ORDER_THREADS: Final = 4
 REPLICATE_THREADS: Final = 12
 """A long poll of each follower, of which there are at most eight, and what they call else."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Storage:
@@ -91,13 +82,13 @@ class Storage:
         self._lane: LaneServer | None = None
         self._store: MessageStore | None = None
         self._replica: Replica | None = None
-        self._turns = AppendTurns(settings.send_queue_capacity)
+        self._turns = AppendLimit(settings.send_queue_capacity)
         self._deleted: DeletedTopics  # from the store's directory, once it is open
         try:
             self._open()
         except RaymqError as error:
             # An actor whose constructor raises is dead for good. Instead each call tries again, and raises the reason.
-            _log.error("%s cannot open its store: %s", name, error)
+            logger.error("%s cannot open its store: %s", name, error)
 
     def _open(self) -> MessageStore:
         """The store, whatever may be done with it; raises why it cannot be opened."""
@@ -133,7 +124,7 @@ class Storage:
 
     def _open_replica(self, options: ReplicationOptions) -> Replica:
         rules = ReplicaRules(
-            LEASE_S,
+            MASTER_LEASE_S,
             options.in_sync_replicas,
             options.min_in_sync_replicas,
             options.all_ack_in_sync_state_set and options.broker_role is None,
@@ -335,7 +326,7 @@ class Storage:
             self._store.close()
 
 
-OPTIONS: Final = {
+STORAGE_OPTIONS: Final = {
     **PERSISTENT,
     "concurrency_groups": {
         "append": APPEND_THREADS,
@@ -345,4 +336,4 @@ OPTIONS: Final = {
         "replicate": REPLICATE_THREADS,
     },
 }
-StorageActor = ray.remote(**OPTIONS)(shell(Storage))
+StorageActor = ray.remote(**STORAGE_OPTIONS)(actor_class(Storage))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from raymq.admin.base import TIMEOUT_S
+from raymq.admin.base import ADMIN_TIMEOUT_S
 from raymq.admin.groups import GroupAdmin
 from raymq.admin.topics import QueueDescription
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.route import MASTER_ID, BrokerData
 from raymq.protocol.store import StoreStatistics
-from raymq.remoting.storage_client import persist_until
+from raymq.retry import persist_until
 
 __all__ = ["Admin", "QueueDescription"]
 
@@ -41,7 +41,9 @@ class Admin(GroupAdmin):
         if data is None:
             raise InvalidArgumentError(f"no broker group is called {broker_name!r}; see `raymq status`")
         storage = self._storages.get(data.storages[MASTER_ID])
-        return persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: storage.control(method, timeout_s=left_s))
+        return persist_until(
+            time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: storage.control(method, timeout_s=left_s)
+        )
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Take writes off a broker group: its topics are shown as not writable by every NameServer, until its next

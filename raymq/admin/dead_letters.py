@@ -20,15 +20,16 @@ from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeFromWhere, MessageExt, Me
 from raymq.names import check_group, dlq_topic
 from raymq.protocol.group import OffsetCommit, StartOffsetQuery
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.decode import decode_record, record_starts
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_record
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.route_cache import Routes
+from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
-from raymq.remoting.storage_clients import Storages, ask_master
+from raymq.remoting.storage_clients import StorageClients, call_master
 
-TIMEOUT_S: Final = 20.0
-FETCH_MESSAGES: Final = 128
-FETCH_MAX_BYTES: Final = 4 * 1024 * 1024
+DEAD_LETTER_TIMEOUT_S: Final = 20.0
+DEAD_LETTER_FETCH_MESSAGES: Final = 128
+DEAD_LETTER_FETCH_MAX_BYTES: Final = 4 * 1024 * 1024
 _FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class _Found:
 class DeadLetters:
     """The dead letters of one group. Made by `Admin.dead_letters`."""
 
-    def __init__(self, group: str, routes: Routes, storages: Storages) -> None:
+    def __init__(self, group: str, routes: RouteCache, storages: StorageClients) -> None:
         self._group = check_group(group)
         self._routes, self._storages = routes, storages
         self._offsets = GroupOffsets(group)
@@ -104,21 +105,21 @@ class DeadLetters:
     def _queues(self) -> list[MessageQueue]:
         topic = dlq_topic(self._group)
         self._routes.forget(topic)  # it comes to be at one broker after another
-        return list(self._routes.wait(topic, TIMEOUT_S).subscribe_queues)
+        return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
         broker = ActorRef(queue.broker_name)
         try:
             # A failed call is not repeated here: it may have been carried out.
-            broker.call("replay", self._group, found.record, timeout_s=TIMEOUT_S)
+            broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
             self._note(queue, found.letter.message.queue_offset + 1)
         except RaymqError as error:
             return Replayed(found.letter, str(error))
         return Replayed(found.letter)
 
     def _note(self, queue: MessageQueue, queue_offset: int) -> None:
-        version = self._offsets.start(queue, _FROM_FIRST, 0, TIMEOUT_S).reset_version
-        self._offsets.commit({queue: OffsetCommit(queue_offset, 0, version)}, TIMEOUT_S)
+        version = self._offsets.start(queue, _FROM_FIRST, 0, DEAD_LETTER_TIMEOUT_S).reset_version
+        self._offsets.commit({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
 
     def _read(self, queue: MessageQueue, *, from_start: bool) -> Iterator[_Found]:
         """The dead letters of one queue, up to what is there now."""
@@ -137,13 +138,19 @@ class DeadLetters:
             offset = result.next_offset
 
     def _fetch(self, queue: MessageQueue, offset: int) -> FetchResult:
-        request = FetchRequest(queue.topic, queue.queue_id, offset, FETCH_MESSAGES)
-        [result] = self._ask(queue, lambda storage, left_s: storage.fetch([request], FETCH_MAX_BYTES, 0.0, left_s))
+        request = FetchRequest(queue.topic, queue.queue_id, offset, DEAD_LETTER_FETCH_MESSAGES)
+        [result] = self._ask(
+            queue, lambda storage, left_s: storage.fetch([request], DEAD_LETTER_FETCH_MAX_BYTES, 0.0, left_s)
+        )
         return result
 
     def _ask(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
-        return ask_master(
-            self._routes, self._storages, queue, TIMEOUT_S, lambda storage, left_s: call(storage, min(left_s, 10.0))
+        return call_master(
+            self._routes,
+            self._storages,
+            queue,
+            DEAD_LETTER_TIMEOUT_S,
+            lambda storage, left_s: call(storage, min(left_s, 10.0)),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final, Literal
 
-from raymq.admin.base import TIMEOUT_S
+from raymq.admin.base import ADMIN_TIMEOUT_S
 from raymq.admin.dead_letters import DeadLetters
 from raymq.admin.messages import MessageAdmin
 from raymq.admin.topics import TopicAdmin
@@ -24,7 +24,7 @@ from raymq.protocol.clients import ConsumerConnection, ProducerConnection
 from raymq.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.protocol.stats import GroupStats, add_up
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.storage_client import persist_until
+from raymq.retry import persist_until
 
 _ENDS: Final = ("earliest", "latest")
 
@@ -123,7 +123,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
             raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
-        route = self._routes.wait(check_topic(topic), TIMEOUT_S)
+        route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
         queues = route.subscribe_queues if queue is None else (queue,)
         if unknown := [str(one) for one in queues if one not in route.subscribe_queues]:
             raise InvalidArgumentError(f"topic {topic!r} has no queue {', '.join(unknown)}")
@@ -166,7 +166,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         except ServiceNotAvailableError:
             return  # the group has no consumers now
         persist_until(
-            time.monotonic() + TIMEOUT_S, lambda left_s: rebalance.call("offsets_reset", timeout_s=min(left_s, 5.0))
+            time.monotonic() + ADMIN_TIMEOUT_S,
+            lambda left_s: rebalance.call("offsets_reset", timeout_s=min(left_s, 5.0)),
         )
 
     def dead_letters(self, group: str) -> DeadLetters:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from raymq.admin.base import TIMEOUT_S, AdminBase
+from raymq.admin.base import ADMIN_TIMEOUT_S, AdminBase
 from raymq.consumer.pull_once import pull_messages
 from raymq.consumer.subscription import Subscription
 from raymq.errors import DataLossError, InvalidArgumentError
@@ -16,8 +16,8 @@ from raymq.names import check_topic
 from raymq.protocol.store import Boundary, QueryResult
 from raymq.record.decode import decode_record, decode_records
 from raymq.record.message_id import parse_offset_message_id
-from raymq.remoting.storage_client import persist_until
-from raymq.remoting.storage_clients import ask_master
+from raymq.remoting.storage_clients import call_master
+from raymq.retry import persist_until
 
 QUERY_TIMEOUT_S: Final = 10.0
 
@@ -31,16 +31,16 @@ class MessageAdmin(AdminBase):
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
     ) -> PullResult:
         """Read a queue from `offset` without a group. OffsetOutOfRangeError, InvalidArgumentError."""
-        route = self._routes.wait(check_topic(queue.topic), TIMEOUT_S)
+        route = self._routes.wait(check_topic(queue.topic), ADMIN_TIMEOUT_S)
         data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
         if data is None:
             raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in {queue.broker_name!r}")
         nums, subscription = data.read_queue_nums, Subscription.parse(queue.topic, tags)
-        return ask_master(
+        return call_master(
             self._routes,
             self._storages,
             queue,
-            TIMEOUT_S,
+            ADMIN_TIMEOUT_S,
             lambda storage, left_s: pull_messages(storage, queue, nums, subscription, offset, max_messages, wait_s),
         )
 
@@ -67,22 +67,22 @@ class MessageAdmin(AdminBase):
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The first offset of `queue` stored at or after a time; with UPPER the last one stored at or before it."""
         check_topic(queue.topic)
-        return ask_master(
+        return call_master(
             self._routes,
             self._storages,
             queue,
-            TIMEOUT_S,
+            ADMIN_TIMEOUT_S,
             lambda storage, left_s: storage.offset_by_time(queue.topic, queue.queue_id, timestamp_ms, left_s, boundary),
         )
 
     def _query(self, topic: str, method: str, *args: Any) -> list[MessageExt]:
         """Ask the store of every broker group that has the topic."""
-        route = self._routes.wait(check_topic(topic), TIMEOUT_S)
+        route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
         messages: list[MessageExt] = []
         for broker_name in route.brokers:
             storage = self._storages.get(route.master_storage(broker_name))
             result: QueryResult = persist_until(
-                time.monotonic() + TIMEOUT_S,
+                time.monotonic() + ADMIN_TIMEOUT_S,
                 partial(_call_with_time_left, getattr(storage, method), (topic, *args)),
             )
             messages += decode_records(result.records, broker_name=broker_name)
@@ -98,7 +98,7 @@ class MessageAdmin(AdminBase):
             storage = self._storages.get(route.master_storage(broker_name))
             try:
                 record = persist_until(
-                    time.monotonic() + TIMEOUT_S, partial(_call_with_time_left, storage.record_at, (place,))
+                    time.monotonic() + ADMIN_TIMEOUT_S, partial(_call_with_time_left, storage.record_at, (place,))
                 )
             except (InvalidArgumentError, DataLossError):
                 continue  # this store has another record, or none, at that place

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raymq.admin.base import TIMEOUT_S, AdminBase
+from raymq.admin.base import ADMIN_TIMEOUT_S, AdminBase
 from raymq.errors import (
     InvalidArgumentError,
     RaymqError,
@@ -144,7 +144,7 @@ class TopicAdmin(AdminBase):
         NameServer knows within 20 s whether it exists."""
         check_topic(topic)
         self._routes.forget(topic)
-        return self._routes.wait(topic, TIMEOUT_S)
+        return self._routes.wait(topic, ADMIN_TIMEOUT_S)
 
     def describe_topic(self, topic: str) -> list[QueueDescription]:
         """Every queue of a topic with its offsets. TopicNotExistError."""
@@ -157,7 +157,7 @@ class TopicAdmin(AdminBase):
 
     def _wait_for_route(self, topic: str, queues: int) -> None:
         """Brokers register on their own; return only when the NameServer shows all of the queues."""
-        deadline_s = time.monotonic() + TIMEOUT_S
+        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         while True:
             try:
                 if len(self._routes.get(topic).publish_queues) >= queues:
@@ -166,6 +166,6 @@ class TopicAdmin(AdminBase):
                 if not isinstance(error, TopicNotExistError) and not error.retryable:
                     raise
             if time.monotonic() > deadline_s:
-                raise RequestTimeoutError(f"registration of topic {topic!r}", TIMEOUT_S)
+                raise RequestTimeoutError(f"registration of topic {topic!r}", ADMIN_TIMEOUT_S)
             self._routes.forget(topic)
             time.sleep(0.02)

@@ -22,7 +22,7 @@ from typing import Any, Final
 import ray
 
 from raymq.cluster.java import java_environment
-from raymq.cluster.launcher import Progress, launch
+from raymq.cluster.launcher import ProgressCallback, launch
 from raymq.config.cluster import ClusterSettings
 from raymq.errors import StoreError
 from raymq.names import NAMESPACE
@@ -40,7 +40,7 @@ class EmbeddedCluster:
         self._settings = settings
         self._ray: LocalRay | None = None
 
-    def start(self, progress: Progress = lambda step: None) -> None:
+    def start(self, progress: ProgressCallback = lambda step: None) -> None:
         """Start Ray if this process has none, then the servers. On failure everything started is stopped again."""
         _check_can_write(self._settings.data_dir)
         if not ray.is_initialized():
@@ -53,7 +53,7 @@ class EmbeddedCluster:
             self._stop_ray()
             raise
 
-    def stop(self, progress: Progress = lambda step: None) -> None:
+    def stop(self, progress: ProgressCallback = lambda step: None) -> None:
         """Close the stores, stop the servers, then Ray if it was started here."""
         try:
             if ray.is_initialized():

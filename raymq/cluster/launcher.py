@@ -24,16 +24,16 @@ from typing import Any, Final
 from raymq.config.cluster import ClusterSettings
 from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 
-TIMEOUT_S: Final = 300.0
+LAUNCHER_TIMEOUT_S: Final = 300.0
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def launch(
     action: str,
     address: str,
     settings: ClusterSettings | None = None,
-    progress: Progress = lambda step: None,
+    progress: ProgressCallback = lambda step: None,
     **arguments: Any,
 ) -> Any:
     """Have `action` ("start", "stop", "status", "drain" or "balance") done on the Ray cluster at `address` (its GCS,
@@ -58,7 +58,7 @@ def launch(
         env=environment,
         text=True,
     )
-    watchdog = threading.Timer(TIMEOUT_S, process.kill)
+    watchdog = threading.Timer(LAUNCHER_TIMEOUT_S, process.kill)
     watchdog.start()
     errors: list[str] = []
     # Read standard error beside standard output, so that neither pipe can fill up.
@@ -85,13 +85,15 @@ def launch(
     if answer is not None:
         return answer["result"]
     if late:
-        raise RequestTimeoutError(f"{action} of the servers", TIMEOUT_S)
+        raise RequestTimeoutError(f"{action} of the servers", LAUNCHER_TIMEOUT_S)
     raise ServiceNotAvailableError(
         f"the launcher ended without an answer (exit code {process.returncode}):\n{''.join(errors[-20:])}"
     )
 
 
-def _converse(process: subprocess.Popen[str], request: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
+def _converse(
+    process: subprocess.Popen[str], request: dict[str, Any], progress: ProgressCallback
+) -> dict[str, Any] | None:
     """Ask, pass on the progress, and return the answer; None if the process ends without one."""
     assert process.stdin is not None
     assert process.stdout is not None

@@ -18,13 +18,13 @@ import ray
 from raymq.cluster.attach import attach_ray, find_address, latest_started, latest_started_file
 from raymq.cluster.embedded import STARTING_MAX
 from raymq.cluster.java import java_environment
-from raymq.cluster.launcher import Progress, launch
+from raymq.cluster.launcher import ProgressCallback, launch
 from raymq.cluster.node_wait import await_nodes
-from raymq.cluster.ray_head import STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
+from raymq.cluster.ray_head import RAY_STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
 from raymq.config.cluster import load_settings
 from raymq.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
 
-START_TIMEOUT_S: Final = 90.0
+RAY_START_TIMEOUT_S: Final = 90.0
 UMASK: Final = 0o077
 """What servers write, messages and the token among it, is for their user only."""
 WAIT_NODES_TIMEOUT_S: Final = 1800.0
@@ -36,7 +36,7 @@ def up(
     data_dir: Path | None,
     broker_groups: int | None,
     address: str | None,
-    progress: Progress,
+    progress: ProgressCallback,
     *,
     wait_nodes: int | None = None,
     wait_timeout_s: float = WAIT_NODES_TIMEOUT_S,
@@ -66,7 +66,7 @@ def up(
     return actors
 
 
-def down(address: str | None, progress: Progress) -> list[str]:
+def down(address: str | None, progress: ProgressCallback) -> list[str]:
     """Stop raymq's actors, then the Ray that `up` started, if it did; returns the actors' names."""
     head = read_head() if address is None else None
     attach_ray(address)
@@ -92,17 +92,17 @@ def status(address: str | None) -> dict[str, Any]:
     return report
 
 
-def drain(node: str, undo: bool, address: str | None, progress: Progress) -> dict[str, Any]:
+def drain(node: str, undo: bool, address: str | None, progress: ProgressCallback) -> dict[str, Any]:
     """Empty a node of replicas, or with `undo` allow them there again (placement.operations)."""
     return _operate("drain", address, progress, node=node, undo=undo)
 
 
-def balance(address: str | None, progress: Progress) -> dict[str, Any]:
+def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
     """Have the first replica by priority lead each broker group (placement.operations)."""
     return _operate("balance", address, progress)
 
 
-def _operate(action: str, address: str | None, progress: Progress, **arguments: Any) -> dict[str, Any]:
+def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
     attach_ray(address)
     try:
         result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
@@ -152,7 +152,7 @@ def _start_ray() -> RayHead:
     except BaseException:
         process.terminate()
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(RAY_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
         raise
@@ -165,7 +165,7 @@ def _make_private(token: Path) -> None:
 
 
 def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
+    deadline_s = time.monotonic() + RAY_START_TIMEOUT_S
     while True:
         address = latest_started()
         if address is not None and find_address() == address:
@@ -173,7 +173,7 @@ def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:
         if process.poll() is not None:
             raise ServiceNotAvailableError(f"Ray did not start; the end of {log}:\n{_tail(log)}")
         if time.monotonic() > deadline_s:
-            raise RequestTimeoutError(f"the start of Ray (see {log})", START_TIMEOUT_S)
+            raise RequestTimeoutError(f"the start of Ray (see {log})", RAY_START_TIMEOUT_S)
         time.sleep(0.2)
 
 

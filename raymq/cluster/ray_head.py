@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-STOP_TIMEOUT_S: Final = 30.0
+RAY_STOP_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class RayHead:
         family = _family(self)
         for process in family[:1]:
             process.send_signal(signal.SIGTERM)  # it ends the others
-        _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+        _, alive = psutil.wait_procs(family, timeout=RAY_STOP_TIMEOUT_S)
         for process in alive:
             process.kill()
-        psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
+        psutil.wait_procs(alive, timeout=RAY_STOP_TIMEOUT_S)
         _file().unlink(missing_ok=True)
 
 

@@ -18,15 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Bytes, Ints, Places, locate
+from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.columnar.templates import find_tails
 from raymq.errors import InvalidArgumentError
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
 from raymq.record import layout
 from raymq.record.compression import decompress
-from raymq.record.decode import Buffer, decode_record
-from raymq.record.encode import windows
-from raymq.record.layout import RecordError
+from raymq.record.decode import decode_record
+from raymq.record.layout import Buffer, RecordError, windows
 
 BodyType = Literal["binary", "binary_view"]
 
@@ -74,7 +73,7 @@ def decode_columns(
         batch = _decode_shapes(data, starts, broker_name, body_type)
         if batch is not None:
             return batch
-    places = locate(data, starts)
+    places = find_fields(data, starts)
     if check_crc:
         _check_crcs(data, places)
     properties = _split_properties(_slices(data, places.properties_at, places.properties_size).cast(pa.binary()))
@@ -134,7 +133,7 @@ def _schema(body_type: BodyType) -> pa.Schema:
     return SCHEMA.set(SCHEMA.get_field_index("body"), pa.field("body", pa.binary_view()))
 
 
-def _check_crcs(data: Bytes, places: Places) -> None:
+def _check_crcs(data: Bytes, places: FieldOffsets) -> None:
     view = data.data
     sizes, crcs = places.body_size.tolist(), places.head["body_crc"].tolist()
     for at, size, crc in zip(places.body_at.tolist(), sizes, crcs, strict=True):
@@ -183,7 +182,7 @@ def _slices(data: Bytes, at: Ints, size: Ints) -> pa.Array:
     return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
 
 
-def _topics(data: Bytes, places: Places) -> pa.Array | None:
+def _topics(data: Bytes, places: FieldOffsets) -> pa.Array | None:
     """The topic column, None when one is not UTF-8. Mostly all rows have the same topic."""
     at, size = places.topic_at, places.topic_size
     try:
@@ -211,7 +210,7 @@ def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_ty
     return bodies.cast(pa.binary()) if body_type == "binary" else bodies
 
 
-def _offset_ids(data: Bytes, places: Places, missing: pa.BooleanArray) -> pa.Array:
+def _offset_ids(data: Bytes, places: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
     """Offset message ids for the rows that `missing` marks, null elsewhere."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist():

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.record import layout
-from raymq.record.encode import windows
-from raymq.record.layout import HEAD_FIELDS, RecordError
+from raymq.record.layout import HEAD_FIELDS, RecordError, windows
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -23,7 +22,7 @@ _HEAD: Final = np.dtype([*HEAD_FIELDS, ("born_timestamp", ">i8")])
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class FieldOffsets:
     """Where the parts of each record are: positions and sizes in bytes, one element per record."""
 
     starts: Ints
@@ -39,7 +38,7 @@ class Places:
     properties_size: Ints
 
 
-def locate(data: Bytes, starts: Ints) -> Places:
+def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     """Find and check the parts of the records at `starts`. RecordError unless every part fits exactly."""
     _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
     head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
@@ -62,7 +61,7 @@ def locate(data: Bytes, starts: Ints) -> Places:
     _require(legal, starts, "has a topic that does not fit in it")
     properties_size = windows(data, 2)[properties_at - 2].view(">i2").astype(np.int64)
     _require(properties_at + properties_size == ends, starts, "has length fields that do not add up to its size")
-    return Places(
+    return FieldOffsets(
         starts,
         head,
         sys_flag,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raymq.columnar.fields import Bytes, Ints
 from raymq.record import layout
-from raymq.record.encode import windows
+from raymq.record.layout import windows
 
 HEAD: Final = np.dtype(
     [
@@ -54,7 +54,7 @@ _INLINE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _RecordTemplate:
     """Records at `rows` that look alike: `tails` is what stands behind their bodies, a line for each; a property's
     value is in columns `values[name]` of it, from and to."""
 
@@ -65,41 +65,41 @@ class _Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Tails:
+class RecordTails:
     """The topics and properties of many records; `head` has their other fields, `body_at` is where bodies are."""
 
     head: dict[str, NDArray[Any]]
     body_at: Ints
-    _shapes: list[_Shape]
+    _templates: list[_RecordTemplate]
 
     def topics(self) -> pa.Array:
         """The topic of each record."""
-        names = [shape.topic for shape in self._shapes]
+        names = [shape.topic for shape in self._templates]
         if len(set(names)) <= 1:
             return pa.repeat(pa.scalar(names[0], pa.string()), len(self.body_at))
         codes = np.zeros(len(self.body_at), np.int32)
-        for code, shape in enumerate(self._shapes):
+        for code, shape in enumerate(self._templates):
             codes[shape.rows] = code
         return pa.array(names, pa.string()).take(pa.array(codes))
 
     def column(self, name: str) -> pa.Array:
         """The value of property `name` in each record, null where it has none. ArrowInvalid for one that is no text."""
-        found = [(shape.rows, shape, *shape.values[name]) for shape in self._shapes if name in shape.values]
+        found = [(shape.rows, shape, *shape.values[name]) for shape in self._templates if name in shape.values]
         if not found:
             return pa.nulls(len(self.body_at), pa.string())
         return _strings(len(self.body_at), found, nulls=True)
 
     def pairs(self, wanted: Callable[[str], bool]) -> pa.MapArray:
         """Each record's properties whose names are `wanted`. ArrowInvalid for one that is no text."""
-        chosen = [[name for name in shape.values if wanted(name)] for shape in self._shapes]
+        chosen = [[name for name in shape.values if wanted(name)] for shape in self._templates]
         counts = np.zeros(len(self.body_at), np.int32)
-        for shape, names in zip(self._shapes, chosen, strict=True):
+        for shape, names in zip(self._templates, chosen, strict=True):
             counts[shape.rows] = len(names)
         offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
         known = list(dict.fromkeys(name for names in chosen for name in names))
         codes = np.zeros(int(offsets[-1]), np.int32)
         found = []
-        for shape, names in zip(self._shapes, chosen, strict=True):
+        for shape, names in zip(self._templates, chosen, strict=True):
             for number, name in enumerate(names):
                 entries = offsets[shape.rows].astype(np.int64) + number
                 codes[entries] = known.index(name)
@@ -108,8 +108,8 @@ class Tails:
         return pa.MapArray.from_arrays(pa.array(offsets), keys, _strings(len(codes), found, nulls=False))
 
 
-def find_tails(data: Bytes, starts: Ints) -> Tails | None:
-    """The tails of the records at `starts`, checked as `raymq.columnar.fields.locate` does.
+def find_tails(data: Bytes, starts: Ints) -> RecordTails | None:
+    """The tails of the records at `starts`, checked as `raymq.columnar.fields.find_fields` does.
 
     None if one is damaged, has IPv6 hosts, a long topic or odd properties, or if too few look alike: then each has to
     be looked at.
@@ -122,12 +122,12 @@ def find_tails(data: Bytes, starts: Ints) -> Tails | None:
     plain = (head["magic"] == layout.MAGIC_V1) & (head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK == 0)
     if not (plain & (body_size >= 0) & (tail_at + 3 <= ends) & (ends <= len(data))).all():
         return None
-    shapes: list[_Shape] = []
-    for shape in _shapes(data, tail_at, ends - tail_at):
+    shapes: list[_RecordTemplate] = []
+    for shape in _templates(data, tail_at, ends - tail_at):
         if shape is None or len(shapes) > len(starts) // _ROWS_PER_SHAPE:
             return None
         shapes.append(shape)
-    return Tails(head, body_at, shapes)
+    return RecordTails(head, body_at, shapes)
 
 
 def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
@@ -151,7 +151,7 @@ def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
     return np.frombuffer(lines.cast(pa.binary()).buffers()[2], np.uint8, len(at) * size).reshape(-1, size)
 
 
-def _shapes(data: Bytes, at: Ints, sizes: Ints) -> Iterator[_Shape | None]:
+def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[_RecordTemplate | None]:
     """The shapes of the tails there, None for one that is odd."""
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
     for size in np.flatnonzero(counts).tolist():
@@ -168,9 +168,9 @@ def _shapes(data: Bytes, at: Ints, sizes: Ints) -> Iterator[_Shape | None]:
             topic, values = parsed
             alike = _alike(tails, values)
             if alike.all():
-                yield _Shape(rows, tails, topic, values)
+                yield _RecordTemplate(rows, tails, topic, values)
                 break
-            yield _Shape(rows[alike], tails[alike], topic, values)
+            yield _RecordTemplate(rows[alike], tails[alike], topic, values)
             rows, tails = rows[~alike], tails[~alike]
 
 
@@ -213,7 +213,7 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
     return alike
 
 
-def _strings(count: int, found: list[tuple[Ints, _Shape, int, int]], *, nulls: bool) -> pa.Array:
+def _strings(count: int, found: list[tuple[Ints, _RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
     """An array of `count` texts: those at the rows given are columns `start` to `end` of a shape's tails."""
     sizes = np.zeros(count, np.int32)
     for rows, _, start, end in found:

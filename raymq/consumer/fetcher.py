@@ -30,7 +30,7 @@ from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import Backoff
 
-LONG_POLL_S: Final = 1.0
+FETCH_LONG_POLL_S: Final = 1.0
 """Short compared with RocketMQ's 15 s: it also bounds how long a newly granted queue waits for its first read."""
 GONE_PAUSE_S: Final = 0.1
 """A question for an offset that is gone is answered at once, also while the owner cannot jump yet."""
@@ -41,14 +41,14 @@ READERS_MAX: Final = 3
 FURTHER_AFTER_S: Final = 0.005
 """How long a further thread leaves a question to the first one, which is there in no time unless it waits in its poll,
 and asks for several queues at once."""
-CALL_TIMEOUT_S: Final = 10.0
+FETCH_CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
 """Where another replica may be read from, one that stands still is not waited for as long."""
 WAKE_INTERVAL_S: Final = 0.02
 """How long found queues may wait to be read while more are looked for: waking looks at every queue that is held."""
-FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
+CONSUMER_FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 Question = tuple[MessageQueue, int]
@@ -172,11 +172,11 @@ class Fetcher:
                 pause_s = self._read(name, storage, questions)
                 backoff.reset()
             except RaymqError as error:
-                _log.info("reading from %s fails, trying again: %s", name, error)
+                logger.info("reading from %s fails, trying again: %s", name, error)
                 failed = True
                 pause_s = backoff.next()
             except Exception:  # records that cannot be decoded, or a bug: without this loop the consumer would hang
-                _log.exception("what %s answered cannot be used, trying again", name)
+                logger.exception("what %s answered cannot be used, trying again", name)
                 pause_s = backoff.next()
             if pause_s:
                 self._stopped.wait(pause_s)
@@ -200,11 +200,11 @@ class Fetcher:
             return
         if is_first:
             source.first_idle = True
-            source.first.wait(LONG_POLL_S)
+            source.first.wait(FETCH_LONG_POLL_S)
             source.first_idle = False
         else:
             source.further_idle += 1
-            source.further.wait(LONG_POLL_S)
+            source.further.wait(FETCH_LONG_POLL_S)
             source.further_idle -= 1
 
     def _due(self) -> dict[MessageQueue, int]:
@@ -226,9 +226,9 @@ class Fetcher:
     def _read(self, name: str, storage: StorageClient, questions: Sequence[Question]) -> float:
         """Ask, and deliver the answers. How long to pause then, in s."""
         requests = [self._request(queue, offset) for queue, offset in questions]
-        timeout_s = CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
+        timeout_s = FETCH_CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
         try:
-            results = storage.fetch(requests, FETCH_MAX_BYTES, LONG_POLL_S, timeout_s)
+            results = storage.fetch(requests, CONSUMER_FETCH_MAX_BYTES, FETCH_LONG_POLL_S, timeout_s)
         except DataLossError:
             questions, results = self._read_singly(name, storage, questions, timeout_s)
         for (queue, offset), result in zip(questions, results, strict=True):
@@ -245,7 +245,7 @@ class Fetcher:
         answered, results = [], []
         for queue, offset in questions:
             try:
-                results += storage.fetch([self._request(queue, offset)], FETCH_MAX_BYTES, 0.0, timeout_s)
+                results += storage.fetch([self._request(queue, offset)], CONSUMER_FETCH_MAX_BYTES, 0.0, timeout_s)
             except DataLossError as error:
                 self._lose(name, queue, offset, error)
             else:
@@ -254,7 +254,7 @@ class Fetcher:
 
     def _lose(self, name: str, queue: MessageQueue, offset: int, error: DataLossError) -> None:
         """A queue cannot be read from `name`. Where that is not its master, which may have the message, ask there."""
-        _log.error("%s: offset %d cannot be read from %s: %s", queue, offset, name, error)
+        logger.error("%s: offset %d cannot be read from %s: %s", queue, offset, name, error)
         if self._storages(queue)[0] == name:
             self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
             self._lost(queue, offset, error)
@@ -299,7 +299,7 @@ class Fetcher:
             try:
                 self._find_all()
             except Exception:  # a bug: without this thread new queues would never be read
-                _log.exception("finding out where to read fails, trying again")
+                logger.exception("finding out where to read fails, trying again")
                 self._stopped.wait(backoff.next())
                 self._find.set()
             if not self._not_found:
@@ -335,7 +335,7 @@ class Fetcher:
             try:
                 storages = self._storages(queue)
             except RaymqError as error:
-                _log.info("%s is not read now: %s", queue, error)
+                logger.info("%s is not read now: %s", queue, error)
                 silent.add(queue.broker_name)
                 missed.add(queue)
                 continue

@@ -13,9 +13,9 @@ from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.storage_client import persist_until
+from raymq.retry import persist_until
 
-TIMEOUT_S: Final = 20.0
+OFFSETS_TIMEOUT_S: Final = 20.0
 
 
 class GroupOffsets:
@@ -26,14 +26,14 @@ class GroupOffsets:
         self._lock = threading.Lock()
         self._brokers: dict[str, ActorRef] = {}
 
-    def ensure_group(self, broker_name: str, timeout_s: float = TIMEOUT_S) -> None:
+    def ensure_group(self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S) -> None:
         """Make the group known to a broker group."""
         broker = self._broker(broker_name)
         persist_until(
             time.monotonic() + timeout_s, lambda left_s: broker.call("ensure_group", self.group, timeout_s=left_s)
         )
 
-    def check_broadcast(self, broker_name: str, timeout_s: float = TIMEOUT_S) -> None:
+    def check_broadcast(self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S) -> None:
         """NoPermissionError where the group may not consume in BROADCASTING."""
         broker = self._broker(broker_name)
         persist_until(
@@ -41,7 +41,7 @@ class GroupOffsets:
         )
 
     def start(
-        self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = TIMEOUT_S
+        self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> QueueOffset:
         """The committed offset, or where the query says to start, which is committed then.
 
@@ -55,7 +55,7 @@ class GroupOffsets:
         )
         return offset
 
-    def committed(self, queue: MessageQueue, timeout_s: float = TIMEOUT_S) -> int | None:
+    def committed(self, queue: MessageQueue, timeout_s: float = OFFSETS_TIMEOUT_S) -> int | None:
         """The committed offset of a queue, None where there is none."""
         broker = self._broker(queue.broker_name)
         table: dict[int, int] = persist_until(
@@ -64,7 +64,9 @@ class GroupOffsets:
         )
         return table.get(queue.queue_id)
 
-    def commit(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = TIMEOUT_S) -> CommitAnswer:
+    def commit(
+        self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = OFFSETS_TIMEOUT_S
+    ) -> CommitAnswer:
         """Commit the next offset to consume, per queue; durable on return, but for the queues the answer names.
 
         The brokers are asked at the same time. When one fails, what the others took is committed, and its failure is

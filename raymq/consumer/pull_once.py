@@ -11,10 +11,10 @@ from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
 from raymq.remoting.storage_client import StorageClient
 
-MAX_BYTES: Final = 4 * 1024 * 1024
-MAX_MESSAGES: Final = 1024
-MAX_WAIT_S: Final = 15.0
-CALL_TIMEOUT_S: Final = 10.0
+PULL_MAX_BYTES: Final = 4 * 1024 * 1024
+PULL_MAX_MESSAGES: Final = 1024
+PULL_MAX_WAIT_S: Final = 15.0
+PULL_CALL_TIMEOUT_S: Final = 10.0
 
 
 def pull_messages(
@@ -32,12 +32,12 @@ def pull_messages(
         raise InvalidArgumentError(
             f"topic {queue.topic!r} has queues 0 to {read_queue_nums - 1} in {queue.broker_name}, not {queue.queue_id}"
         )
-    if not 1 <= max_messages <= MAX_MESSAGES:
-        raise InvalidArgumentError(f"max_messages must be 1 to {MAX_MESSAGES}, not {max_messages}")
-    if not 0 <= wait_s <= MAX_WAIT_S:
-        raise InvalidArgumentError(f"wait_s must be 0 to {MAX_WAIT_S:g}, not {wait_s}")
+    if not 1 <= max_messages <= PULL_MAX_MESSAGES:
+        raise InvalidArgumentError(f"max_messages must be 1 to {PULL_MAX_MESSAGES}, not {max_messages}")
+    if not 0 <= wait_s <= PULL_MAX_WAIT_S:
+        raise InvalidArgumentError(f"wait_s must be 0 to {PULL_MAX_WAIT_S:g}, not {wait_s}")
     request = FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes)
-    [result] = storage.fetch([request], MAX_BYTES, wait_s, CALL_TIMEOUT_S)
+    [result] = storage.fetch([request], PULL_MAX_BYTES, wait_s, PULL_CALL_TIMEOUT_S)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         raise OffsetOutOfRangeError(str(queue), offset, result.min_offset, result.max_offset)
     messages = decode_records(result.records, broker_name=queue.broker_name) if result.count else []

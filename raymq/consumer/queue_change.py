@@ -13,7 +13,7 @@ from raymq.message import MessageQueue
 QueueChangeListener = Callable[[str, list[MessageQueue]], None]
 """Called with the topic and its queues, sorted."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class QueueWatch:
         try:
             queues = self._queues_of(entry.topic)
         except RaymqError as error:
-            _log.info("the queues of topic %s cannot be looked at: %s", entry.topic, error)
+            logger.info("the queues of topic %s cannot be looked at: %s", entry.topic, error)
             return
         if queues == entry.known or self._stopped.is_set():
             return
@@ -70,4 +70,4 @@ class QueueWatch:
         try:
             entry.callback(entry.topic, list(queues))
         except Exception:  # the program's own; the others are still to be called
-            _log.exception("the queue-change listener of topic %s failed", entry.topic)
+            logger.exception("the queue-change listener of topic %s failed", entry.topic)

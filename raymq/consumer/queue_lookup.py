@@ -9,13 +9,13 @@ from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
 from raymq.names import check_topic
 from raymq.protocol.store import QueueBounds
-from raymq.remoting.route_cache import Routes
+from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
-from raymq.remoting.storage_clients import Storages, ask_master
+from raymq.remoting.storage_clients import StorageClients, call_master
 
-TIMEOUT_S: Final = 10.0
+LOOKUP_TIMEOUT_S: Final = 10.0
 """For one queue, over a restart of its storage actor."""
-ATTEMPT_TIMEOUT_S: Final = 5.0
+LOOKUP_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class QueueLookup:
     """Questions to NameServers and storage actors. Thread-safe."""
 
-    def __init__(self, routes: Routes, storages: Storages) -> None:
+    def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes = routes
         self._storages = storages
 
@@ -32,13 +32,13 @@ class QueueLookup:
         ServiceNotAvailableError or RequestTimeoutError where none knows within 10 s whether the topic exists."""
         check_topic(topic)
         self._routes.forget(topic)
-        return list(self._routes.wait(topic, TIMEOUT_S).subscribe_queues)
+        return list(self._routes.wait(topic, LOOKUP_TIMEOUT_S).subscribe_queues)
 
     def check(self, queue: MessageQueue) -> MessageQueue:
         """The queue, if its topic has it; TopicNotExistError, InvalidArgumentError."""
         if not isinstance(queue, MessageQueue):
             raise InvalidArgumentError(f"expected a raymq.MessageQueue, not {queue!r}; see fetch_message_queues(topic)")
-        if queue not in self._routes.wait(check_topic(queue.topic), TIMEOUT_S).subscribe_queues:
+        if queue not in self._routes.wait(check_topic(queue.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
             known = self.queues(queue.topic)  # it may be a new one
             if queue not in known:
                 raise InvalidArgumentError(f"topic {queue.topic!r} has no queue {queue}; it has {len(known)} queues")
@@ -48,7 +48,9 @@ class QueueLookup:
         """The offsets a queue holds."""
         return self._persist(
             queue,
-            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, ATTEMPT_TIMEOUT_S)),
+            lambda storage, left_s: storage.queue_bounds(
+                queue.topic, queue.queue_id, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
+            ),
         )
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
@@ -70,11 +72,11 @@ class QueueLookup:
         return self._persist(
             queue,
             lambda storage, left_s: storage.offset_by_time(
-                queue.topic, queue.queue_id, time_ms, min(left_s, ATTEMPT_TIMEOUT_S)
+                queue.topic, queue.queue_id, time_ms, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
             ),
         )
 
     def _persist(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
         """A call to the queue's storage actor that is safe to repeat, over its restart and over a change of master."""
         self.check(queue)
-        return ask_master(self._routes, self._storages, queue, TIMEOUT_S, call)
+        return call_master(self._routes, self._storages, queue, LOOKUP_TIMEOUT_S, call)

@@ -17,19 +17,20 @@ from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.decode import record_starts
+from raymq.record.check import record_starts
 from raymq.record.layout import QUEUE_OFFSET_OFFSET
-from raymq.remoting.storage_client import StorageClient, persist_until
-from raymq.remoting.storage_clients import ask_master
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import call_master
+from raymq.retry import persist_until
 
 if TYPE_CHECKING:
     from raymq.client import Client
 
-CHUNK_MESSAGES: Final = 16_384
-FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
-TIMEOUT_S: Final = 30.0
+RANGE_CHUNK_MESSAGES: Final = 16_384
+RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
+RANGE_READ_TIMEOUT_S: Final = 30.0
 
-Chunk = tuple[memoryview | bytes, NDArray[np.int64]]
+RecordsChunk = tuple[memoryview | bytes, NDArray[np.int64]]
 
 
 class RangeReader:
@@ -38,22 +39,22 @@ class RangeReader:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
+    def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
         """The messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
 
         `end` must not be beyond the queue's visible end. DataLossError when some of the range is gone; a storage actor
-        that is being restarted is waited for, up to TIMEOUT_S.
+        that is being restarted is waited for, up to RANGE_READ_TIMEOUT_S.
         """
         name = self._client.routes.get(queue.topic).master_storage(queue.broker_name)
         storage = self._client.storages.get(name)
-        reader = persist_until(time.monotonic() + TIMEOUT_S, lambda left_s: storage.reader())
+        reader = persist_until(time.monotonic() + RANGE_READ_TIMEOUT_S, lambda left_s: storage.reader())
         if reader is None or reader.has_batches(queue.topic, queue.queue_id):
             return self._fetch(queue, start, end)
         return _map(reader, queue, start, end)
 
-    def _fetch(self, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
+    def _fetch(self, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
         while start < end:
-            result = self._fetch_once(queue, start, min(CHUNK_MESSAGES, end - start))
+            result = self._fetch_once(queue, start, min(RANGE_CHUNK_MESSAGES, end - start))
             if result.status is PullStatus.OFFSET_ILLEGAL or result.next_offset == start:
                 raise DataLossError(
                     f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
@@ -67,15 +68,15 @@ class RangeReader:
         request = FetchRequest(queue.topic, queue.queue_id, start, max_messages)
 
         def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
-            return storage.fetch([request], FETCH_MAX_BYTES, 0.0, min(left_s, 10.0))
+            return storage.fetch([request], RANGE_FETCH_MAX_BYTES, 0.0, min(left_s, 10.0))
 
-        [result] = ask_master(self._client.routes, self._client.storages, queue, TIMEOUT_S, fetch)
+        [result] = call_master(self._client.routes, self._client.storages, queue, RANGE_READ_TIMEOUT_S, fetch)
         return result
 
 
-def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterator[Chunk]:
+def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
     while start < end:
-        units = reader.units(queue.topic, queue.queue_id, start, min(CHUNK_MESSAGES, end - start))
+        units = reader.units(queue.topic, queue.queue_id, start, min(RANGE_CHUNK_MESSAGES, end - start))
         if not len(units):
             raise DataLossError(f"{queue}: offsets {start} to {end - 1} are not on disk (any more)")
         start += len(units)
@@ -89,7 +90,7 @@ def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterat
             first, before = last, before + len(view)
 
 
-def _wanted_part(result: FetchResult, end: int) -> Chunk:
+def _wanted_part(result: FetchResult, end: int) -> RecordsChunk:
     """Offsets that hold no record (spec/storage.md §2) make a fetch of so many records go past the end."""
     starts = record_starts(result.records)
     if result.next_offset > end:

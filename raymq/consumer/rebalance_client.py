@@ -11,11 +11,11 @@ from raymq.errors import RaymqError, ServiceNotAvailableError
 from raymq.names import RebalanceName
 from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
 from raymq.remoting.actor_ref import ActorGoneError, ActorRef
-from raymq.remoting.route_cache import Routes
-from raymq.remoting.storage_client import persist_until
+from raymq.remoting.route_cache import RouteCache
+from raymq.retry import persist_until
 
-CALL_TIMEOUT_S: Final = 5.0
-FIRST_TIMEOUT_S: Final = 30.0
+REBALANCE_CALL_TIMEOUT_S: Final = 5.0
+REBALANCE_FIRST_TIMEOUT_S: Final = 30.0
 """For the first answer: the actor may have been started for it."""
 RESET_TIMEOUT_S: Final = 20.0
 INTRODUCTIONS_MAX: Final = 3
@@ -24,7 +24,7 @@ INTRODUCTIONS_MAX: Final = 3
 class RebalanceClient:
     """Heartbeats of one group's members in this process."""
 
-    def __init__(self, group: str, routes: Routes) -> None:
+    def __init__(self, group: str, routes: RouteCache) -> None:
         self._group = group
         self._routes = routes
         self._actor = ActorRef(str(RebalanceName(group)))
@@ -53,7 +53,7 @@ class RebalanceClient:
             return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
 
     def _say(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
-        timeout_s = CALL_TIMEOUT_S if heartbeat.session or heartbeat.leaving else FIRST_TIMEOUT_S
+        timeout_s = REBALANCE_CALL_TIMEOUT_S if heartbeat.session or heartbeat.leaving else REBALANCE_FIRST_TIMEOUT_S
         try:
             assignment: GroupAssignment = self._actor.call("heartbeat", heartbeat, timeout_s=timeout_s)
         except ActorGoneError:
@@ -76,7 +76,7 @@ class RebalanceClient:
         failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
         for broker_name in self._broker_names():
             try:
-                ActorRef(broker_name).call("open_group", self._group, timeout_s=CALL_TIMEOUT_S)
+                ActorRef(broker_name).call("open_group", self._group, timeout_s=REBALANCE_CALL_TIMEOUT_S)
             except RaymqError as error:
                 failure = error
                 continue

@@ -22,17 +22,11 @@ from numpy.typing import NDArray
 
 from raymq.errors import DataLossError
 from raymq.logfiles.file_maps import FileMaps
-from raymq.record.decode import dispatch_view
+from raymq.record.dispatch import dispatch_view
 from raymq.record.inner_batch import split_inner_batch
 from raymq.record.layout import BATCH_UNIT_DTYPE, RecordError
 
-BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
 UNIT_BYTES: Final = BATCH_UNIT_DTYPE.itemsize
-
-
-def batch_queue_directory(root: Path | str, topic: str, queue_id: int) -> Path:
-    """Where the units of a batch consume queue are."""
-    return Path(root) / BATCH_CONSUME_QUEUE_DIR / topic / str(queue_id)
 
 
 def read_units(maps: FileMaps, path: Path) -> NDArray[np.void]:

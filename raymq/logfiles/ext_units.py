@@ -17,16 +17,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.record.encode import windows
+from raymq.record.layout import windows
 
-CONSUME_QUEUE_EXT_DIR: Final = "consumequeue_ext"
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """From here on downwards what a consume-queue unit holds is no tag code but an address."""
+
 
 EXT_UNIT_DTYPE: Final = np.dtype(
     [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
 )
 """An extension unit, without its bitmap."""
+
 
 _FIRST_ADDRESS: Final = np.int64(-(2**63))
 

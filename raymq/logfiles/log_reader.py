@@ -28,33 +28,26 @@ from raymq.config.store import (
     MAX_FILTER_MESSAGE_SIZE_BYTES,
 )
 from raymq.errors import DataLossError
-from raymq.logfiles.batch_queue_units import batch_queue_directory, messages_of, units_from
-from raymq.logfiles.ext_units import (
-    CONSUME_QUEUE_EXT_DIR,
-    EXT_ADDRESS_MAX,
-    EXT_UNIT_DTYPE,
-    are_units,
-    offsets_of,
-    units_at,
-)
+from raymq.logfiles.batch_queue_units import messages_of, units_from
+from raymq.logfiles.directory import CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR, batch_queue_directory, file_name
+from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, are_units, offsets_of, units_at
 from raymq.logfiles.file_maps import FileMaps
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.encode import store_timestamps_at
 from raymq.record.layout import UNIT_DTYPE
+from raymq.record.stamp import store_timestamps_at
 
-CONSUME_QUEUE_DIR: Final = "consumequeue"
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
 
+
 _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
+
+
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
+
+
 _SCAN_UNITS: Final = 16_384
-
-
-def file_name(start: int) -> str:
-    """The name of the file whose first byte has offset `start`: 20 decimal digits (spec/storage.md §1)."""
-    return f"{start:020d}"
 
 
 class LogReader:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
 from raymq.errors import RequestTimeoutError
 from raymq.message import Message, SendResult
-from raymq.producer.encoder import Parcel, check_batch, running_future
+from raymq.producer.encoder import SendRequest, check_batch, running_future
 from raymq.producer.producer import Producer
 from raymq.producer.queue_selector import ANYWHERE, Destination, Where
 from raymq.protocol.route import TopicRoute
@@ -110,7 +110,7 @@ class AsyncProducer:
         deadline_s = time.monotonic() + timeout_s
         route = await self._route(topic, destination.fixed, timeout_s)
         futures = [running_future() for _ in messages]
-        parcel = Parcel.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
+        parcel = SendRequest.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
         generation = await self._room(parcel.cost_bytes, len(messages), producer.room_timeout_s(timeout_s))
         producer.hand_over(route, parcel, generation, deadline_s)
         return futures

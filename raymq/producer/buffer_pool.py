@@ -1,7 +1,7 @@
 """The bound on what waits in a producer: bytes and messages, from when a send hands them over until they have an end.
 
 When it is full, senders line up, first come, first served: a thread waits (`take`), a coroutine awaits the future of
-its `Place`. What is larger than the whole buffer passes when nothing else waits.
+its `Waiter`. What is larger than the whole buffer passes when nothing else waits.
 
 `flushed` is for everything handed over so far, whatever is handed over meanwhile: what comes after it is counted in a
 new *generation*.
@@ -27,7 +27,7 @@ class Counted(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Waiter:
     """A place in the line. When `granted` ends, the room is taken, in `generation`."""
 
     cost_bytes: int
@@ -36,7 +36,7 @@ class Place:
     granted: Future[None] = field(default_factory=Future)
 
 
-class SendBuffer:
+class BufferPool:
     """Counts what waits. Thread-safe."""
 
     def __init__(self, max_bytes: int, max_messages: int) -> None:
@@ -45,7 +45,7 @@ class SendBuffer:
         self._max_bytes, self._max_messages = max_bytes, max_messages
         self._lock = threading.Lock()
         self._bytes = self._count = 0
-        self._line: deque[Place] = deque()
+        self._line: deque[Waiter] = deque()
         self._generation = 0
         self._counts: Counter[int] = Counter()
         """Messages by generation. While no flush is under way, there is one."""
@@ -75,15 +75,15 @@ class SendBuffer:
             raise
         return place.generation
 
-    def line_up(self, cost_bytes: int, count: int) -> Place:
+    def line_up(self, cost_bytes: int, count: int) -> Waiter:
         """A place in the line for room. Whoever does not wait to the end has to `leave`."""
-        place = Place(cost_bytes, count)
+        place = Waiter(cost_bytes, count)
         with self._lock:
             self._line.append(place)
         self._serve()
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Waiter) -> None:
         """Give up a place, and the room if it was granted meanwhile."""
         with self._lock:
             waiting = place in self._line

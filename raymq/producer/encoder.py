@@ -33,7 +33,7 @@ class Outcome(Protocol):
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingMessage:
     """A message that was handed over, for `queue` of its topic. `movable`: it asked for no order, so another queue will
     do as long as nothing of it may be stored. `message_id` is empty until it was encoded, and stays the same when it is
     encoded again."""
@@ -50,7 +50,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class SendRequest:
     """Messages of one topic that are sent by one call, each with its outcome and what it costs of the buffer's room.
     `together`: they must stay in one queue."""
 
@@ -70,7 +70,7 @@ class Parcel:
         timeout_s: float,
         *,
         together: bool,
-    ) -> Parcel:
+    ) -> SendRequest:
         return cls(messages, outcomes, destination, together, timeout_s, [cost_bytes(message) for message in messages])
 
     @property
@@ -96,7 +96,7 @@ class BatchEncoder:
         self._producer_id = secrets.token_hex(8)
         self._sequences: dict[MessageQueue, int] = {}
 
-    def encode(self, queue: MessageQueue, entries: Sequence[Pending]) -> EncodedBatch:
+    def encode(self, queue: MessageQueue, entries: Sequence[PendingMessage]) -> EncodedBatch:
         """A batch for `queue`, which is where the entries are stored. MessageIllegalError; no sequence is used then."""
         first = self._sequences.get(queue, 0)
         batch = encode_batch(
@@ -126,7 +126,7 @@ class BatchEncoder:
                     "(max_message_size_bytes): send a reference to the data, or split it"
                 )
 
-    def _message_ids(self, entries: Sequence[Pending]) -> list[str]:
+    def _message_ids(self, entries: Sequence[PendingMessage]) -> list[str]:
         message_ids = self._ids.next_batch(len(entries))
         for place, entry in enumerate(entries):
             if entry.message_id:
@@ -134,11 +134,11 @@ class BatchEncoder:
         return message_ids
 
 
-def by_stored_queue(entries: list[Pending], queue: MessageQueue) -> dict[MessageQueue, list[Pending]]:
+def by_stored_queue(entries: list[PendingMessage], queue: MessageQueue) -> dict[MessageQueue, list[PendingMessage]]:
     """The entries for `queue` by where they are stored: delayed ones wait elsewhere."""
     if not any(is_delayed(entry.message) for entry in entries):
         return {queue: entries}
-    by_queue: dict[MessageQueue, list[Pending]] = {}
+    by_queue: dict[MessageQueue, list[PendingMessage]] = {}
     for entry in entries:
         by_queue.setdefault(_stored_queue(entry.message, queue), []).append(entry)
     return by_queue
@@ -159,7 +159,7 @@ def _stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
     return MessageQueue(TIMER_TOPIC, queue.broker_name, timer_queue(message.deliver_at_ms, now_ms))
 
 
-def check_record(message: Message) -> None:
+def check_record_size(message: Message) -> None:
     """MessageIllegalError when the message does not fit a record, with the longest sequence it may be sent with."""
     encode_batch(
         [message],
@@ -192,7 +192,7 @@ def check_batch(messages: Iterable[Message]) -> list[Message]:
         raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
     for message in batch:
         if may_exceed_a_record(message):
-            check_record(message)
+            check_record_size(message)
     return batch
 
 

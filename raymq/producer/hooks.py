@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from raymq.message import Message, MessageQueue, SendResult
 from raymq.producer.encoder import Outcome
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -99,4 +99,4 @@ def _call(hook: Callable[[SendContext], None], context: SendContext) -> None:
     try:
         hook(context)
     except Exception:
-        _log.exception("a send hook failed for a message to %s", context.queue)
+        logger.exception("a send hook failed for a message to %s", context.queue)

@@ -8,30 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from raymq.message import MessageQueue, SendResult
-from raymq.producer.encoder import Pending
+from raymq.producer.encoder import PendingMessage
 from raymq.protocol.store import AppendResult
 from raymq.record.encode import EncodedBatch
 from raymq.record.message_id import offset_message_id
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightBatch:
     """A batch on its way, encoded once. `queue` is where it is stored: for delayed messages, where they wait.
 
     `deadline_s` is the next one of its entries; `expired`: some are over.
     """
 
     queue: MessageQueue
-    entries: list[Pending]
+    entries: list[PendingMessage]
     batch: EncodedBatch
     deadline_s: float
     expired: bool = False
 
-    def waiting(self) -> list[Pending]:
+    def waiting(self) -> list[PendingMessage]:
         """The entries whose senders still wait."""
         return [entry for entry in self.entries if not entry.outcome.done()] if self.expired else self.entries
 
-    def acknowledge(self, result: AppendResult, store_host: tuple[str, int]) -> list[Pending]:
+    def acknowledge(self, result: AppendResult, store_host: tuple[str, int]) -> list[PendingMessage]:
         """Tell those who wait where their messages are; returns them."""
         count = len(self.entries)
         waiting = self.waiting()

@@ -1,6 +1,6 @@
 """The producer: messages in, acknowledgements out, batching by itself.
 
-    send_async → [SendBuffer: room] → queue → [buffer per queue] → one sender thread per broker group → Storage.append
+    send_async → [BufferPool: room] → queue → [buffer per queue] → one sender thread per broker group → Storage.append
 
 Each sender has one request under way (raymq.producer.sender). While it waits, messages gather, and go together in the
 next request: batches form under load, and a lone message leaves at once. Messages that asked for an order (a sharding
@@ -39,16 +39,24 @@ from raymq.errors import (
 )
 from raymq.message import Message, MessageQueue, SendResult
 from raymq.names import check_group, check_user_topic
-from raymq.producer.buffer_pool import SendBuffer
-from raymq.producer.encoder import BatchEncoder, Parcel, Pending, by_stored_queue, check_batch, running_future
+from raymq.producer.buffer_pool import BufferPool
+from raymq.producer.encoder import (
+    BatchEncoder,
+    PendingMessage,
+    SendRequest,
+    by_stored_queue,
+    check_batch,
+    running_future,
+)
 from raymq.producer.hooks import SendHooks
 from raymq.producer.latency_fault import BrokerFaults
 from raymq.producer.queue_selector import ANYWHERE, RUN_MAX_MESSAGES, Destination, QueueTurns, Where
-from raymq.producer.sender import Sender, Shared, in_sender
+from raymq.producer.sender import Sender, SenderContext, in_sender
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
 from raymq.remoting.master_locator import RouteSource
-from raymq.remoting.storage_client import StorageClient, persist_until
+from raymq.remoting.storage_client import StorageClient
+from raymq.retry import persist_until
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,11 +92,11 @@ class Producer:
         self._routes = routes
         self._check_topic = (lambda topic: topic) if allow_system_topics else check_user_topic
         self._on_close = on_close
-        self.buffer = SendBuffer(settings.max_buffered_bytes, settings.max_buffered_messages)
+        self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages)
         self._hooks = SendHooks(group, settings.hooks, settings.check_forbidden)
         faults = BrokerFaults(latency_enabled=settings.send_latency_enable)
         self._turns = QueueTurns(faults)
-        self._shared = Shared(
+        self._shared = SenderContext(
             routes=routes,
             storage=storage,
             encoder=BatchEncoder(born_host, settings.compression),
@@ -249,7 +257,7 @@ class Producer:
         """How long a send may wait for room in the buffer."""
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
-    def hand_over(self, route: TopicRoute, parcel: Parcel, generation: int, deadline_s: float) -> None:
+    def hand_over(self, route: TopicRoute, parcel: SendRequest, generation: int, deadline_s: float) -> None:
         """Give messages, for which there is room in the buffer, to the sender of their queue. When this fails, the
         room is given back."""
         messages, outcomes = parcel.messages, parcel.outcomes
@@ -264,7 +272,7 @@ class Producer:
                 ]
             movable = not parcel.destination.fixed and not parcel.together
             entries = [
-                Pending(message, queue, outcome, deadline_s, parcel.timeout_s, cost, generation, movable)
+                PendingMessage(message, queue, outcome, deadline_s, parcel.timeout_s, cost, generation, movable)
                 for message, outcome, cost in zip(messages, outcomes, parcel.costs, strict=True)
             ]
             self._sender(queue.broker_name).put(by_stored_queue(entries, queue))
@@ -280,7 +288,7 @@ class Producer:
         deadline_s = time.monotonic() + timeout_s
         route = self.route(topic, timeout_s, keyed=destination.fixed)
         futures = [running_future() for _ in messages]
-        parcel = Parcel.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
+        parcel = SendRequest.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
         generation = self.buffer.take(parcel.cost_bytes, len(messages), self.room_timeout_s(timeout_s))
         self.hand_over(route, parcel, generation, deadline_s)
         return futures
@@ -290,16 +298,16 @@ class Producer:
             return destination.select(route, messages[0])
         return self._turns.next(route, len(messages), time.monotonic())
 
-    def _elsewhere(self, entries: list[Pending], broker_name: str) -> list[Pending]:
+    def _elsewhere(self, entries: list[PendingMessage], broker_name: str) -> list[PendingMessage]:
         """Give what may go to any queue to other brokers than the one that fails; returns what stays."""
-        staying: list[Pending] = []
+        staying: list[PendingMessage] = []
         for (movable, topic), group in groupby(entries, lambda entry: (entry.movable, entry.message.topic)):
             for run in _runs(list(group)):
                 if not movable or not self._moved(run, topic, broker_name):
                     staying += run
         return staying
 
-    def _moved(self, run: list[Pending], topic: str, broker_name: str) -> bool:
+    def _moved(self, run: list[PendingMessage], topic: str, broker_name: str) -> bool:
         try:
             queue = self._turns.elsewhere(self._routes.get(topic), broker_name, time.monotonic())
             if queue is None:
@@ -340,7 +348,7 @@ class Producer:
             raise SendUnknownError("its queue", 1, timeout_s, "the sender thread gave no answer") from None
 
 
-def _runs(entries: list[Pending]) -> Iterator[list[Pending]]:
+def _runs(entries: list[PendingMessage]) -> Iterator[list[PendingMessage]]:
     for first in range(0, len(entries), RUN_MAX_MESSAGES):
         yield entries[first : first + RUN_MAX_MESSAGES]
 

@@ -33,33 +33,33 @@ from raymq.errors import (
     ServiceNotAvailableError,
 )
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
-from raymq.producer.buffer_pool import SendBuffer
-from raymq.producer.encoder import BatchEncoder, Pending, check_record
-from raymq.producer.in_flight import Flight
+from raymq.producer.buffer_pool import BufferPool
+from raymq.producer.encoder import BatchEncoder, PendingMessage, check_record_size
+from raymq.producer.in_flight import InFlightBatch
 from raymq.producer.latency_fault import BrokerFaults
 from raymq.producer.retry_policy import another_broker_helps, given_up, may_be_stored
 from raymq.protocol.store import AppendResult
-from raymq.remoting.master_locator import MasterStorage, RouteSource
+from raymq.remoting.master_locator import MasterLocator, RouteSource
 from raymq.remoting.storage_client import StorageClient, StorageDescription
 from raymq.retry import Backoff
 
 BATCH_MAX_MESSAGES: Final = 4096
 REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SenderContext:
     """What all senders of a producer share. `elsewhere` gives messages to other brokers' senders than the one named;
     it returns those that stay."""
 
     routes: RouteSource
     storage: Callable[[str], StorageClient]
     encoder: BatchEncoder
-    buffer: SendBuffer
+    buffer: BufferPool
     faults: BrokerFaults
-    elsewhere: Callable[[list[Pending], str], list[Pending]]
+    elsewhere: Callable[[list[PendingMessage], str], list[PendingMessage]]
     attempt_timeout_s: float
     retry_when_not_store_ok: bool
 
@@ -81,14 +81,14 @@ def in_sender() -> bool:
 class Sender:
     """Everything of one producer that goes to one broker group. `put` and `close` are for other threads."""
 
-    def __init__(self, broker_name: str, shared: Shared) -> None:
+    def __init__(self, broker_name: str, shared: SenderContext) -> None:
         self._broker_name = broker_name
         self._shared = shared
-        self._master = MasterStorage(broker_name, shared.routes, shared.storage)
+        self._master = MasterLocator(broker_name, shared.routes, shared.storage)
         self._backoff = Backoff()
         self._wake = threading.Condition()
-        self._buffers: dict[MessageQueue, deque[Pending]] = {}
-        self._taken: list[Pending] = []
+        self._buffers: dict[MessageQueue, deque[PendingMessage]] = {}
+        self._taken: list[PendingMessage] = []
         """What is out of the buffers and has no end yet."""
         self._last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
         self._closed = False
@@ -96,7 +96,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name=f"producer-{broker_name}", daemon=True)
         self._thread.start()
 
-    def put(self, entries_by_queue: Mapping[MessageQueue, Sequence[Pending]]) -> None:
+    def put(self, entries_by_queue: Mapping[MessageQueue, Sequence[PendingMessage]]) -> None:
         """Take messages to be sent. ClientStateError when the sender was closed meanwhile; nothing is taken then."""
         with self._wake:
             if self._closed:
@@ -132,11 +132,11 @@ class Sender:
             try:
                 self._round()
             except Exception as error:  # a bug here must fail the futures, not leave them waiting
-                _log.exception("sending to %s failed", self._broker_name)
+                logger.exception("sending to %s failed", self._broker_name)
                 self._fail(self._lost(), error)
             self._taken.clear()
 
-    def _lost(self) -> list[Pending]:
+    def _lost(self) -> list[PendingMessage]:
         """What was taken and neither has an end nor waits in a buffer, here or at another broker's sender."""
         with self._wake:
             waiting = {id(entry) for buffer in self._buffers.values() for entry in buffer}
@@ -177,17 +177,17 @@ class Sender:
     def _attempt_s(self, deadline_s: float) -> float:
         return min(self._shared.attempt_timeout_s, max(deadline_s - self._now_s(), 0.1))
 
-    def _take(self) -> list[tuple[MessageQueue, list[Pending]]]:
+    def _take(self) -> list[tuple[MessageQueue, list[PendingMessage]]]:
         """What goes into the next request: from every queue in turn, up to the limits. Called with the lock.
 
         All have the same `wait_store_msg_ok`: what need not wait for the disk does not wait for what must.
         """
-        taken: list[tuple[MessageQueue, list[Pending]]] = []
+        taken: list[tuple[MessageQueue, list[PendingMessage]]] = []
         waits = next(iter(self._buffers.values()))[0].message.wait_store_msg_ok
         room = REQUEST_MAX_BYTES
         for queue in list(self._buffers):
             waiting = self._buffers.pop(queue)
-            entries: list[Pending] = []
+            entries: list[PendingMessage] = []
             # The first message of a request always fits, whatever its size.
             while waiting and len(entries) < BATCH_MAX_MESSAGES:
                 if room < waiting[0].cost_bytes and (taken or entries):
@@ -203,15 +203,15 @@ class Sender:
                 taken.append((queue, entries))
         return taken
 
-    def _put_back(self, queue: MessageQueue, entries: Sequence[Pending]) -> None:
+    def _put_back(self, queue: MessageQueue, entries: Sequence[PendingMessage]) -> None:
         """To the front of their buffer."""
         if entries:
             with self._wake:
                 self._buffers.setdefault(queue, deque()).extendleft(reversed(entries))
 
     def _encode(
-        self, queue: MessageQueue, entries: list[Pending], max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES
-    ) -> Flight | None:
+        self, queue: MessageQueue, entries: list[PendingMessage], max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES
+    ) -> InFlightBatch | None:
         """A flight with those that can go; the others have their end."""
         entries = self._in_time(entries, self._last_failure)
         try:
@@ -231,21 +231,21 @@ class Sender:
                 self._fail(entries, error)
                 return None
             return self._encode(queue, legal)
-        return Flight(queue, entries, batch, min([entry.deadline_s for entry in entries]))
+        return InFlightBatch(queue, entries, batch, min([entry.deadline_s for entry in entries]))
 
-    def _legal(self, entries: list[Pending], max_body_bytes: int) -> list[Pending]:
+    def _legal(self, entries: list[PendingMessage], max_body_bytes: int) -> list[PendingMessage]:
         legal = []
         for entry in entries:
             try:
                 self._shared.encoder.check_size(entry.message, max_body_bytes)
-                check_record(entry.message)
+                check_record_size(entry.message)
             except RaymqError as error:
                 self._fail([entry], error)
             else:
                 legal.append(entry)
         return legal
 
-    def _deliver(self, flights: list[Flight], storage: StorageClient, description: StorageDescription) -> None:
+    def _deliver(self, flights: list[InFlightBatch], storage: StorageClient, description: StorageDescription) -> None:
         """Send batches for the first time, and see to it that each message has its end or waits again."""
         try:
             results = self._append(flights, storage)
@@ -257,7 +257,7 @@ class Sender:
         else:
             self._acknowledge_all(flights, results, description)
 
-    def _append(self, flights: list[Flight], storage: StorageClient) -> list[AppendResult]:
+    def _append(self, flights: list[InFlightBatch], storage: StorageClient) -> list[AppendResult]:
         started_s = time.monotonic()
         attempt_s = self._attempt_s(min([flight.deadline_s for flight in flights]))
         results = storage.append([flight.batch.without_ids() for flight in flights], attempt_s)
@@ -280,7 +280,7 @@ class Sender:
             self._giving_up.wait(pause_s)
 
     def _refused(
-        self, flights: list[Flight], error: RaymqError, storage: StorageClient, description: StorageDescription
+        self, flights: list[InFlightBatch], error: RaymqError, storage: StorageClient, description: StorageDescription
     ) -> None:
         """Nothing of these batches, sent for the first time, is stored; the store takes a request as a whole or not."""
         if another_broker_helps(error):
@@ -301,7 +301,7 @@ class Sender:
         else:
             self._fail(flights[0].entries, error)
 
-    def _unpacked(self, flight: Flight) -> list[Pending]:
+    def _unpacked(self, flight: InFlightBatch) -> list[PendingMessage]:
         """The messages of a batch that will not be sent again: their sequences are lost, their ids stay."""
         for entry, message_id in zip(flight.entries, flight.batch.message_ids, strict=True):
             entry.message_id = message_id
@@ -317,7 +317,7 @@ class Sender:
             self._settle(queue, entries, error, wait=wait)
             del self._taken[known:]
 
-    def _settle(self, queue: MessageQueue, entries: list[Pending], error: RaymqError, *, wait: bool) -> None:
+    def _settle(self, queue: MessageQueue, entries: list[PendingMessage], error: RaymqError, *, wait: bool) -> None:
         """What becomes of messages that are surely not stored: too late, to another broker, wait on, or failed."""
         entries = self._in_time(entries, error)
         if another_broker_helps(error):
@@ -327,7 +327,7 @@ class Sender:
         else:
             self._fail(entries, error)
 
-    def _repeat(self, flights: list[Flight], error: RaymqError) -> None:
+    def _repeat(self, flights: list[InFlightBatch], error: RaymqError) -> None:
         """Send the very same bytes again until they are acknowledged or time is up: they may be stored already."""
         while flights := self._still_in_time(flights, error):
             topic = flights[0].entries[0].message.topic
@@ -350,7 +350,7 @@ class Sender:
             self._acknowledge_all(flights, results, description)
             return
 
-    def _in_time(self, entries: list[Pending], error: RaymqError) -> list[Pending]:
+    def _in_time(self, entries: list[PendingMessage], error: RaymqError) -> list[PendingMessage]:
         """Those whose time is not up; the others fail, and were not stored."""
         now_s = self._now_s()
         late = [entry for entry in entries if entry.deadline_s <= now_s]
@@ -359,7 +359,7 @@ class Sender:
         self._fail(late, given_up(error, max(entry.timeout_s for entry in late)))
         return [entry for entry in entries if entry.deadline_s > now_s]
 
-    def _still_in_time(self, flights: list[Flight], error: RaymqError) -> list[Flight]:
+    def _still_in_time(self, flights: list[InFlightBatch], error: RaymqError) -> list[InFlightBatch]:
         """Those of which somebody still waits. Of the others it is unknown whether they are stored."""
         now_s = self._now_s()
         for flight in [flight for flight in flights if flight.deadline_s <= now_s]:
@@ -368,20 +368,20 @@ class Sender:
             flight.deadline_s = min((entry.deadline_s for entry in flight.waiting()), default=now_s)
         return [flight for flight in flights if flight.deadline_s > now_s]
 
-    def _unknown(self, flight: Flight, entries: list[Pending], error: RaymqError) -> None:
+    def _unknown(self, flight: InFlightBatch, entries: list[PendingMessage], error: RaymqError) -> None:
         waited_s = max(entry.timeout_s for entry in entries)
         self._fail(entries, SendUnknownError(str(flight.queue), len(entries), waited_s, str(error)))
 
     # Ends
 
     def _acknowledge_all(
-        self, flights: list[Flight], results: list[AppendResult], description: StorageDescription
+        self, flights: list[InFlightBatch], results: list[AppendResult], description: StorageDescription
     ) -> None:
         for flight, first in zip(flights, results, strict=True):
             result = self._insist(flight, first) if self._shared.retry_when_not_store_ok else first
             self._shared.buffer.give(flight.acknowledge(result, description.store_host))
 
-    def _insist(self, flight: Flight, result: AppendResult) -> AppendResult:
+    def _insist(self, flight: InFlightBatch, result: AppendResult) -> AppendResult:
         """Ask again whether a batch that is stored is safe by now: a repeat stores nothing and waits for the flush."""
         while result.status is not SendStatus.SEND_OK and self._now_s() < flight.deadline_s:
             self._pause()
@@ -394,7 +394,7 @@ class Sender:
                     return result
         return result
 
-    def _fail(self, entries: list[Pending], error: BaseException) -> None:
+    def _fail(self, entries: list[PendingMessage], error: BaseException) -> None:
         for entry in entries:
             entry.outcome.set_exception(error)
         self._shared.buffer.give(entries)

@@ -19,7 +19,7 @@ makes its death invisible to producers, so the default outlasts it."""
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 MAX_BUFFERED_MESSAGES: Final = 262_144
 
-ATTEMPT_TIMEOUT_S: Final = 5.0
+SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
 """Another replica leads about three seconds after a storage process began to stand still; until an attempt ends, nobody
 asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is unknown too) and copies (3 s)."""
 WhenFull = Literal["block", "raise"]
@@ -42,7 +42,7 @@ class ProducerSettings:
     """
 
     send_timeout_s: float = SEND_TIMEOUT_S
-    attempt_timeout_s: float = ATTEMPT_TIMEOUT_S
+    attempt_timeout_s: float = SEND_ATTEMPT_TIMEOUT_S
     max_buffered_bytes: int = MAX_BUFFERED_BYTES
     max_buffered_messages: int = MAX_BUFFERED_MESSAGES
     when_full: WhenFull = "block"

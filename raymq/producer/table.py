@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError
 from raymq.message import Message, MessageQueue, SendResult, SendStatus
-from raymq.producer.encoder import Parcel, check_record, may_exceed_a_record
+from raymq.producer.encoder import SendRequest, check_record_size, may_exceed_a_record
 from raymq.producer.queue_selector import ANYWHERE, RUN_MAX_MESSAGES, Destination, select_queue_by_hash
 from raymq.protocol.route import TopicRoute
 
@@ -69,7 +69,7 @@ def _hand_over(
 ) -> None:
     producer.check(messages)
     timeout_s = producer.settings.send_timeout_s
-    parcel = Parcel.of(messages, [_RowEnd(ends) for _ in messages], destination, timeout_s, together=False)
+    parcel = SendRequest.of(messages, [_RowEnd(ends) for _ in messages], destination, timeout_s, together=False)
     # A table is sent as fast as there is room, whatever is said for single messages that find none.
     generation = producer.buffer.take(parcel.cost_bytes, len(messages), timeout_s)
     ends.handed_over(len(messages))
@@ -123,7 +123,7 @@ class _Rows:
         for place, message in enumerate(messages):
             if may_exceed_a_record(message):
                 try:
-                    check_record(message)
+                    check_record_size(message)
                 except MessageIllegalError as error:
                     raise MessageIllegalError(f"row {first + place}: {error}; no row was sent") from None
 

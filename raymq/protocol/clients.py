@@ -1,8 +1,8 @@
 """What client processes tell the brokers about themselves, and what administrators are told of them.
 
-A client says every HEARTBEAT_INTERVAL_S, and at once on a change, which producer groups and consumers it has; a broker
-that has not heard of it for CLIENT_EXPIRY_S forgets it (spec/messaging.md §2.8). Nothing depends on it but what people
-see: who owns a queue is the Rebalance actor's business (raymq.protocol.membership).
+A client says every CLIENT_HEARTBEAT_INTERVAL_S, and at once on a change, which producer groups and consumers it has; a
+broker that has not heard of it for CLIENT_EXPIRY_S forgets it (spec/messaging.md §2.8). Nothing depends on it but what
+people see: who owns a queue is the Rebalance actor's business (raymq.protocol.membership).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from raymq.message import ConsumeFromWhere, MessageModel
 
-HEARTBEAT_INTERVAL_S: Final = 30.0
+CLIENT_HEARTBEAT_INTERVAL_S: Final = 30.0
 CLIENT_EXPIRY_S: Final = 120.0
 
 ConsumeType = Literal["PUSH", "PULL"]

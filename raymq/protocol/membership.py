@@ -13,7 +13,7 @@ from typing import Final
 
 from raymq.message import MessageQueue
 
-HEARTBEAT_INTERVAL_S: Final = 1.0
+MEMBER_HEARTBEAT_INTERVAL_S: Final = 1.0
 SESSION_TIMEOUT_S: Final = 15.0
 """A member silent for longer is dead: its queues go to others. The member itself stops before that."""
 

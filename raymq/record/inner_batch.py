@@ -9,13 +9,15 @@ would have on its own.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from raymq.message import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM
+from raymq.record.check import check_record
 from raymq.record.compression import decompress
-from raymq.record.decode import Buffer, DispatchView, check_record, dispatch_view
-from raymq.record.inner_batch_item import BatchItem, decode_batch_items
+from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.layout import (
     HEADERS,
     MAGIC_V1,
@@ -23,14 +25,15 @@ from raymq.record.layout import (
     SYS_FLAG_COMPRESSION_TYPE_MASK,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_NEED_UNWRAP,
+    Buffer,
     RecordError,
+    decode_properties,
     encode_properties,
 )
 
 _OF_THE_BATCH: Final = (
     SYS_FLAG_COMPRESSED | SYS_FLAG_NEED_UNWRAP | SYS_FLAG_INNER_BATCH | SYS_FLAG_COMPRESSION_TYPE_MASK
 )
-_SHORT: Final = struct.Struct(">h")
 
 
 class InnerBatch(NamedTuple):
@@ -86,3 +89,47 @@ def _record_of(item: BatchItem, header: struct.Struct, batch: list[int], queue_o
     values[5] = queue_offset
     values[14] = len(item.body)
     return header.pack(*values) + item.body + topic + _SHORT.pack(len(properties)) + properties
+
+
+_HEAD: Final = struct.Struct(">iiiii")
+
+
+_SHORT: Final = struct.Struct(">h")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One message of a batch; `properties` are all of them, reserved names too."""
+
+    body: bytes
+    properties: Mapping[str, str]
+    flag: int = 0
+
+
+def encode_batch_item(item: BatchItem) -> bytes:
+    """`item` as it is inside a batch. MessageIllegalError when its properties cannot be written."""
+    properties = encode_properties(item.properties)
+    size = _HEAD.size + len(item.body) + _SHORT.size + len(properties)
+    head = _HEAD.pack(size, 0, 0, item.flag, len(item.body))
+    return head + item.body + _SHORT.pack(len(properties)) + properties
+
+
+def decode_batch_items(data: bytes) -> list[BatchItem]:
+    """The items that fill `data`. RecordError when it is cut or an item's length fields do not add up."""
+    items = []
+    position = 0
+    while position < len(data):
+        try:
+            total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
+            body_at = position + _HEAD.size
+            properties_at = body_at + body_size + _SHORT.size
+            (properties_size,) = _SHORT.unpack_from(data, max(properties_at, body_at + _SHORT.size) - _SHORT.size)
+        except struct.error:
+            raise RecordError(f"a batch item is cut at byte {position}") from None
+        end = properties_at + properties_size
+        if body_size < 0 or properties_size < 0 or end != position + total or end > len(data):
+            raise RecordError(f"the length fields of the batch item at byte {position} do not add up")
+        properties = decode_properties(data[properties_at:end])
+        items.append(BatchItem(data[body_at : properties_at - _SHORT.size], properties, flag))
+        position = end
+    return items

@@ -22,52 +22,120 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.message import MAX_PROPERTIES_BYTES
+from raymq.message import (
+    MAX_PROPERTIES_BYTES,
+)
 from raymq.record.java_text import decode_utf8
 
 MAGIC_V1: Final = -626843481
+
+
 MAGIC_V2: Final = -626843477
+
+
 BLANK_MAGIC: Final = -875286124
+
+
 BLANK_LENGTH: Final = 8
 
+
 TOTAL_SIZE_OFFSET: Final = 0
+
+
 MAGIC_OFFSET: Final = 4
+
+
 BODY_CRC_OFFSET: Final = 8
+
+
 QUEUE_ID_OFFSET: Final = 12
+
+
 FLAG_OFFSET: Final = 16
+
+
 QUEUE_OFFSET_OFFSET: Final = 20
+
+
 PHYSICAL_OFFSET_OFFSET: Final = 28
+
+
 SYS_FLAG_OFFSET: Final = 36
+
+
 BORN_TIMESTAMP_OFFSET: Final = 40
+
+
 BORN_HOST_OFFSET: Final = 48
+
+
 STORE_TIMESTAMP_OFFSET: Final = 56
+
+
 STORE_HOST_OFFSET: Final = 64
+
+
 BODY_SIZE_OFFSET: Final = 84
+
+
 BODY_OFFSET: Final = 88
+
+
 IPV6_EXTRA: Final = 12
 """By how much an IPv6 host moves the fields after it."""
+
+
 IPV6_HOST_BYTES: Final = 20
+
+
 MIN_RECORD_SIZE: Final = 91
 
+
 SYS_FLAG_COMPRESSED: Final = 0x1
+
+
 SYS_FLAG_MULTI_TAGS: Final = 0x2
+
+
 SYS_FLAG_TRANSACTION_MASK: Final = 0xC
+
+
 SYS_FLAG_TRANSACTION_PREPARED: Final = 0x4
+
+
 SYS_FLAG_TRANSACTION_COMMIT: Final = 0x8
+
+
 SYS_FLAG_TRANSACTION_ROLLBACK: Final = 0xC
+
+
 SYS_FLAG_BORN_HOST_IPV6: Final = 0x10
+
+
 SYS_FLAG_STORE_HOST_IPV6: Final = 0x20
+
+
 SYS_FLAG_HOSTS_MASK: Final = 0x30
+
+
 SYS_FLAG_NEED_UNWRAP: Final = 0x40
+
+
 SYS_FLAG_INNER_BATCH: Final = 0x80
+
+
 SYS_FLAG_COMPRESSION_TYPE_MASK: Final = 0x700
+
 
 V1_TOPIC_SIZE_MAX: Final = 127
 
+
 UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """A consume-queue unit, 20 bytes (spec/storage.md §2)."""
+
 
 BATCH_UNIT_DTYPE: Final = np.dtype(
     [
@@ -83,6 +151,7 @@ BATCH_UNIT_DTYPE: Final = np.dtype(
 )
 """A batch consume-queue unit, 46 bytes: a record that holds `count` messages from queue offset `base_offset` on."""
 
+
 HEAD_FIELDS: Final = (
     ("total_size", ">i4"),
     ("magic", ">i4"),
@@ -95,12 +164,16 @@ HEAD_FIELDS: Final = (
 )
 """The fields that every record has at the same place, with their numpy types, for reading many records at a time."""
 
+
 HEADERS: Final = tuple(
     struct.Struct(f">iiiiiqqiq{born}sq{store}siqi") for born, store in ((8, 8), (20, 8), (8, 20), (20, 20))
 )
 """The fields up to body_size, indexed by the sys flag's two host bits (`(sys_flag >> 4) & 3`)."""
 
+
 _BLANK: Final = struct.Struct(">ii")
+
+
 _PORT: Final = struct.Struct(">i")
 
 
@@ -162,3 +235,39 @@ def decode_properties(data: bytes) -> dict[str, str]:
         if value and name:
             properties[name] = value
     return properties
+
+
+def record_ends(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Where each of the records of these sizes ends that lie back to back from 0 on."""
+    ends = sizes.astype(np.int64)
+    return ends.cumsum() if len(ends) > 1 else ends
+
+
+def windows(data: bytes | bytearray | memoryview | NDArray[np.uint8], width: int) -> NDArray[np.void]:
+    """All `width`-byte windows of `data`, element i starting at byte i, without a copy. Indexing it with an array of
+    positions reads or writes one field of many records at a time; a position too near the end is an IndexError."""
+    return np.ndarray((max(len(data) - width + 1, 0),), void_dtype(width), data, 0, (1,))
+
+
+@lru_cache(maxsize=1024)
+def void_dtype(width: int) -> np.dtype[np.void]:
+    return np.dtype(f"V{width}")
+
+
+Buffer = bytes | bytearray | memoryview
+
+
+IPV4_HEADER: Final = HEADERS[0]
+
+
+INT: Final = struct.Struct(">i")
+
+
+SHORT: Final = struct.Struct(">h")
+
+
+INTS: Final = struct.Struct(">ii")
+
+
+TOPIC_SIZE_MAX: Final = (0, 127, 32767)
+"""Indexed by the width of the topic's length field; both are signed in Java."""

@@ -68,7 +68,7 @@ class WaitingRecord:
     deliver_at_ms: int | None
 
 
-def take_apart(record: bytes | memoryview) -> RecordParts:
+def split_record(record: bytes | memoryview) -> RecordParts:
     """Take one whole record apart. RecordError when its fields do not add up; its CRCs are not looked at."""
     data = bytes(record)
     try:
@@ -95,7 +95,7 @@ def take_apart(record: bytes | memoryview) -> RecordParts:
 
 def read_waiting(record: bytes | memoryview) -> WaitingRecord:
     """Take one whole record apart. RecordError when it is damaged, or does not say where it is for."""
-    parts = take_apart(record)
+    parts = split_record(record)
     table = decode_properties(parts.properties)
     deliver_at = table.get(PROPERTY_TIMER_DELIVER_MS)
     try:
@@ -122,13 +122,13 @@ def move_record(
     times = record.parts.header[12]
     assert isinstance(times, int)
     return bytearray(
-        put_together(
+        build_record(
             record.parts, topic, queue_id, {}, producer=producer, reconsume_times=times, store_host_ipv6=store_host_ipv6
         )
     )
 
 
-def put_together(
+def build_record(
     record: RecordParts,
     topic: str,
     queue_id: int,

@@ -19,21 +19,21 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.errors import RaymqError
-from raymq.protocol.clients import HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
+from raymq.protocol.clients import CLIENT_HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.route_cache import Routes
+from raymq.remoting.route_cache import RouteCache
 
-CALL_TIMEOUT_S: Final = 5.0
+HEARTBEAT_CALL_TIMEOUT_S: Final = 5.0
 GATHER_S: Final = 0.05
 """How long changes gather before they are said: a program often makes several consumers at once."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Heartbeats:
     """The heartbeats of one client. Thread-safe. `host`: this node's address."""
 
-    def __init__(self, routes: Routes, host: str) -> None:
+    def __init__(self, routes: RouteCache, host: str) -> None:
         self._routes = routes
         self._host = host
         self.client_id = f"{host}@{os.getpid()}@{secrets.token_hex(4)}"
@@ -73,7 +73,7 @@ class Heartbeats:
             thread = self._thread
         self._changed.set()
         if thread is not None:
-            thread.join(CALL_TIMEOUT_S)
+            thread.join(HEARTBEAT_CALL_TIMEOUT_S)
 
     def _say_soon(self) -> None:
         self._changed.set()
@@ -86,7 +86,7 @@ class Heartbeats:
         while not self._closed:
             self._changed.clear()
             self._tell("heartbeat", self._heartbeat)
-            if self._changed.wait(HEARTBEAT_INTERVAL_S) and not self._closed:
+            if self._changed.wait(CLIENT_HEARTBEAT_INTERVAL_S) and not self._closed:
                 time.sleep(GATHER_S)
         self._tell("unregister_client", lambda: self.client_id)
 
@@ -102,9 +102,9 @@ class Heartbeats:
             for name in self._routes.brokers():
                 self._brokers.setdefault(name, ActorRef(name))
         except RaymqError as error:
-            _log.debug("no NameServer says which brokers there are: %s", error)
+            logger.debug("no NameServer says which brokers there are: %s", error)
         for broker in list(self._brokers.values()):
             try:
-                broker.call(method, argument(), timeout_s=CALL_TIMEOUT_S)
+                broker.call(method, argument(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
             except RaymqError as error:
-                _log.info("%s did not take %s: %s", broker.name, method, error)
+                logger.info("%s did not take %s: %s", broker.name, method, error)

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 256
 """Authenticated connections."""
@@ -107,7 +107,7 @@ class LaneServer:
                 except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread can be started
                     with self._changed:
                         if not self._closed and not failing:
-                            _log.warning("the lane cannot accept connections now and goes on trying: %s", error)
+                            logger.warning("the lane cannot accept connections now and goes on trying: %s", error)
                         failing = True
                         self._changed.wait_for(lambda: self._closed, ACCEPT_PAUSE_S)
 
@@ -171,7 +171,7 @@ class LaneServer:
                 except _LOST:
                     raise
                 except Exception as error:  # it cannot be pickled; nothing was written yet
-                    _log.exception("the answer to lane call %s cannot be sent", method)
+                    logger.exception("the answer to lane call %s cannot be sent", method)
                     connection.send((False, ServiceNotAvailableError(f"{method} gave no answer to send: {error!r}")))
         except _LOST:
             pass  # the client went away or was refused: its own business
@@ -187,7 +187,7 @@ class LaneServer:
         except RaymqError as error:
             return False, error
         except Exception as error:
-            _log.exception("lane call %s failed", method)
+            logger.exception("lane call %s failed", method)
             return False, ServiceNotAvailableError(f"{method} failed in the storage actor: {error!r}")
 
 

@@ -20,7 +20,7 @@ class RouteSource(Protocol):
     def forget(self, topic: str) -> None: ...
 
 
-class MasterStorage:
+class MasterLocator:
     """Used by one thread."""
 
     def __init__(self, broker_name: str, routes: RouteSource, storage: Callable[[str], StorageClient]) -> None:

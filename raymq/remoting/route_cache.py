@@ -1,4 +1,4 @@
-"""Routes as a client keeps them: asked for once, refreshed every 30 s and when a call shows that one is outdated.
+"""RouteCache as a client keeps them: asked for once, refreshed every 30 s and when a call shows that one is outdated.
 
 A route that cannot be refreshed stays in use, so clients go on while NameServers are gone (spec/messaging.md §3.3).
 Nor does one lose a broker to a NameServer that was restarted and waits to hear of all: groups would share out fewer
@@ -20,13 +20,13 @@ from raymq.errors import RaymqError, ServiceNotAvailableError, TopicNotExistErro
 from raymq.names import AUTO_CREATE_TOPIC, NameServerName
 from raymq.protocol.route import BrokerData, TopicRoute, format_order_config
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.storage_client import persist_until
+from raymq.retry import persist_until
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
 ASK_AGAIN_AFTER_S: Final = 2.0
 """How long an outdated route serves after an attempt to refresh it has failed."""
-CALL_TIMEOUT_S: Final = 5.0
-CALL_TIMEOUT_MIN_S: Final = 2.0
+ROUTE_CALL_TIMEOUT_S: Final = 5.0
+ROUTE_CALL_TIMEOUT_MIN_S: Final = 2.0
 """Several NameServers share the time for one, but each has so long."""
 CREATE_TIMEOUT_S: Final = 15.0
 ROUTE_TIMEOUT_S: Final = 10.0
@@ -44,7 +44,7 @@ class _Cached:
     forgotten: bool = False
 
 
-class Routes:
+class RouteCache:
     """The routes one client knows. Thread-safe."""
 
     def __init__(self, nameservers: Sequence[NameServerName]) -> None:
@@ -174,7 +174,7 @@ class Routes:
         answers, failures = [], []
         for server in self._nameservers:
             try:
-                answers.append(server.call(method, *args, timeout_s=CALL_TIMEOUT_S))
+                answers.append(server.call(method, *args, timeout_s=ROUTE_CALL_TIMEOUT_S))
             except RaymqError as error:
                 failures.append(error)
         if failures:
@@ -188,7 +188,7 @@ class Routes:
         no NameServer knows better.
         """
         failures: list[RaymqError] = []
-        timeout_s = max(CALL_TIMEOUT_S / len(self._nameservers), CALL_TIMEOUT_MIN_S)
+        timeout_s = max(ROUTE_CALL_TIMEOUT_S / len(self._nameservers), ROUTE_CALL_TIMEOUT_MIN_S)
         for server in in_order or random.sample(self._nameservers, len(self._nameservers)):
             try:
                 return question(server, timeout_s)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
@@ -27,11 +27,16 @@ from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResu
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane import Lane, LaneAddress
-from raymq.retry import Backoff
+from raymq.retry import left_s
 
 LANES_MAX: Final = 16
+
+
 DESCRIBE_TIMEOUT_S: Final = 5.0
+
+
 _LOST: Final = (EOFError, OSError, AuthenticationError)
+
 
 T = TypeVar("T")
 
@@ -182,7 +187,7 @@ class StorageClient:
             try:
                 with self._lane(description) as lane:
                     if lane is not None:
-                        return lane.call(method, arguments, _left_s(deadline_s))
+                        return lane.call(method, arguments, left_s(deadline_s))
             except _LOST as error:
                 if isinstance(error, RaymqError):
                     raise  # RequestTimeoutError is an OSError by way of TimeoutError
@@ -191,7 +196,7 @@ class StorageClient:
             finally:
                 self._lanes.release()
         try:
-            return self._actor.call(method, *arguments, timeout_s=_left_s(deadline_s))
+            return self._actor.call(method, *arguments, timeout_s=left_s(deadline_s))
         except (ServiceNotAvailableError, RequestTimeoutError):
             self._forget()
             raise
@@ -225,23 +230,3 @@ class StorageClient:
 def _may_read(root: str) -> bool:
     """Whether this process may read the files of a store, which are its user's only."""
     return os.access(root, os.R_OK | os.X_OK) or not os.path.exists(root)
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.1, deadline_s - time.monotonic())
-
-
-def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
-    """Repeat `call(seconds left)` while it fails retryably and time is left; the last failure is raised then.
-
-    Only for calls that are safe to repeat. `deadline_s` is on `time.monotonic`'s clock.
-    """
-    backoff = Backoff()
-    while True:
-        try:
-            return call(_left_s(deadline_s))
-        except RaymqError as error:
-            pause_s = backoff.next()
-            if not error.retryable or time.monotonic() + pause_s >= deadline_s:
-                raise
-            time.sleep(pause_s)

@@ -10,12 +10,13 @@ from typing import TypeVar
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.remoting.master_locator import RouteSource
-from raymq.remoting.storage_client import StorageClient, persist_until
+from raymq.remoting.storage_client import StorageClient
+from raymq.retry import persist_until
 
 T = TypeVar("T")
 
 
-class Storages:
+class StorageClients:
     """Makes each StorageClient once. Thread-safe. `node_id`: the Ray node of this process."""
 
     def __init__(self, node_id: str) -> None:
@@ -38,9 +39,9 @@ class Storages:
             client.close()
 
 
-def ask_master(
+def call_master(
     routes: RouteSource,
-    storages: Storages,
+    storages: StorageClients,
     queue: MessageQueue,
     timeout_s: float,
     call: Callable[[StorageClient, float], T],

@@ -16,14 +16,16 @@ from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError, SystemBusyError
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
-from raymq.record.decode import dispatch_view
-from raymq.record.encode import EncodedBatch, is_sealed, record_ends, stamp_many, stamp_one, validate_batch
-from raymq.record.layout import BLANK_LENGTH, SYS_FLAG_STORE_HOST_IPV6, decode_host
+from raymq.record.check import validate_batch
+from raymq.record.dispatch import dispatch_view
+from raymq.record.encode import EncodedBatch
+from raymq.record.layout import BLANK_LENGTH, SYS_FLAG_STORE_HOST_IPV6, decode_host, record_ends
+from raymq.record.stamp import is_sealed, stamp_many, stamp_one
 from storage.append.checked_batch import CheckedBatch
 from storage.append.multi_append import MultiAppend, starts_of
 from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, PutMessageStatus, refusal, refuse_batch
 from storage.dispatch.delivery_progress import Delivery, Source, waiting_codes
-from storage.log.append_plan import Place
+from storage.log.append_plan import AppendSpan
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 from storage.recovery.recovery import Recovered
@@ -164,7 +166,7 @@ class Appender:
             self._deliveries.advance(source, deliveries[part][-1].epoch, deliveries[part][-1].queue_offset + 1)
         if multi is not None:
             starts = starts_of(places, np.diff(ends, prepend=0))
-            self._show(multi.write([[Place(0, 1, start)] for start in starts.tolist()]))
+            self._show(multi.write([[AppendSpan(0, 1, start)] for start in starts.tolist()]))
 
     def _show(self, queues: Sequence[ConsumeQueue]) -> None:
         """Show the ends of these queues when all that is written now is shown."""
@@ -237,7 +239,7 @@ class Appender:
                 SystemBusyError,
             ).error
 
-    def _reserve(self, counts: Sequence[tuple[ConsumeQueue, int]], places: list[list[Place]]) -> None:
+    def _reserve(self, counts: Sequence[tuple[ConsumeQueue, int]], places: list[list[AppendSpan]]) -> None:
         """Make every file that so many messages need, or raise StoreNotWritableError and leave all as it was."""
         needed: dict[ConsumeQueue, int] = {}
         for queue, count in counts:
@@ -253,7 +255,7 @@ class Appender:
                 f"no room for another file in {self._root}: {error}; nothing was stored, make room and send again"
             ) from error
 
-    def _write(self, checked: CheckedBatch, queue: ConsumeQueue, places: Sequence[Place]) -> AppendResult:
+    def _write(self, checked: CheckedBatch, queue: ConsumeQueue, places: Sequence[AppendSpan]) -> AppendResult:
         """Write a batch to its places; the result is right if there is one place."""
         batch, first_queue_offset = checked.batch, queue.next_offset
         for place in places:
@@ -282,7 +284,7 @@ class Appender:
         batch: EncodedBatch,
         rest: CheckedBatch,
         queue: ConsumeQueue,
-        places: Sequence[Place],
+        places: Sequence[AppendSpan],
         stored: Sequence[int],
     ) -> AppendResult:
         """Write what is left of a batch of which `stored` are the queue offsets that an earlier send got."""

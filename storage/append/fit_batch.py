@@ -12,14 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from raymq.protocol.store import AppendResult
-from raymq.record.encode import EncodedBatch, validate_batch, windows, with_property_crc
+from raymq.record.check import validate_batch
+from raymq.record.encode import EncodedBatch
 from raymq.record.layout import (
     IPV6_EXTRA,
     STORE_HOST_OFFSET,
     SYS_FLAG_BORN_HOST_IPV6,
     SYS_FLAG_OFFSET,
     SYS_FLAG_STORE_HOST_IPV6,
+    windows,
 )
+from raymq.record.stamp import with_property_crc
 
 
 def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool) -> EncodedBatch:

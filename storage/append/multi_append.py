@@ -14,17 +14,18 @@ from typing import Final
 
 import numpy as np
 
-from raymq.columnar.fields import Ints, locate
+from raymq.columnar.fields import Ints, find_fields
 from raymq.config.store import StoreSettings
 from raymq.errors import MessageIllegalError
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
 from raymq.names import LMQ_PREFIX
 from raymq.record.crc import PROPERTY_CRC_LENGTH
-from raymq.record.encode import EncodedBatch, is_sealed, record_ends
-from raymq.record.layout import decode_properties
+from raymq.record.encode import EncodedBatch
+from raymq.record.layout import decode_properties, record_ends
+from raymq.record.stamp import is_sealed
 from storage.append.put_check import PutMessageStatus, refusal
 from storage.dispatch.multi_dispatch import LMQ_QUEUE_ID, SEPARATOR, QueueKey, can_be_queue, is_dispatched, split_names
-from storage.log.append_plan import Place
+from storage.log.append_plan import AppendSpan
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
 
@@ -82,7 +83,7 @@ class MultiAppend:
                 )
         return [(self._queues.get_or_create(*key), len(rows)) for key, rows in self._rows.items()]
 
-    def write(self, places: Sequence[Sequence[Place]]) -> list[ConsumeQueue]:
+    def write(self, places: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
         """Write the units of the batches, which lie at these places; returns the queues that got some."""
         queues = []
         starts = [
@@ -102,7 +103,7 @@ class MultiAppend:
     def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
         """`batch`, whose records are `data`, with the offsets; which of its messages each queue gets goes to `rows`."""
         ends = record_ends(batch.sizes)
-        places = locate(np.frombuffer(data, np.uint8), ends - batch.sizes)
+        places = find_fields(np.frombuffer(data, np.uint8), ends - batch.sizes)
         records: list[bytes] = []
         columns = (places.starts.tolist(), places.properties_at.tolist(), ends.tolist())
         for row, (start, at, end) in enumerate(zip(*columns, strict=True)):
@@ -156,7 +157,7 @@ class MultiAppend:
         return size.to_bytes(4) + head[4:-2] + len(properties).to_bytes(2) + properties
 
 
-def starts_of(places: Sequence[Place], sizes: Ints) -> Ints:
+def starts_of(places: Sequence[AppendSpan], sizes: Ints) -> Ints:
     """The physical offset of each record of a batch that lies at `places`."""
     begins = np.cumsum(sizes) - sizes
     for place in places:

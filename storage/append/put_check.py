@@ -19,7 +19,7 @@ from raymq.errors import (
     SystemBusyError,
 )
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_QUEUE_OFFSET, PROPERTY_INNER_NUM, SendStatus
-from raymq.record.encode import BatchFacts
+from raymq.record.check import BatchFacts
 from raymq.record.layout import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,

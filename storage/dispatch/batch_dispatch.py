@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from raymq.record.decode import DispatchView
+from raymq.record.dispatch import DispatchView
 from raymq.record.inner_batch import inner_batch
 from raymq.record.layout import SYS_FLAG_INNER_BATCH, RecordError
 from storage.queue.batch_consume_queue import BatchUnit

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.delay import delivery_source
-from raymq.record.decode import DispatchView
+from raymq.record.dispatch import DispatchView
 from raymq.record.encode import ProducerSequence
 from storage.dispatch.dedup import DedupTable
-from storage.dispatch.delivery_progress import Deliveries, Source
+from storage.dispatch.delivery_progress import DeliveryProgress, Source
 from storage.dispatch.record_blocks import Block, was_moved
 
 
@@ -35,7 +35,7 @@ class _Run(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BlockProducers:
     """The producers of a block's records: `runs` by their last messages, and what the scheduler delivered, in order,
-    as `Deliveries.advance` takes it."""
+    as `DeliveryProgress.advance` takes it."""
 
     runs: list[_Run]
     delivered: list[tuple[Source, int, int]]
@@ -49,7 +49,7 @@ class BlockProducers:
         """Whether the table takes them without forgetting somebody: then their order would count."""
         return dedup.has_room_for(len({(run.producer.producer_id, run.topic, run.queue_id) for run in self.runs}))
 
-    def remember(self, dedup: DedupTable, deliveries: Deliveries) -> None:
+    def remember(self, dedup: DedupTable, deliveries: DeliveryProgress) -> None:
         """Tell both."""
         # In the order of their last messages: so the table knows who was silent longest.
         for run in self.runs:
@@ -72,7 +72,7 @@ def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
     return BlockProducers(sorted(_runs(block, counted & ~block.was_moved, ~of_scheduler)), delivered)
 
 
-def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: Deliveries) -> None:
+def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: DeliveryProgress) -> None:
     """Tell who sent one record. Without `dedup` only what the scheduler delivered counts."""
     producer = view.producer
     source = None if producer is None else delivery_source(producer.producer_id)

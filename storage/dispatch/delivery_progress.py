@@ -39,7 +39,8 @@ Source = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """A message that is to be stored in `topic`:`queue_id` now: `record`, to be stamped in place, carries as its
-    producer where it waited, at `queue_offset`, with `epoch` before that in the order of its queue (`Progress`)."""
+    producer where it waited, at `queue_offset`, with `epoch` before that in the order of its queue
+    (`SourceProgress`)."""
 
     topic: str
     queue_id: int
@@ -50,7 +51,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SourceProgress:
     """Delivered are all units of a queue up to the one with time `epoch` and queue offset `next_offset` - 1, in the
     order of (time, offset); `epoch` is 0 where that is the order of the offsets. No unit before `low` waits."""
 
@@ -59,22 +60,22 @@ class Progress:
     low: int = 0
 
 
-class Deliveries:
+class DeliveryProgress:
     """The progress of all queues where messages wait. Changed under the store's append lock, and read there."""
 
     def __init__(self) -> None:
-        self._table: dict[Source, Progress] = {}
-        self._saved: dict[Source, Progress] = {}
+        self._table: dict[Source, SourceProgress] = {}
+        self._saved: dict[Source, SourceProgress] = {}
 
-    def get(self, source: Source) -> Progress:
-        return self._table.get(source, Progress())
+    def get(self, source: Source) -> SourceProgress:
+        return self._table.get(source, SourceProgress())
 
     def advance(self, source: Source, epoch: int, next_offset: int) -> None:
         """The unit before `next_offset`, whose time is `epoch`, was delivered or given up. Never goes back."""
         now = self.get(source)
         if (epoch, next_offset) > (now.epoch, now.next_offset):
             low = now.low if epoch else next_offset
-            self._table[source] = Progress(epoch, next_offset, low)
+            self._table[source] = SourceProgress(epoch, next_offset, low)
 
     def raise_low(self, source: Source, low: int) -> None:
         """No unit of a timer queue before `low` waits any more."""
@@ -85,9 +86,9 @@ class Deliveries:
     def load(self, config: ConfigFiles) -> None:
         """Read the files. StoreCorruptError when they are damaged."""
         for level, offset in _offset_table(config, DELAY_OFFSETS).items():
-            self._table[SCHEDULE_TOPIC, level - 1] = Progress(0, *_numbers(DELAY_OFFSETS, [offset, offset], 2))
+            self._table[SCHEDULE_TOPIC, level - 1] = SourceProgress(0, *_numbers(DELAY_OFFSETS, [offset, offset], 2))
         for queue_id, values in _offset_table(config, TIMER_OFFSETS).items():
-            self._table[TIMER_TOPIC, queue_id] = Progress(*_numbers(TIMER_OFFSETS, values, 3))
+            self._table[TIMER_TOPIC, queue_id] = SourceProgress(*_numbers(TIMER_OFFSETS, values, 3))
         self._saved = dict(self._table)
 
     def fit(self, queues: Iterable[ConsumeQueue]) -> None:
@@ -95,13 +96,13 @@ class Deliveries:
         ends = {(queue.topic, queue.queue_id): queue.next_offset for queue in queues}
         for source, known in list(self._table.items()):
             end = ends.get(source, 0)
-            self._table[source] = Progress(known.epoch, min(known.next_offset, end), min(known.low, end))
+            self._table[source] = SourceProgress(known.epoch, min(known.next_offset, end), min(known.low, end))
 
-    def unsaved(self) -> dict[Source, Progress] | None:
+    def unsaved(self) -> dict[Source, SourceProgress] | None:
         """A copy of the table to give to `save` once the log is on disk up to here; None if nothing changed."""
         return dict(self._table) if self._table != self._saved else None
 
-    def save(self, table: dict[Source, Progress], config: ConfigFiles) -> None:
+    def save(self, table: dict[Source, SourceProgress], config: ConfigFiles) -> None:
         """Write the files; on return they are on disk."""
         for name, topic in ((DELAY_OFFSETS, SCHEDULE_TOPIC), (TIMER_OFFSETS, TIMER_TOPIC)):
             rows = {queue_id: value for (row_topic, queue_id), value in sorted(table.items()) if row_topic == topic}
@@ -120,7 +121,7 @@ class Deliveries:
         first = None
         for queue in queues:
             if is_waiting_topic(queue.topic):
-                low = self._saved.get((queue.topic, queue.queue_id), Progress()).low
+                low = self._saved.get((queue.topic, queue.queue_id), SourceProgress()).low
                 units = queue.next_unit(max(low, queue.min_offset), queue.next_offset)
                 if len(units):
                     physical_offset = int(units[0]["physical_offset"])

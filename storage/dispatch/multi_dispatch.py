@@ -19,7 +19,7 @@ import numpy as np
 
 from raymq.message import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
 from raymq.names import INTERNAL_TOPIC_NAME_MAX, LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX
-from raymq.record.decode import DispatchView
+from raymq.record.dispatch import DispatchView
 from raymq.record.layout import MIN_RECORD_SIZE
 from storage.dispatch.record_check import can_be_topic
 from storage.queue.queue_table import QueueTable

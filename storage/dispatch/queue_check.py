@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
-from raymq.record.decode import dispatch_view
+from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
 from storage.dispatch.multi_dispatch import units_elsewhere
 from storage.queue.consume_queue import ConsumeQueue

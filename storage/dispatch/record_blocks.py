@@ -1,6 +1,6 @@
 """Thousands of log records at a time, checked and taken apart as recovery needs them.
 
-A block says what `raymq.record.decode.check_record` and `dispatch_view` say of each record, a column at a time. It says
+A block says what `raymq.record.check.check_record` and `dispatch_view` say of each record, a column at a time. It says
 so only where nothing is out of the ordinary. On any doubt (damage, a record that cannot be, a property that is there
 twice, a number that is none) there is no block, and the reader has to look at those records one by one.
 """
@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Bytes, Ints, Places, locate
+from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.delay import is_waiting_topic
 from raymq.message import (
     PROPERTY_INNER_MULTI_DISPATCH,
@@ -26,8 +26,7 @@ from raymq.message import (
     PROPERTY_SEQUENCE,
     PROPERTY_TAGS,
 )
-from raymq.record.decode import DispatchView, dispatch_view
-from raymq.record.encode import windows
+from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.hashing import tags_code
 from raymq.record.java_text import decode_utf8
 from raymq.record.layout import (
@@ -39,6 +38,7 @@ from raymq.record.layout import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
     RecordError,
+    windows,
 )
 from storage.dispatch.record_check import can_be_topic, is_torn
 
@@ -145,7 +145,7 @@ def read_block(
     rest = data[position:]
     bytes_of = np.frombuffer(rest, np.uint8)
     try:
-        places = locate(bytes_of, np.array(starts, np.int64) - position)
+        places = find_fields(bytes_of, np.array(starts, np.int64) - position)
     except RecordError:
         return None
     if check_crc and not _crcs_hold(rest, places):
@@ -199,14 +199,14 @@ def _hop(data: memoryview, position: int) -> list[int]:
     return starts
 
 
-def _crcs_hold(data: memoryview, places: Places) -> bool:
+def _crcs_hold(data: memoryview, places: FieldOffsets) -> bool:
     ends = (places.body_at + places.body_size).tolist()
     found = [crc32(data[at:end]) for at, end in zip(places.body_at.tolist(), ends, strict=True)]
     same = (np.array(found, np.int64) & 0x7FFFFFFF) == places.head["body_crc"]
     return bool((same | (places.body_size == 0)).all())
 
 
-def _topics(data: Bytes, places: Places) -> tuple[list[str], Ints] | None:
+def _topics(data: Bytes, places: FieldOffsets) -> tuple[list[str], Ints] | None:
     """The topics, and for each record the number of its own. None if one cannot be a topic, or is no text."""
     names, codes = _distinct(data, places.topic_at, places.topic_at + places.topic_size)
     try:
@@ -216,7 +216,7 @@ def _topics(data: Bytes, places: Places) -> tuple[list[str], Ints] | None:
     return (topics, codes) if all(map(can_be_topic, topics)) else None
 
 
-def _is_plausible(places: Places, physical_offset: int) -> bool:
+def _is_plausible(places: FieldOffsets, physical_offset: int) -> bool:
     """What recovery asks of a good record beside its checks (storage.recovery.recovery)."""
     queue_offsets = places.head["queue_offset"]
     offsets_max = (places.starts + physical_offset) // MIN_RECORD_SIZE
@@ -227,7 +227,7 @@ def _is_plausible(places: Places, physical_offset: int) -> bool:
 class _PropertyTexts:
     """The properties of many records: all their pieces (name, 0x01, value) in one text."""
 
-    def __init__(self, data: Bytes, places: Places) -> None:
+    def __init__(self, data: Bytes, places: FieldOffsets) -> None:
         self.text, self._row_ends = _join(data, places.properties_at, places.properties_size)
         self.bytes = np.frombuffer(self.text, np.uint8)
         self._ends = np.flatnonzero(self.bytes == _SEPARATOR)

@@ -1,4 +1,4 @@
-"""What a good record is beside the checks of its own fields and CRC (`raymq.record.decode.check_record`).
+"""What a good record is beside the checks of its own fields and CRC (`raymq.record.check.check_record`).
 
 A record's CRC covers its body only. Recovery ends the log before a record that is not good by these rules either. A
 replica takes none that is implausible; whether one is torn only the store can tell that crashed.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from raymq.record.decode import DispatchView, check_record, dispatch_view
+from raymq.record.check import check_record
+from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.layout import HEADERS, MAGIC_V1, MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, SYS_FLAG_OFFSET
 
 SECTOR_BYTES: Final = 512

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.columnar.fields import Ints
-from raymq.record.decode import DispatchView
+from raymq.record.dispatch import DispatchView
 from raymq.record.layout import SYS_FLAG_INNER_BATCH
 from storage.dispatch.batch_dispatch import QueueGapError, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable
-from storage.dispatch.delivery_progress import Deliveries
+from storage.dispatch.delivery_progress import DeliveryProgress
 from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
 from storage.dispatch.record_blocks import Block, is_queued
 from storage.queue.consume_queue import ConsumeQueue
@@ -71,7 +71,9 @@ class _Addition(NamedTuple):
 class Redispatch:
     """What one recovery puts into the queues, the dedup table and the deliveries. `queued` counts units."""
 
-    def __init__(self, queues: QueueTable, dedup: DedupTable, deliveries: Deliveries, *, after_crash: bool) -> None:
+    def __init__(
+        self, queues: QueueTable, dedup: DedupTable, deliveries: DeliveryProgress, *, after_crash: bool
+    ) -> None:
         self._queues, self._dedup, self._deliveries = queues, dedup, deliveries
         self._after_crash = after_crash
         self._missing: dict[tuple[str, int], _Missing] = {}

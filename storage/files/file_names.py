@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raymq.errors import StoreCorruptError
-from raymq.logfiles.log_reader import file_name
+from raymq.logfiles.directory import file_name
 from storage.files import disk
 
 logger = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from storage.files import disk
 from storage.files.written_extents import data_ranges, written_extents
 
-CHUNK_BYTES: Final = 1 << 20
+ZEROING_CHUNK_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 8
 
-_ZEROS: Final = bytes(CHUNK_BYTES)
+_ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
 _ASK_BYTES: Final = 16 << 20
 """With more behind the end than this, it is worth a flush to know what was written there."""
 
@@ -84,7 +84,7 @@ class MappedFile:
     def _used_end_within(self, start: int, stop: int) -> int:
         """Where the last byte of a range that is not zero ends; 0 if all are zero."""
         end, at = 0, start
-        buffer = bytearray(min(CHUNK_BYTES, stop - start))
+        buffer = bytearray(min(ZEROING_CHUNK_BYTES, stop - start))
         while at < stop:
             read = os.preadv(self._descriptor, [memoryview(buffer)[: stop - at]], at)
             if not read:
@@ -97,8 +97,8 @@ class MappedFile:
 
     def zero(self, position: int, end: int) -> None:
         """Overwrite the bytes from `position` up to `end` with zeros."""
-        for at in range(position, end, CHUNK_BYTES):
-            disk.pwrite_all(self._descriptor, at, bytes(min(CHUNK_BYTES, end - at)))
+        for at in range(position, end, ZEROING_CHUNK_BYTES):
+            disk.pwrite_all(self._descriptor, at, bytes(min(ZEROING_CHUNK_BYTES, end - at)))
 
     def close(self) -> None:
         """Close the descriptor; idempotent. Nothing is flushed."""

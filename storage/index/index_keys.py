@@ -10,13 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Bytes, Ints, Places, locate
+from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
-from raymq.record.decode import dispatch_view
-from raymq.record.encode import windows
+from raymq.record.dispatch import dispatch_view
 from raymq.record.hashing import index_key_hash, java_hash
 from raymq.record.java_text import decode_utf8
-from raymq.record.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
+from raymq.record.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK, windows
 from storage.index.index_file import IndexEntries
 
 _UNIQUE_NAME: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
@@ -32,7 +31,7 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
 
     Records of rolled-back transactions are left out. RecordError when a record is damaged.
     """
-    places = locate(data, starts)
+    places = find_fields(data, starts)
     rows, hashes = _hashes(data, places)
     kept = (places.sys_flag[rows] & SYS_FLAG_TRANSACTION_MASK) != SYS_FLAG_TRANSACTION_ROLLBACK
     rows = rows[kept]
@@ -41,7 +40,7 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
     )
 
 
-def _hashes(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
+def _hashes(data: Bytes, places: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
     """The key hashes in the order of the index, and for each the number of its record."""
     view = data.data
     text, text_rows = _properties(data, places)
@@ -75,7 +74,7 @@ def _hashes(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
     return rows, result.astype(np.int32)
 
 
-def _properties(data: Bytes, places: Places) -> tuple[Bytes, Ints]:
+def _properties(data: Bytes, places: FieldOffsets) -> tuple[Bytes, Ints]:
     """Every record's properties, with a separator behind, whether there is one already or not, and room for windows at
     the end; and the records in the order they come in. Those of one size are copied together: there are few sizes."""
     at, sizes = places.properties_at, places.properties_size
@@ -118,7 +117,7 @@ def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
     return at[filled], end[filled]
 
 
-def _hashes_one_by_one(data: Bytes, places: Places) -> tuple[Ints, NDArray[np.int32]]:
+def _hashes_one_by_one(data: Bytes, places: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
     rows, hashes = [], []
     for row, start in enumerate(places.starts.tolist()):
         view = dispatch_view(data.data, start)

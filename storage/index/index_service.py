@@ -29,7 +29,7 @@ import numpy as np
 
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
-from raymq.record.decode import check_record
+from raymq.record.check import check_record
 from raymq.record.hashing import index_key_hash
 from raymq.record.layout import RecordError
 from storage.files import disk
@@ -44,17 +44,17 @@ from storage.index.index_file import (
 )
 from storage.index.index_keys import index_entries
 from storage.log.commit_log import CommitLog
-from storage.log.log_walk import Chunk, walk_records
+from storage.log.log_walk import WalkedRecords, walk_records
 
 logger = logging.getLogger(__name__)
 
 INDEX_DIR: Final = "index"
-CHUNK_BYTES: Final = 2 << 20
-INTERVAL_S: Final = 0.1
-TRIES: Final = 3
-RETRY_S: Final = 1.0
+INDEX_CHUNK_BYTES: Final = 2 << 20
+INDEX_INTERVAL_S: Final = 0.1
+INDEX_TRIES: Final = 3
+INDEX_RETRY_S: Final = 1.0
 DRAIN_S: Final = 5.0
-STOP_TIMEOUT_S: Final = 60.0
+INDEX_STOP_TIMEOUT_S: Final = 60.0
 _NAME_DIGITS: Final = 17
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """Errors that say what is missing, and not that the disk is broken."""
@@ -152,7 +152,7 @@ class IndexService:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(INDEX_STOP_TIMEOUT_S)
         return caught_up and self._ended and not self._failed
 
     def _load(self, *, after_crash: bool, checkpoint_ms: int) -> list[Path]:
@@ -191,7 +191,7 @@ class IndexService:
             self._persist(self._prepare)
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping or self._wanted > self.position, INTERVAL_S)
+                    self._changed.wait_for(lambda: self._stopping or self._wanted > self.position, INDEX_INTERVAL_S)
                     if self._stopping:
                         break
                 self._persist(self._catch_up)
@@ -218,7 +218,7 @@ class IndexService:
                 self._go_on()
                 return
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, RETRY_S)
+                self._changed.wait_for(lambda: self._stopping, INDEX_RETRY_S)
 
     def _stand_still(self, error: OSError | DataLossError) -> None:
         """Say, once, that the index does not go on now."""
@@ -304,16 +304,16 @@ class IndexService:
             else:
                 self._put_chunk(chunk)
 
-    def _walk(self, position: int, limit: int) -> Chunk | None:
+    def _walk(self, position: int, limit: int) -> WalkedRecords | None:
         """Records from `position` on; None if retention took them."""
         try:
-            return walk_records(self._reader, position, limit, CHUNK_BYTES)
+            return walk_records(self._reader, position, limit, INDEX_CHUNK_BYTES)
         except DataLossError:
             if position >= self._log.min_offset:
                 raise
             return None
 
-    def _put_chunk(self, chunk: Chunk) -> None:
+    def _put_chunk(self, chunk: WalkedRecords) -> None:
         entries = _entries(chunk)
         if self._files and len(entries):
             # What a full last file has already (spec §3); its last record may have more keys than fitted in.
@@ -336,7 +336,7 @@ class IndexService:
         if self._files:
             number = max(number, int(self._files[-1].name) + 1)
         path = self.directory / f"{number:0{_NAME_DIGITS}d}"
-        for tries_left in reversed(range(TRIES)):
+        for tries_left in reversed(range(INDEX_TRIES)):
             try:
                 self._current = IndexFile.create(path, self._shape, previous, scratch=self._scratch)
                 break
@@ -345,7 +345,7 @@ class IndexService:
                     raise
                 logger.warning("cannot make %s, trying again: %s", path, error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, RETRY_S)
+                    self._changed.wait_for(lambda: self._stopping, INDEX_RETRY_S)
         assert self._current is not None
         with self._changed:
             self._files = [*self._files, path]
@@ -380,7 +380,7 @@ def _offsets(entries: Iterator[FoundEntry]) -> Iterator[int]:
         yield entry.physical_offset
 
 
-def _entries(chunk: Chunk) -> IndexEntries:
+def _entries(chunk: WalkedRecords) -> IndexEntries:
     """The entries of a chunk's records, without the records that were damaged since they were checked."""
     try:
         return index_entries(chunk.data, chunk.starts, chunk.physical_offset)

@@ -15,7 +15,7 @@ from storage.log.log_paths import LogPaths
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 30.0
+ALLOCATOR_STOP_TIMEOUT_S = 30.0
 
 
 class Allocator:
@@ -52,7 +52,7 @@ class Allocator:
         """Stop the thread and delete the file that was made ready and not taken. Idempotent."""
         self._stopping = True
         self._wake.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(ALLOCATOR_STOP_TIMEOUT_S)
         with self._lock:
             ready, self._ready = self._ready, None
         if ready is not None:

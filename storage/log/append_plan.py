@@ -12,7 +12,7 @@ from raymq.errors import MessageIllegalError
 from raymq.record.layout import BLANK_LENGTH
 
 
-class Place(NamedTuple):
+class AppendSpan(NamedTuple):
     """Records `first` to `last` (exclusive) of a batch go to `physical_offset`, back to back."""
 
     first: int
@@ -20,7 +20,7 @@ class Place(NamedTuple):
     physical_offset: int
 
 
-def place_batches(batches: Sequence[NDArray[np.int64]], end_offset: int, file_size: int) -> list[list[Place]]:
+def plan_append(batches: Sequence[NDArray[np.int64]], end_offset: int, file_size: int) -> list[list[AppendSpan]]:
     """Where batches go whose records end at these bytes of them, if they are the next behind `end_offset`.
 
     A batch goes to one place, in the next file if the current one has no room (spec §1, classic batch). A batch longer
@@ -31,7 +31,7 @@ def place_batches(batches: Sequence[NDArray[np.int64]], end_offset: int, file_si
     for ends in batches:
         total = int(ends[-1]) if len(ends) else 0
         if 0 < total <= _room_at(cursor, file_size):
-            placed.append([Place(0, len(ends), cursor)])
+            placed.append([AppendSpan(0, len(ends), cursor)])
         else:
             placed.append(_place_elsewhere(ends, total, cursor, file_size))
         if placed[-1]:
@@ -44,7 +44,7 @@ def _room_at(cursor: int, file_size: int) -> int:
     return file_size - cursor % file_size - BLANK_LENGTH
 
 
-def _place_elsewhere(ends: NDArray[np.int64], total: int, cursor: int, file_size: int) -> list[Place]:
+def _place_elsewhere(ends: NDArray[np.int64], total: int, cursor: int, file_size: int) -> list[AppendSpan]:
     """The places of a batch of `total` bytes that does not fit into what is left of the file at `cursor`."""
     places = []
     first, count = 0, len(ends)
@@ -60,7 +60,7 @@ def _place_elsewhere(ends: NDArray[np.int64], total: int, cursor: int, file_size
                 )
             cursor += room + BLANK_LENGTH
             continue
-        places.append(Place(first, last, cursor))
+        places.append(AppendSpan(first, last, cursor))
         cursor += int(ends[last - 1]) - before
         first = last
     return places

@@ -28,7 +28,7 @@ from raymq.record.layout import BLANK_LENGTH, encode_blank
 from storage.files import disk
 from storage.files.mapped_file import MappedFile
 from storage.log.allocator import Allocator
-from storage.log.append_plan import Place, place_batches
+from storage.log.append_plan import AppendSpan, plan_append
 from storage.log.log_paths import LogPaths
 from storage.log.transient_store_pool import TransientStorePool
 from storage.log.warm_up import WarmUp
@@ -127,9 +127,9 @@ class CommitLog:
             )
         self._begin(physical_offset)
 
-    def place(self, batches: Sequence[NDArray[np.int64]]) -> list[list[Place]]:
-        """Where batches go, if they are the next to be written (`place_batches`); writes nothing."""
-        return place_batches(batches, self.end_offset, self.file_size)
+    def place(self, batches: Sequence[NDArray[np.int64]]) -> list[list[AppendSpan]]:
+        """Where batches go, if they are the next to be written (`plan_append`); writes nothing."""
+        return plan_append(batches, self.end_offset, self.file_size)
 
     def reserve(self, last_offset: int) -> None:
         """Make the files up to the one that holds `last_offset`, so that writing needs no more space on the disk.

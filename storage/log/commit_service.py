@@ -16,7 +16,7 @@ from collections.abc import Callable
 from raymq.config.store import StoreSettings
 from storage.files.disk import PAGE_BYTES
 from storage.log.commit_log import CommitLog
-from storage.log.flush_service import STOP_TIMEOUT_S
+from storage.log.flush_service import FLUSH_STOP_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class CommitService:
         """Stop the thread, and commit what is left unless a commit has failed. Idempotent."""
         self._stopping = True
         self._wake.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(FLUSH_STOP_TIMEOUT_S)
         if not self._failed and not self._thread.is_alive():
             self._commit()
 

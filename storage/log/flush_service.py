@@ -21,7 +21,7 @@ from storage.log.commit_log import CommitLog
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S: Final = 60.0
+FLUSH_STOP_TIMEOUT_S: Final = 60.0
 
 
 class FlushService:
@@ -66,7 +66,7 @@ class FlushService:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(FLUSH_STOP_TIMEOUT_S)
         if not self._failed and not self._thread.is_alive():
             self._flush()
 

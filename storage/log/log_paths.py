@@ -15,30 +15,25 @@ may leave it until the next open.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from raymq.config.store import COMMIT_LOG_DIR, StoreSettings
 from raymq.errors import StoreCorruptError
-from raymq.logfiles.log_reader import file_name
+from raymq.logfiles.directory import file_name
 from storage.files import disk
+from storage.files.disk_usage import disk_usage
 from storage.files.file_names import list_files
-from storage.retention.rules import UNKNOWN_USAGE, RetentionRules, usage_ratio
+from storage.retention.rules import RetentionRules
 
 _NEW_DIR: Final = ".new"
+
+
 _REMEDY: Final = "restore it from a copy, or empty the store directory and let a replica fill it"
+
+
 _REMEDY_OF_SEVERAL: Final = f"see that the disks of store_path_commit_log are all mounted; else {_REMEDY}"
-
-
-def disk_usage(path: Path) -> float:
-    """How full the disk of `path` is, from 0 to 1; -1 if there is no such path."""
-    try:
-        found = os.statvfs(path)
-    except FileNotFoundError:
-        return UNKNOWN_USAGE
-    return usage_ratio((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 class LogPaths:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _INTS: Final = struct.Struct(">ii")
 
 
-class Chunk(NamedTuple):
+class WalkedRecords(NamedTuple):
     """Records of one file, back to back: `data` begins at `physical_offset`, the records in it at `starts`.
 
     `end_offset` is where to go on: the end of the last record, or the next file if this one ends there.
@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
     end_offset: int
 
 
-def walk_records(reader: LogReader, physical_offset: int, limit: int, max_bytes: int) -> Chunk:
+def walk_records(reader: LogReader, physical_offset: int, limit: int, max_bytes: int) -> WalkedRecords:
     """The records from `physical_offset`, where one starts, before `limit`, where one ends: about `max_bytes` of them.
 
     Only sizes and magics are looked at: everything before `limit` was checked when it was written or recovered. What is
@@ -45,10 +45,12 @@ def walk_records(reader: LogReader, physical_offset: int, limit: int, max_bytes:
         if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_RECORD_SIZE <= size <= end - position:
             if magic != BLANK_MAGIC:
                 logger.error("no record at physical offset %d; going on in the next file", physical_offset + position)
-            return Chunk(np.frombuffer(data, np.uint8), np.array(starts, np.int64), physical_offset, file_end)
+            return WalkedRecords(np.frombuffer(data, np.uint8), np.array(starts, np.int64), physical_offset, file_end)
         starts.append(position)
         position += size
         if position >= max_bytes:
             break
     end_offset = physical_offset + position
-    return Chunk(np.frombuffer(data[:position], np.uint8), np.array(starts, np.int64), physical_offset, end_offset)
+    return WalkedRecords(
+        np.frombuffer(data[:position], np.uint8), np.array(starts, np.int64), physical_offset, end_offset
+    )

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES: Final = 4 << 20
 SEGMENTS_AHEAD_MAX: Final = 16
 FAST_S: Final = 0.25
-STOP_TIMEOUT_S: Final = 30.0
+WARM_UP_STOP_TIMEOUT_S: Final = 30.0
 
 
 class WarmUp:
@@ -69,7 +69,7 @@ class WarmUp:
         """Stop the thread and unmap everything. Idempotent."""
         self._stopping = True
         self._wake.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(WARM_UP_STOP_TIMEOUT_S)
         self._segments.clear()
 
     def _run(self) -> None:

@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.logfiles.batch_queue_units import UNIT_BYTES, batch_queue_directory, read_units
+from raymq.logfiles.batch_queue_units import UNIT_BYTES, read_units
+from raymq.logfiles.directory import batch_queue_directory
 from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import Boundary
 from storage.files.write_handles import WriteHandles

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
+from raymq.logfiles.directory import CONSUME_QUEUE_DIR
 from raymq.logfiles.ext_units import EXT_ADDRESS_MAX
-from raymq.logfiles.log_reader import CONSUME_QUEUE_DIR, PRE_BLANK_SIZE, LogReader
-from raymq.record.encode import record_ends
-from raymq.record.layout import UNIT_DTYPE
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.record.layout import UNIT_DTYPE, record_ends
 from storage.files.write_handles import WriteHandles
 from storage.queue.consume_queue_ext import ConsumeQueueExt
 from storage.queue.queue_files import QueueFiles

@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 from raymq.config.store import StoreSettings
 from raymq.delay import is_waiting_topic
 from raymq.errors import StoreCorruptError
-from raymq.logfiles.ext_units import CONSUME_QUEUE_EXT_DIR, EXT_UNIT_DTYPE, addresses_of, offsets_of
+from raymq.logfiles.directory import CONSUME_QUEUE_EXT_DIR
+from raymq.logfiles.ext_units import EXT_UNIT_DTYPE, addresses_of, offsets_of
 from raymq.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
 from storage.queue.queue_files import QueueFiles
 
 logger = logging.getLogger(__name__)
 
-UNIT_BYTES: Final = EXT_UNIT_DTYPE.itemsize
+EXT_UNIT_BYTES: Final = EXT_UNIT_DTYPE.itemsize
 _ROOM_LEFT_BYTES: Final = 4
 _END_MARK: Final = b"\xff\xff"
 
@@ -89,7 +90,7 @@ class ConsumeQueueExt:
         if not self.writes:
             return tags_codes
         units = np.zeros(len(tags_codes), EXT_UNIT_DTYPE)
-        units["size"] = UNIT_BYTES
+        units["size"] = EXT_UNIT_BYTES
         units["tags_code"] = tags_codes
         units["store_timestamp"] = self._reader.store_timestamps(physical_offsets)
         try:
@@ -108,7 +109,7 @@ class ConsumeQueueExt:
         end, done = self._end, 0
         while done < len(units):
             start = end - end % self._file_size
-            fitting = (start + self._file_size - _ROOM_LEFT_BYTES - end) // UNIT_BYTES
+            fitting = (start + self._file_size - _ROOM_LEFT_BYTES - end) // EXT_UNIT_BYTES
             if fitting <= 0:
                 self._write(start, end, _END_MARK)
                 end = start + self._file_size
@@ -117,7 +118,7 @@ class ConsumeQueueExt:
                 self.files.make(start)
             taken = units[done : done + fitting]
             self._write(start, end, taken.view(np.uint8).data)
-            offsets[done : done + len(taken)] = np.arange(len(taken)) * UNIT_BYTES + end
+            offsets[done : done + len(taken)] = np.arange(len(taken)) * EXT_UNIT_BYTES + end
             done += len(taken)
             end += taken.nbytes
         self._end = end

@@ -20,9 +20,8 @@ from typing import Final, TypedDict
 
 from raymq.config.store import StoreSettings
 from raymq.errors import MessageIllegalError
-from raymq.logfiles.batch_queue_units import BATCH_CONSUME_QUEUE_DIR
-from raymq.logfiles.ext_units import CONSUME_QUEUE_EXT_DIR
-from raymq.logfiles.log_reader import CONSUME_QUEUE_DIR, LogReader
+from raymq.logfiles.directory import BATCH_CONSUME_QUEUE_DIR, CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR
+from raymq.logfiles.log_reader import LogReader
 from storage.files import disk
 from storage.files.config_files import ConfigFiles, parse_fastjson
 from storage.files.write_handles import WriteHandles

@@ -19,7 +19,7 @@ FETCH_MAX_BYTES: Final = 128 << 20
 """Most that one fetch returns, whatever it asks for (spec/storage.md §10)."""
 
 
-class Fetcher:
+class FetchService:
     """The reading side of one store. Thread-safe. `check` raises when the store must not be read (any more)."""
 
     def __init__(

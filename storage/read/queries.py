@@ -16,7 +16,8 @@ from raymq.errors import DataLossError, InvalidArgumentError
 from raymq.logfiles.log_reader import LogReader
 from raymq.names import check_topic
 from raymq.protocol.store import Boundary, QueryResult
-from raymq.record.decode import DispatchView, check_record, dispatch_view
+from raymq.record.check import check_record
+from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.inner_batch import split_inner_batch
 from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, RecordError
 from storage.index.index_service import IndexService

@@ -23,7 +23,8 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 
-from raymq.record.decode import check_record, dispatch_view
+from raymq.record.check import check_record
+from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.queue_check import misplaced_file

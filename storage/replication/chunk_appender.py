@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from raymq.columnar.fields import Ints
 from raymq.errors import InvalidArgumentError
-from raymq.record.decode import DispatchView, check_record, dispatch_view
+from raymq.record.check import check_record
+from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.inner_batch import inner_batch
 from raymq.record.layout import SYS_FLAG_INNER_BATCH, RecordError
 from storage.append.appender import Appender

@@ -14,7 +14,7 @@ from typing import Final
 from raymq.config.store import StoreSettings
 from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.logfiles.log_reader import LogReader
-from raymq.record.decode import check_record
+from raymq.record.check import check_record
 from raymq.record.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
 from storage.files import disk
 from storage.files.lock import DirectoryLock

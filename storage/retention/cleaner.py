@@ -23,9 +23,9 @@ from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import DeletedRange, RetentionStatus
 from storage.files import disk
 from storage.files.config_files import ConfigFiles, parse_fastjson
+from storage.files.disk_usage import disk_usage
 from storage.index.index_service import IndexService
 from storage.log.commit_log import CommitLog
-from storage.log.log_paths import disk_usage
 from storage.queue.queue_table import QueueTable
 from storage.retention.rules import UNKNOWN_USAGE, LogFile, RetentionRules, decide
 from storage.running_flags import RunningFlag, RunningFlags
@@ -36,7 +36,7 @@ HOLDS_FILE: Final = "retentionHolds.json"
 FIRST_RUN_S: Final = 60.0
 RUNS_BY_HAND: Final = 20
 DELETE_PAUSE_S: Final = 0.1
-STOP_TIMEOUT_S: Final = 30.0
+CLEANER_STOP_TIMEOUT_S: Final = 30.0
 LOGGED_MAX: Final = 10
 """Queues that a line of the log names."""
 
@@ -129,7 +129,7 @@ class Cleaner:
         """Stop the thread; a file that is being deleted goes. Idempotent."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(CLEANER_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         wait_s = max(FIRST_RUN_S, self._interval_s)

@@ -56,7 +56,7 @@ def _clamp(percent: int, low: int, high: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RetentionDecision:
     """`delete`: the files to delete, oldest first. `disk_full`: whether appends are to be refused from now on.
     `reason`: why files are deleted now, for the log; empty when it is not the time for it. `young_from`: where the
     first of the deleted files starts that is younger than its reserved time, None if there is none."""
@@ -84,7 +84,7 @@ def decide(
     by_hand: bool,
     disk_full: bool,
     keep_from: int,
-) -> Decision:
+) -> RetentionDecision:
     """What to do now with `files`, all of the log's, oldest first.
 
     `usages`: of each partition the store is on. `by_hand`: somebody asked for a run. `disk_full`: what the last
@@ -103,7 +103,7 @@ def decide(
     elif local_hour in rules.delete_hours:
         reason = f"it is {local_hour} o'clock"
     else:
-        return Decision((), full, "")
+        return RetentionDecision((), full, "")
     doomed: list[LogFile] = []
     young_from: int | None = None
     for file in files[:-1]:
@@ -113,4 +113,4 @@ def decide(
         if not expired and young_from is None:
             young_from = file.start
         doomed.append(file)
-    return Decision(tuple(doomed), full, reason, young_from)
+    return RetentionDecision(tuple(doomed), full, reason, young_from)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from raymq.delay import is_waiting_topic
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
-from raymq.record.decode import dispatch_view
+from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
 from storage.append.appender import Appender
-from storage.dispatch.delivery_progress import Deliveries, Progress, Source
+from storage.dispatch.delivery_progress import DeliveryProgress, Source, SourceProgress
 from storage.queue.queue_table import QueueTable
 from storage.schedule.delay_queues import Bounds
 
@@ -30,7 +30,7 @@ _NO_CODES: Final = np.empty(0, np.int64)
 logger = logging.getLogger(__name__)
 
 
-class WaitingQueues:
+class DelayQueueReader:
     """What the scheduler reads of one store, and how it tells how far it got. Thread-safe."""
 
     def __init__(
@@ -38,7 +38,7 @@ class WaitingQueues:
         append_lock: threading.Lock,
         appender: Appender,
         queues: QueueTable,
-        deliveries: Deliveries,
+        deliveries: DeliveryProgress,
         reader: LogReader,
         levels_ms: tuple[int, ...],
     ) -> None:
@@ -119,7 +119,7 @@ class WaitingQueues:
             logger.error("%s", error)
             return None
 
-    def progress(self, source: Source) -> Progress:
+    def progress(self, source: Source) -> SourceProgress:
         """How far a queue is delivered."""
         with self._append_lock:
             return self._deliveries.get(source)

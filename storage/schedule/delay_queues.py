@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.dispatch.delivery_progress import Progress
+from storage.dispatch.delivery_progress import SourceProgress
 
 Ints = NDArray[np.int64]
 Codes = Callable[[int, int], Ints]
@@ -63,7 +63,7 @@ class WaitingQueue(Protocol):
 class LevelQueue:
     """A queue whose messages all wait `delay_ms`."""
 
-    def __init__(self, codes: Codes, delay_ms: int, progress: Progress) -> None:
+    def __init__(self, codes: Codes, delay_ms: int, progress: SourceProgress) -> None:
         self._codes = codes
         self._delay_ms = delay_ms
         self._position = progress.next_offset
@@ -107,7 +107,7 @@ class TimerQueue:
     """A queue whose messages wait for times of their own. At most `held_max` of them are held, 16 bytes each."""
 
     def __init__(
-        self, codes: Codes, progress: Progress, *, window_ms: int = WINDOW_MS, held_max: int = HELD_MAX
+        self, codes: Codes, progress: SourceProgress, *, window_ms: int = WINDOW_MS, held_max: int = HELD_MAX
     ) -> None:
         self._codes = codes
         self._window_ms, self._held_max = window_ms, held_max

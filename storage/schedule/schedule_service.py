@@ -14,7 +14,7 @@ from raymq.protocol.store import ScheduleStatus
 from storage.schedule.scheduler import Scheduler
 
 FAULT_PAUSE_S: Final = 10.0
-STOP_TIMEOUT_S: Final = 60.0
+SCHEDULE_STOP_TIMEOUT_S: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ScheduleService:
         """Stop after the append under way. Idempotent."""
         self._stop.set()
         self._scheduler.stop()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(SCHEDULE_STOP_TIMEOUT_S)
 
     def status(self) -> ScheduleStatus:
         """What waits, by the last round."""

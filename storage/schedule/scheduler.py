@@ -34,13 +34,13 @@ from raymq.record.hashing import tags_code
 from raymq.record.layout import RecordError
 from raymq.record.rewrite import WaitingRecord, move_record, read_waiting
 from storage.dispatch.delivery_progress import Delivery, Source
-from storage.schedule.delay_queue_reader import WaitingQueues
+from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
 
-POLL_MS: Final = 100
-RETRY_MS: Final = 100
-CHUNK_MESSAGES: Final = 256
-CHUNK_BYTES: Final = 1 << 20
+DELIVERY_POLL_MS: Final = 100
+DELIVERY_RETRY_MS: Final = 100
+DELIVERY_CHUNK_MESSAGES: Final = 256
+DELIVERY_CHUNK_BYTES: Final = 1 << 20
 LOW_INTERVAL_MS: Final = 1000
 
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -54,7 +54,7 @@ class Scheduler:
 
     def __init__(
         self,
-        waiting: WaitingQueues,
+        waiting: DelayQueueReader,
         store: Callable[[Source, Sequence[Delivery]], None],
         levels_ms: tuple[int, ...],
     ) -> None:
@@ -86,20 +86,20 @@ class Scheduler:
     def round(self) -> float:
         """Deliver a chunk of what is due from each queue; returns the seconds to wait before the next round."""
         now_ms, self._bounds = self._waiting.look()
-        late_ms, wake_ms = 0, now_ms + POLL_MS
+        late_ms, wake_ms = 0, now_ms + DELIVERY_POLL_MS
         for source, bounds in self._bounds.items():
             if self._stopping:
                 break
             queue = self._queue(source)
-            if self._retry_at_ms.get(source, 0) - RETRY_MS <= now_ms < self._retry_at_ms.get(source, 0):
+            if self._retry_at_ms.get(source, 0) - DELIVERY_RETRY_MS <= now_ms < self._retry_at_ms.get(source, 0):
                 continue
-            dues = queue.due(bounds, now_ms, CHUNK_MESSAGES)
+            dues = queue.due(bounds, now_ms, DELIVERY_CHUNK_MESSAGES)
             if dues:
                 late_ms = max(late_ms, now_ms - dues[0].due_ms)
                 wake_ms = now_ms
                 if not self._deliver(source, queue, dues, now_ms):
-                    self._retry_at_ms[source] = now_ms + RETRY_MS
-                    wake_ms = now_ms + RETRY_MS
+                    self._retry_at_ms[source] = now_ms + DELIVERY_RETRY_MS
+                    wake_ms = now_ms + DELIVERY_RETRY_MS
             else:
                 wake_ms = min(wake_ms, queue.wake_ms() or wake_ms)
         self._late_ms = late_ms
@@ -137,7 +137,7 @@ class Scheduler:
                 deliveries.append(delivery)
                 size += len(delivery.record)
             done.append(due)
-            if size >= CHUNK_BYTES:
+            if size >= DELIVERY_CHUNK_BYTES:
                 break
         try:
             if deliveries:

@@ -28,19 +28,19 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import raymq
+from actors.core.replica.orders import Copied
 from actors.core.replica.rules import ReplicaRules
 from raymq.config.store import FlushDiskType
 from raymq.errors import SystemBusyError
 from raymq.message import Message
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from storage.message_store import MessageStore
-from storage.replication.epochs import Copied
 from storage.replication.log_chunks import CHUNK_MAX_BYTES
 from tests.support.clusters.cluster import sandbox
 from tests.support.clusters.nodes import nodes
-from tests.support.replicas.local_replicas import GROUP, ReplicaGroup
+from tests.support.replicas.local_replicas import GROUP, LocalReplicas
 from tests.support.replicas.placed_group import PlacedGroup
-from tests.support.replicas.ray_replicas import ReplicaGroup as Group
+from tests.support.replicas.ray_replicas import LocalReplicas as Group
 from tests.support.stores.stores import small_settings
 
 BODY = b"x" * 1024
@@ -114,7 +114,7 @@ def bench_copy(directory: Path, mib: int) -> None:
 class Carriers:
     """What the Replicators do, as threads."""
 
-    def __init__(self, group: ReplicaGroup) -> None:
+    def __init__(self, group: LocalReplicas) -> None:
         self._group, self._stopping = group, threading.Event()
         others = [name for name in group.names if group.replicas[name] is not group.master]
         self._threads = [threading.Thread(target=self._carry, args=(name,)) for name in others]
@@ -140,7 +140,7 @@ class Carriers:
 def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, float]:
     """Messages per second of four producers' threads, and the p50 of one message alone in ms."""
     touch_memory(directory, 600 << 20)
-    group = ReplicaGroup(directory, replicas, ReplicaRules(lease_s=600.0), **FILES)
+    group = LocalReplicas(directory, replicas, ReplicaRules(lease_s=600.0), **FILES)
     group.settle()
     carriers, counts = Carriers(group), [0] * PRODUCERS
     until = time.perf_counter() + seconds

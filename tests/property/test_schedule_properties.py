@@ -24,7 +24,7 @@ from raymq.delay import (
     waiting_code,
 )
 from raymq.names import SCHEDULE_TOPIC
-from storage.dispatch.delivery_progress import Deliveries, Progress, Source, waiting_codes
+from storage.dispatch.delivery_progress import DeliveryProgress, Source, SourceProgress, waiting_codes
 from storage.schedule import delay_queues as schedule
 from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
 
@@ -61,7 +61,7 @@ class Files:
 
 
 class Queue:
-    """What `Deliveries.fit` looks at."""
+    """What `DeliveryProgress.fit` looks at."""
 
     def __init__(self, source: Source, next_offset: int) -> None:
         self.topic, self.queue_id = source
@@ -87,7 +87,7 @@ class Model:
         self.units: dict[Source, list[int]] = {}
         self.numbers: dict[Source, list[int]] = {}
         self.queues: dict[Source, LevelQueue | TimerQueue] = {}
-        self.deliveries = Deliveries()
+        self.deliveries = DeliveryProgress()
         self.deliveries.load(self.files)
         self.store_ms = max([START_MS, *(entry.store_ms for entry in log)])
         for index, entry in enumerate(log):
@@ -262,7 +262,7 @@ def test_a_timer_queue_gives_the_order_of_times_and_holds_no_more_than_it_may(mo
     monkeypatch.setattr(schedule, "_FRESH_MAX", 20)
     dice = random.Random(seed)
     units: list[int] = []
-    queue = TimerQueue(lambda first, count: np.array(units[first : first + count], np.int64), Progress(),
+    queue = TimerQueue(lambda first, count: np.array(units[first : first + count], np.int64), SourceProgress(),
                        window_ms=300, held_max=64)  # fmt: skip
     now_ms, given_out, expected = 1000, [], []
     while now_ms < 6000 or len(given_out) < len(units):

@@ -14,7 +14,7 @@ import pytest
 
 from actors.core.broker.offsets import OffsetTable, Owners, judge_commits
 from raymq.consumer.pull.settings import PullSettings
-from raymq.consumer.pull.subscription_state import ConsumerCore
+from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
@@ -37,7 +37,7 @@ class Model:
             threshold_all_count=self.chance.choice([2, 1000]),
             span_max=self.chance.choice([1, 5, 2000]),
         )
-        self.core = ConsumerCore(settings, 0.0)
+        self.core = SubscriptionState(settings, 0.0)
         self.core.subscriptions["orders"] = Subscription.parse("orders")
         self.now_s = 0.0
         self.trouble = True

@@ -32,16 +32,16 @@ from raymq.message import (
 )
 from raymq.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from raymq.protocol.group import GroupConfig, SendBackAnswer
-from raymq.record.decode import check_record, record_starts
+from raymq.record.check import check_record, record_starts
 from raymq.record.encode import EncodedBatch, ProducerSequence
 from raymq.record.hashing import tags_code
 from raymq.record.layout import RecordError, decode_properties
-from raymq.record.rewrite import RecordParts, put_together, take_apart
+from raymq.record.rewrite import RecordParts, build_record, split_record
 
 FIRST_RETRY_LEVEL: Final = 3
 """A message waits at this level the first time, then one level more each time (golden fact 13)."""
 
-Place = tuple[str, int]
+SourceRecord = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def read_returned(
     most = config.retry_max_times if max_reconsume_times < 0 else max_reconsume_times
     returned = []
     for record in _split(records):
-        parts = take_apart(record)
+        parts = split_record(record)
         times = parts.header[12]
         assert isinstance(times, int)
         level = delay_level or FIRST_RETRY_LEVEL + times
@@ -77,7 +77,7 @@ def read_returned(
 
 def read_replayed(records: bytes) -> list[Returned]:
     """Dead letters that are to be tried again, from the beginning. InvalidArgumentError when they are damaged."""
-    return [Returned(take_apart(record), 0, 0) for record in _split(records)]
+    return [Returned(split_record(record), 0, 0) for record in _split(records)]
 
 
 def _split(records: bytes) -> list[bytes]:
@@ -99,27 +99,27 @@ class ReturnWriter:
     producer_id: str
     choose: Callable[[int], int]
     store_host_ipv6: bool = False
-    _sequences: dict[Place, int] = field(default_factory=dict)
+    _sequences: dict[SourceRecord, int] = field(default_factory=dict)
 
     def batches(self, group: str, returned: Sequence[Returned], retry_queue_nums: int) -> list[EncodedBatch]:
         """One batch for each queue that some of the records go to, for one append.
 
         MessageIllegalError when a record's properties leave no room for what has to be added.
         """
-        places: dict[Place, list[tuple[Returned, int]]] = {}
+        places: dict[SourceRecord, list[tuple[Returned, int]]] = {}
         for item in returned:
             retry_queue = self.choose(retry_queue_nums)
             places.setdefault(_place(item, group, retry_queue), []).append((item, retry_queue))
         return [self._batch(place, items, group) for place, items in places.items()]
 
-    def _batch(self, place: Place, items: Sequence[tuple[Returned, int]], group: str) -> EncodedBatch:
+    def _batch(self, place: SourceRecord, items: Sequence[tuple[Returned, int]], group: str) -> EncodedBatch:
         first = self._sequences.get(place, 0)
         records, codes = [], []
         for index, (item, retry_queue) in enumerate(items):
             properties = decode_properties(item.parts.properties)
             target = (retry_topic(group), retry_queue) if item.level else None
             records.append(
-                put_together(
+                build_record(
                     item.parts,
                     *place,
                     _exchanged(item, properties, target),
@@ -140,14 +140,14 @@ class ReturnWriter:
         )
 
 
-def _place(item: Returned, group: str, retry_queue: int) -> Place:
+def _place(item: Returned, group: str, retry_queue: int) -> SourceRecord:
     """The queue where a record is stored now."""
     if item.level is None:
         return dlq_topic(group), 0
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
 
 
-def _exchanged(item: Returned, properties: dict[str, str], target: Place | None) -> dict[str, str]:
+def _exchanged(item: Returned, properties: dict[str, str], target: SourceRecord | None) -> dict[str, str]:
     """The properties that differ from the record's; an empty text takes one out."""
     place = _offset_message_id(item.parts)
     return {

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from actors.core.rebalance.target import GroupView, Target, Wish, disagreements, make_target
+from actors.core.rebalance.target import GroupMembership, Target, Wish, disagreements, make_target
 from raymq.message import MessageQueue
 from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
 
@@ -216,9 +216,9 @@ class RebalanceGroup:
             del self._holder[queue]
         self._retarget()
 
-    def _view(self) -> GroupView:
+    def _view(self) -> GroupMembership:
         wishes = {name: member.wish for name, member in self._members.items()}
-        return GroupView(wishes, self._queues, self._broker_rooms, self._holder, self._target)
+        return GroupMembership(wishes, self._queues, self._broker_rooms, self._holder, self._target)
 
     def _retarget(self) -> None:
         target, self._failures = make_target(self._view())

@@ -37,7 +37,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupView:
+class GroupMembership:
     """All that a strategy may look at.
 
     `wishes`: by member, in the order of joining. `queues`: by topic, for the topics whose route is known.
@@ -63,7 +63,7 @@ class GroupView:
         return sorted({topic for wish in self.wishes.values() for topic in wish.topics})
 
 
-def make_target(view: GroupView) -> tuple[Target, dict[str, str]]:
+def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
     """The member for each queue, and by topic why it was left as it was (empty if all went well).
 
     A topic without a known route keeps its plan, too, but that is no failure.
@@ -84,7 +84,7 @@ def make_target(view: GroupView) -> tuple[Target, dict[str, str]]:
 class _ShareTopic:
     """One topic's part of the work, by a strategy that looks at one topic."""
 
-    view: GroupView
+    view: GroupMembership
     topic: str
 
     def __call__(self) -> Shares:
@@ -111,7 +111,7 @@ class _ShareTopic:
 class _ShareAll:
     """All topics at once, by STICKY."""
 
-    view: GroupView
+    view: GroupMembership
     topics: list[str]
 
     def __call__(self) -> Shares:
@@ -121,7 +121,7 @@ class _ShareAll:
         return allocate_sticky(queues, subscribers, view.holders, view.target)
 
 
-def _steps(view: GroupView) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
+def _steps(view: GroupMembership) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
     """Topics that are shared together, and how. A topic that has no queues needs no sharing."""
     topics = [topic for topic in view.topics() if view.queues.get(topic)]
     if view.allocation.strategy is AllocateStrategy.STICKY:
@@ -130,11 +130,11 @@ def _steps(view: GroupView) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll
         yield from (([topic], _ShareTopic(view, topic)) for topic in topics)
 
 
-def _kept(view: GroupView, topics: list[str]) -> Target:
+def _kept(view: GroupMembership, topics: list[str]) -> Target:
     return {queue: member for queue, member in view.target.items() if queue.topic in topics}
 
 
-def disagreements(view: GroupView) -> list[str]:
+def disagreements(view: GroupMembership) -> list[str]:
     """What members ask for and do not get, one sentence each."""
     said: list[str] = []
     if not view.wishes:
@@ -157,7 +157,7 @@ def disagreements(view: GroupView) -> list[str]:
     return said
 
 
-def _config_disagreements(view: GroupView) -> list[str]:
+def _config_disagreements(view: GroupMembership) -> list[str]:
     askers: dict[MessageQueue, list[str]] = {}
     for member, wish in sorted(view.wishes.items()):
         for queue in wish.allocation.queues:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from raymq.errors import SystemBusyError
 
 
-class AppendTurns:
+class AppendLimit:
     """Counts the appends under way, those that wait for their turn included. Thread-safe."""
 
     def __init__(self, capacity: int) -> None:

@@ -21,7 +21,7 @@ from raymq.errors import TopicNotExistError
 from raymq.message import PROPERTY_REAL_TOPIC
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import RecordError, decode_properties
-from raymq.record.rewrite import take_apart
+from raymq.record.rewrite import split_record
 
 CLOSED_TOPICS_FILE: Final = "closedTopics.json"
 CLOSED_TOPICS_MAX: Final = 10_000
@@ -79,5 +79,5 @@ def _real_topics(batch: EncodedBatch) -> list[str]:
     topics = []
     for record in records:
         with suppress(RecordError):
-            topics.append(decode_properties(take_apart(record).properties).get(PROPERTY_REAL_TOPIC, ""))
+            topics.append(decode_properties(split_record(record).properties).get(PROPERTY_REAL_TOPIC, ""))
     return topics

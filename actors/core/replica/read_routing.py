@@ -16,7 +16,7 @@ from raymq.protocol.store import FetchRequest, FetchResult
 
 
 @dataclass(frozen=True, slots=True)
-class ReadGuide:
+class ReadRouting:
     """One replica's role, for its readers. `others`: the storage actors they may be sent to."""
 
     is_master: bool

@@ -13,11 +13,11 @@ finds on its disk. Time comes in as an argument, on the clock of the process.
 
 from __future__ import annotations
 
+from actors.core.replica.orders import ReplicaRole
 from raymq.errors import InvalidArgumentError, NotMasterError
-from storage.replication.epochs import ReplicaRole
 
 
-class RoleOfReplica:
+class ReplicaRoleState:
     """One replica. `epoch` is the newest epoch it knows of, from its disk at first."""
 
     def __init__(self, broker_name: str, replica: int, epoch: int) -> None:

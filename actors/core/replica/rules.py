@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.core.replica.fixed_sync_state import FixedSyncState
-from actors.core.replica.sync_state import MasterSyncState
+from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
 from storage.replication.epochs import SyncStateSet
 
 

@@ -15,7 +15,7 @@ MARK_S: Final = 0.1
 MARKS_MAX: Final = 512
 
 
-class StoredTimes:
+class StoreTimes:
     """The marks of one log, which ended at `end_offset` at `now_s`; of what is before, no more is known than that."""
 
     def __init__(self, end_offset: int, now_s: float) -> None:

@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from actors.core.replica.store_times import StoredTimes
-from storage.replication.epochs import FollowerLag, SyncStateSet
+from actors.core.replica.orders import FollowerLag
+from actors.core.replica.store_times import StoreTimes
+from storage.replication.epochs import SyncStateSet
 
 JOIN_MAX_S: Final = 1.0
 
@@ -52,7 +53,7 @@ class MasterSyncState:
         self._joining: dict[int, tuple[str, float]] = {}
         """Who is counted and not asked for yet: the id of its directory, and since when."""
         self._own_end = self.confirm_offset = end_offset
-        self._stored_times = StoredTimes(end_offset, now_s)
+        self._stored_times = StoreTimes(end_offset, now_s)
 
     @property
     def epoch(self) -> int:
@@ -163,3 +164,52 @@ class MasterSyncState:
         """What a replica has, for sure; None for one that was not heard, or whose directory is not that in `stores`."""
         follower = self._followers.get(name)
         return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset
+
+
+class FixedSyncState(MasterSyncState):
+    """The followers of a master that leads for ever. In sync is who has asked within `not_catchup_s`, is heard by the
+    Controller, and lacks less than `max_gap_bytes` (RocketMQ's haMaxGapNotInSync)."""
+
+    def __init__(
+        self,
+        replica: int,
+        first: SyncStateSet,
+        end_offset: int,
+        now_s: float,
+        *,
+        not_catchup_s: float,
+        max_gap_bytes: int,
+    ) -> None:
+        super().__init__(replica, first, end_offset, now_s, not_catchup_s=not_catchup_s)
+        self._max_gap_bytes = max_gap_bytes
+        self._silent: frozenset[int] = frozenset()
+
+    def silent(self, names: frozenset[int]) -> None:
+        """The Controller does not hear these, and hears all others."""
+        self._silent = names
+
+    def in_sync(self, now_s: float) -> frozenset[int]:
+        """The replicas in sync now, this one included."""
+        near = {
+            name
+            for name, follower in self._followers.items()
+            if not follower.learner
+            and name not in self._silent
+            and now_s - follower.asked_s <= self._not_catchup_s
+            and self._own_end - follower.acked_offset < self._max_gap_bytes
+        }
+        return frozenset(near | {self._replica})
+
+    def copies(self, end_offset: int) -> int:
+        """How many replicas, this one included and learners not, have everything before `end_offset`."""
+        others = sum(
+            follower.acked_offset >= end_offset and not follower.learner for follower in self._followers.values()
+        )
+        return others + (self._own_end >= end_offset)
+
+    def propose(self, now_s: float) -> SyncStateSet | None:
+        """No other set, ever."""
+        return None
+
+    def _confirm(self) -> None:
+        self.confirm_offset = self._own_end

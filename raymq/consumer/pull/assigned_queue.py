@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from raymq.consumer.pull.fetched_records import Run, Slice
+from raymq.consumer.pull.fetched_records import PolledRecords, Run
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit, QueueOffset
 
 
 @dataclass(slots=True)
-class HeldQueue:
+class AssignedMessageQueue:
     """Offsets first: `fetch_offset` is read next; `position` is what the next poll returns; `done`, never beyond it, is
     what the program has finished with; `committed` is what of that the brokers have, None while that is not known.
 
@@ -40,7 +40,7 @@ class HeldQueue:
     revoked: bool = False
 
     @classmethod
-    def at(cls, queue: MessageQueue, start: QueueOffset, generation: int) -> HeldQueue:
+    def at(cls, queue: MessageQueue, start: QueueOffset, generation: int) -> AssignedMessageQueue:
         """A queue to begin with. A member's start is committed already; generation 0 has only asked."""
         offset = start.queue_offset
         return cls(queue, generation, start.reset_version, offset, offset if generation else None, offset, offset)
@@ -72,7 +72,7 @@ class HeldQueue:
         """Whether it is neither read nor returned."""
         return self.paused or self.revoked
 
-    def take(self, part: Slice) -> None:
+    def take(self, part: PolledRecords) -> None:
         """The records of a slice were returned. They are the first that wait."""
         run = self.runs[0]
         self.position = part.next_offset

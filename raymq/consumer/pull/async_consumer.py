@@ -18,11 +18,11 @@ from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.fetched_records import (
     Decode,
     Found,
-    Slice,
+    PolledRecords,
     as_messages,
     as_table,
-    decode_columns,
     decode_messages,
+    decode_tables,
     found,
 )
 from raymq.consumer.queue_change import QueueChangeListener
@@ -80,7 +80,7 @@ class AsyncPullConsumer:
         return as_messages(await self._poll(decode_messages, max_messages, timeout_s))
 
     async def poll_table(self, max_messages: int = 65_536, timeout_s: float = 1.0) -> pa.Table:
-        return as_table(await self._poll(decode_columns, max_messages, timeout_s))
+        return as_table(await self._poll(decode_tables, max_messages, timeout_s))
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
         while not self._engine.closed:
@@ -93,10 +93,12 @@ class AsyncPullConsumer:
             for message in messages:
                 yield message
 
-    async def _poll(self, decode: Decode[Found], max_messages: int, timeout_s: float) -> list[tuple[Slice, Found]]:
+    async def _poll(
+        self, decode: Decode[Found], max_messages: int, timeout_s: float
+    ) -> list[tuple[PolledRecords, Found]]:
         engine = self._engine
         engine.poll_begins(max_messages, timeout_s)
-        taken: list[tuple[Slice, Found]] = []
+        taken: list[tuple[PolledRecords, Found]] = []
         try:
             deadline_s = self._loop.time() + timeout_s
             while not found(taken) and not engine.closed:
@@ -116,7 +118,7 @@ class AsyncPullConsumer:
             engine.raise_failure()
         return taken
 
-    async def _decode(self, decode: Decode[Found], slices: list[Slice]) -> list[tuple[Slice, Found]]:
+    async def _decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
         if sum(len(part.records) for part in slices) <= INLINE_BYTES:
             return self._engine.decode(decode, slices)
         return await self._loop.run_in_executor(self._decoder, self._engine.decode, decode, slices)

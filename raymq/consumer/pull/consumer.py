@@ -17,11 +17,11 @@ from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.fetched_records import (
     Decode,
     Found,
-    Slice,
+    PolledRecords,
     as_messages,
     as_table,
-    decode_columns,
     decode_messages,
+    decode_tables,
     found,
 )
 from raymq.consumer.queue_change import QueueChangeListener
@@ -94,7 +94,7 @@ class PullConsumer:
 
         At most what waits here comes at once; a larger `threshold_count` makes larger tables.
         """
-        return as_table(self._poll(decode_columns, max_messages, timeout_s))
+        return as_table(self._poll(decode_tables, max_messages, timeout_s))
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Messages one after another, for ever; ends when the consumer is closed. With auto_commit, a message counts as
@@ -108,10 +108,10 @@ class PullConsumer:
                 raise
             yield from messages
 
-    def _poll(self, decode: Decode[Found], max_messages: int, timeout_s: float) -> list[tuple[Slice, Found]]:
+    def _poll(self, decode: Decode[Found], max_messages: int, timeout_s: float) -> list[tuple[PolledRecords, Found]]:
         engine = self._engine
         engine.poll_begins(max_messages, timeout_s)
-        taken: list[tuple[Slice, Found]] = []
+        taken: list[tuple[PolledRecords, Found]] = []
         try:
             deadline_s = time.monotonic() + timeout_s
             while not found(taken) and not engine.closed:

@@ -1,11 +1,12 @@
-"""The shell around one ConsumerCore, for pull consumers of both kinds: PullConsumer waits for it, AsyncPullConsumer
-awaits it.
+"""The shell around one SubscriptionState, for pull consumers of both kinds: PullConsumer waits for it,
+AsyncPullConsumer awaits it.
 
-    PullGroup        its group and its brokers: queues come and go, offsets are committed
-    Fetcher threads  records → ConsumerCore → `on_news` → peek → take
+    PullGroupMember        its group and its brokers: queues come and go, offsets are committed
+    Fetcher threads  records → SubscriptionState → `on_news` → peek → take
 
-All decisions and all state are ConsumerCore's, under one lock that is never held over a call. Offsets are committed to
-the brokers; the rest is gone with the process, so messages that were returned but not committed are delivered again.
+All decisions and all state are SubscriptionState's, under one lock that is never held over a call. Offsets are
+committed to the brokers; the rest is gone with the process, so messages that were returned but not committed are
+delivered again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import TypeVar
 
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.pull.fetched_records import Decode, Found, Run, Slice
-from raymq.consumer.pull.group_member import PullGroup
+from raymq.consumer.pull.fetched_records import Decode, Found, PolledRecords, Run
+from raymq.consumer.pull.group_member import PullGroupMember
 from raymq.consumer.pull.settings import PullSettings
-from raymq.consumer.pull.subscription_state import ConsumerCore
+from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.queue_change import QueueWatch
 from raymq.consumer.queue_lookup import QueueLookup
 from raymq.consumer.rebalance_client import RebalanceClient
@@ -36,10 +37,10 @@ from raymq.errors import (
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, Routes
-from raymq.remoting.storage_clients import Storages
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
+from raymq.remoting.storage_clients import StorageClients
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -55,8 +56,8 @@ class PullEngine:
         self,
         settings: PullSettings,
         *,
-        routes: Routes,
-        storages: Storages,
+        routes: RouteCache,
+        storages: StorageClients,
         room: str,
         announce: Callable[[PullEngine, ConsumerData], None],
         on_close: Callable[[PullEngine], None],
@@ -69,7 +70,7 @@ class PullEngine:
         self._lookup = QueueLookup(routes, storages)
         self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
         self._lock = threading.Lock()
-        self._core = ConsumerCore(settings, time.monotonic())
+        self._core = SubscriptionState(settings, time.monotonic())
         self._change_lock = threading.Lock()
         self._mode = ""
         self._losses: dict[MessageQueue, tuple[int, DataLossError]] = {}
@@ -86,7 +87,7 @@ class PullEngine:
             outdated=lambda queue: routes.forget(queue.topic),
             lost=self._lose,
         )
-        self._group = PullGroup(
+        self._group = PullGroupMember(
             self._core,
             self._lock,
             settings,
@@ -221,13 +222,13 @@ class PullEngine:
                 if queue in self._losses:
                     raise error
 
-    def peek(self, max_messages: int) -> list[Slice]:
+    def peek(self, max_messages: int) -> list[PolledRecords]:
         """The next records; they stay until they are taken."""
         self._group.fence()  # the process may have stood still since the call before
         with self._lock:
             return self._core.peek(max_messages)
 
-    def decode(self, decode: Decode[Found], slices: list[Slice]) -> list[tuple[Slice, Found]]:
+    def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
         """`decode(slices)`; what turns out damaged is read anew. Takes time, but waits for nothing."""
         try:
             return decode(slices)
@@ -238,7 +239,7 @@ class PullEngine:
             self._fetcher.wake()
             raise
 
-    def take(self, decoded: Iterable[tuple[Slice, Found]]) -> list[tuple[Slice, Found]]:
+    def take(self, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
         """Those slices that are still current, which count as returned now."""
         self._group.fence()
         taken = []
@@ -330,7 +331,7 @@ class PullEngine:
             with self._lock:
                 jumps = self._core.out_of_range(queue, offset, result.next_offset)
             if jumps:
-                _log.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
+                logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
             return
         run = Run.of(result.records, result.next_offset)
         with self._lock:
@@ -376,7 +377,7 @@ class PullEngine:
         if self._closing.is_set():
             raise ClientStateError("this consumer is closed; make a new one with client.pull_consumer(...)")
 
-    def _ask(self, question: Callable[[ConsumerCore], T]) -> T:
+    def _ask(self, question: Callable[[SubscriptionState], T]) -> T:
         self.check_open()
         with self._lock:
             return question(self._core)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from raymq.consumer.subscription import Subscription
 from raymq.errors import StoreCorruptError
 from raymq.message import MessageExt, MessageQueue
-from raymq.record.decode import decode_record, decode_records, record_starts
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_record, decode_records
 from raymq.record.layout import QUEUE_OFFSET_OFFSET, RecordError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class PolledRecords:
     """The next `count` records of a run of `queue`, and what is wanted of them."""
 
     queue: MessageQueue
@@ -81,13 +82,13 @@ class Slice:
 
 
 Found = TypeVar("Found", bound=Sized)
-Decode = Callable[[Sequence[Slice]], list[tuple[Slice, Found]]]
-Decoded = list[tuple[Slice, list[MessageExt]]]
-Columns = list[tuple[Slice, "pa.RecordBatch"]]
+Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
+Decoded = list[tuple[PolledRecords, list[MessageExt]]]
+Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
 """Slices with what is wanted of them, which may be nothing."""
 
 
-def decode_messages(slices: Sequence[Slice]) -> Decoded:
+def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
     """The wanted messages of each slice. Before a damaged record they end; StoreCorruptError when it is the first."""
     decoded: Decoded = []
     for part in slices:
@@ -104,7 +105,7 @@ def decode_messages(slices: Sequence[Slice]) -> Decoded:
     return decoded
 
 
-def decode_columns(slices: Sequence[Slice]) -> Columns:
+def decode_tables(slices: Sequence[PolledRecords]) -> Columns:
     """The wanted messages of each slice as a batch of columns. StoreCorruptError when one of them is damaged."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -125,7 +126,7 @@ def decode_columns(slices: Sequence[Slice]) -> Columns:
     return decoded
 
 
-def found(parts: list[tuple[Slice, Found]]) -> bool:
+def found(parts: list[tuple[PolledRecords, Found]]) -> bool:
     """Whether anything is wanted in the slices."""
     return any(len(wanted) for _, wanted in parts)
 
@@ -144,12 +145,12 @@ def as_table(parts: Columns) -> pa.Table:
     return pa.Table.from_batches([batch for _, batch in parts], schema=SCHEMA)
 
 
-def _wanted(messages: list[MessageExt], part: Slice) -> list[MessageExt]:
+def _wanted(messages: list[MessageExt], part: PolledRecords) -> list[MessageExt]:
     subscription = part.subscription
     return [message for message in messages if subscription.matches(message.tags)] if subscription.tags else messages
 
 
-def _intact(part: Slice) -> list[MessageExt]:
+def _intact(part: PolledRecords) -> list[MessageExt]:
     """The messages before the damaged record of a slice."""
     records, messages = bytes(part.records), []
     for start in part.starts.tolist():
@@ -160,7 +161,7 @@ def _intact(part: Slice) -> list[MessageExt]:
     return messages
 
 
-def _corrupt(part: Slice, error: RecordError) -> StoreCorruptError:
+def _corrupt(part: PolledRecords, error: RecordError) -> StoreCorruptError:
     offset = part.run.offset_at(part.run.first)
     return StoreCorruptError(
         f"{part.queue}: a record at or behind queue offset {offset} is damaged ({error}); poll(max_messages=1) "

@@ -19,31 +19,31 @@ from typing import Final
 
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull.settings import PullSettings
-from raymq.consumer.pull.subscription_state import ConsumerCore
+from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit, QueueOffset
-from raymq.protocol.membership import HEARTBEAT_INTERVAL_S, GroupHeartbeat
+from raymq.protocol.membership import MEMBER_HEARTBEAT_INTERVAL_S, GroupHeartbeat
 
 WORK_INTERVAL_S: Final = 1.0
 RESET_QUESTION_INTERVAL_S: Final = 2.0
 """How often the brokers are asked about assigned queues; a group's members hear of resets with their heartbeats."""
-CALL_TIMEOUT_S: Final = 20.0
+GROUP_CALL_TIMEOUT_S: Final = 20.0
 WORK_TIMEOUT_S: Final = 5.0
 """Of one call of the worker thread, which comes to it again."""
 JOIN_TIMEOUT_S: Final = 10.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class PullGroup:
+class PullGroupMember:
     """Calls and threads around a core that it shares, and the core's lock. `on_queues` is called when there may be
     queues, or places in them, to read from."""
 
     def __init__(
         self,
-        core: ConsumerCore,
+        core: SubscriptionState,
         lock: threading.Lock,
         settings: PullSettings,
         *,
@@ -114,11 +114,11 @@ class PullGroup:
         with self._lock:
             lost = self._core.fence(time.monotonic())
         if lost:
-            _log.warning("a consumer of group %s gives up its queues: the group gave no answer", self._settings.group)
+            logger.warning("a consumer of group %s gives up its queues: the group gave no answer", self._settings.group)
 
     # Calls to brokers
 
-    def make_known(self, broker_names: Iterable[str], timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def make_known(self, broker_names: Iterable[str], timeout_s: float = GROUP_CALL_TIMEOUT_S) -> None:
         """Make the group known to brokers, once each."""
         for broker_name in sorted(set(broker_names) - self._known_at):
             self._offsets.ensure_group(broker_name, timeout_s)
@@ -126,11 +126,11 @@ class PullGroup:
 
     def starts(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffset]:
         """Where the group starts in queues that are read without being a member of it."""
-        return {queue: self._offsets.start(queue, self._settings.start, 0, CALL_TIMEOUT_S) for queue in queues}
+        return {queue: self._offsets.start(queue, self._settings.start, 0, GROUP_CALL_TIMEOUT_S) for queue in queues}
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset, None where there is none."""
-        return self._offsets.committed(queue, CALL_TIMEOUT_S)
+        return self._offsets.committed(queue, GROUP_CALL_TIMEOUT_S)
 
     def commit_all(self, *, finished: bool) -> dict[MessageQueue, int]:
         """Commit what is finished, and let go of revoked queues. `finished`: that is all that polls returned."""
@@ -142,7 +142,7 @@ class PullGroup:
         self._release()
         return committed
 
-    def commit(self, timeout_s: float = CALL_TIMEOUT_S) -> dict[MessageQueue, int]:
+    def commit(self, timeout_s: float = GROUP_CALL_TIMEOUT_S) -> dict[MessageQueue, int]:
         """Commit what is finished. Gives the offsets that count; durable on return."""
         with (
             self._commit_lock
@@ -159,7 +159,7 @@ class PullGroup:
             committed = self._core.answered(commits, answer)
         for what, queues in (("was reset", answer.reset), ("is another's", answer.fenced), ("is gone", answer.gone)):
             for queue in sorted(queues):
-                _log.warning("group %s: %s %s", self._settings.group, queue, what)
+                logger.warning("group %s: %s %s", self._settings.group, queue, what)
         if answer.reset:
             self._on_queues()
         return committed
@@ -179,7 +179,7 @@ class PullGroup:
                 try:
                     step()
                 except RaymqError as error:
-                    _log.warning("group %s, trying again: %s", self._settings.group, error)
+                    logger.warning("group %s, trying again: %s", self._settings.group, error)
             self._work.wait(WORK_INTERVAL_S)
 
     def _start_granted(self) -> None:
@@ -233,7 +233,7 @@ class PullGroup:
                 self._abandon()
             else:
                 self._say_heartbeat()
-            self._beat.wait(HEARTBEAT_INTERVAL_S)
+            self._beat.wait(MEMBER_HEARTBEAT_INTERVAL_S)
         self._leave()
 
     def _say_heartbeat(self) -> None:
@@ -250,7 +250,7 @@ class PullGroup:
             assignment = self._rebalance.heartbeat(heartbeat)
         except RaymqError as error:
             self._failure = error
-            _log.info("group %s: %s", self._settings.group, error)
+            logger.info("group %s: %s", self._settings.group, error)
             self.fence()
             return
         if self._asked_version is None:  # before any queue is begun with
@@ -266,11 +266,11 @@ class PullGroup:
             lost = self._core.lose_all()
         if lost:
             silent_s = self._settings.poll_interval_max_s
-            _log.warning("a consumer of group %s leaves it: no poll for %g s", self._settings.group, silent_s)
+            logger.warning("a consumer of group %s leaves it: no poll for %g s", self._settings.group, silent_s)
             self._leave()
 
     def _leave(self) -> None:
         try:
             self._rebalance.heartbeat(GroupHeartbeat(self._member, frozenset(), frozenset(), leaving=True))
         except RaymqError as error:
-            _log.info("group %s: left without a word, the group will notice: %s", self._settings.group, error)
+            logger.info("group %s: left without a word, the group will notice: %s", self._settings.group, error)

@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from raymq.consumer.pull.assigned_queue import HeldQueue
-from raymq.consumer.pull.fetched_records import Run, Slice
+from raymq.consumer.pull.assigned_queue import AssignedMessageQueue
+from raymq.consumer.pull.fetched_records import PolledRecords, Run
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
@@ -27,16 +27,16 @@ from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment
 from raymq.protocol.store import FetchRequest
 
-FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
+PULL_FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
 """Counted from the sending of the last heartbeat that was answered: the group's own count begins no earlier."""
 
 
-class ConsumerCore:
+class SubscriptionState:
     """All queues of one pull consumer. The order of `_queues` is their turn: who was taken from goes to the end."""
 
     def __init__(self, settings: PullSettings, now_s: float) -> None:
         self._settings = settings
-        self._queues: dict[MessageQueue, HeldQueue] = {}
+        self._queues: dict[MessageQueue, AssignedMessageQueue] = {}
         self._fenced: dict[MessageQueue, int] = {}
         self._lease_until_s = -math.inf
         self._polled_s = now_s
@@ -70,7 +70,7 @@ class ConsumerCore:
         """Those of them that are paused, sorted."""
         return sorted(queue for queue in self.held if self._queues[queue].paused)
 
-    def get(self, queue: MessageQueue) -> HeldQueue:
+    def get(self, queue: MessageQueue) -> AssignedMessageQueue:
         """A held queue; ClientStateError."""
         held = self._queues.get(queue)
         if held is None or held.revoked:
@@ -102,7 +102,7 @@ class ConsumerCore:
             if self._fenced.get(queue, 0) < assignment.generation
         }
         self._fenced = {queue: at for queue, at in self._fenced.items() if queue in granted}
-        self._lease_until_s = lease_from_s + FENCE_AFTER_S
+        self._lease_until_s = lease_from_s + PULL_FENCE_AFTER_S
         self.offsets_version = assignment.offsets_version
         self.joined = True
 
@@ -111,7 +111,7 @@ class ConsumerCore:
         generation = self.starting.pop(queue, None)
         if generation is None:
             return False
-        self._queues[queue] = HeldQueue.at(queue, start, generation)
+        self._queues[queue] = AssignedMessageQueue.at(queue, start, generation)
         return True
 
     def assign(self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset]) -> None:
@@ -120,7 +120,8 @@ class ConsumerCore:
             self.subscribe(subscription)
         self.subscriptions = dict(subscriptions)
         self._queues = {
-            queue: self._queues.get(queue) or HeldQueue.at(queue, start, 0) for queue, start in starts.items()
+            queue: self._queues.get(queue) or AssignedMessageQueue.at(queue, start, 0)
+            for queue, start in starts.items()
         }
         self._lease_until_s = math.inf
         self.joined = True
@@ -175,26 +176,26 @@ class ConsumerCore:
         self._polling = False
         self._polled_s = now_s
 
-    def peek(self, max_messages: int) -> list[Slice]:
+    def peek(self, max_messages: int) -> list[PolledRecords]:
         """The next records, queue by queue in turn, up to so many. They stay here until they are `taken`. Nothing waits
         of paused and revoked queues."""
-        slices: list[Slice] = []
+        slices: list[PolledRecords] = []
         left = max_messages
         for queue, held in self._queues.items():
             for run in held.runs:
                 if not left:
                     return slices
-                part = Slice(queue, self.subscriptions[queue.topic], run, min(left, run.count))
+                part = PolledRecords(queue, self.subscriptions[queue.topic], run, min(left, run.count))
                 slices.append(part)
                 left -= part.count
         return slices
 
-    def is_current(self, part: Slice) -> bool:
+    def is_current(self, part: PolledRecords) -> bool:
         """Whether a slice may still be returned: no seek, reset, pause or revocation has come between."""
         held = self._queues.get(part.queue)
         return held is not None and bool(held.runs) and held.runs[0] is part.run
 
-    def taken(self, part: Slice) -> None:
+    def taken(self, part: PolledRecords) -> None:
         """A current slice is returned to the program; the queue's next turn comes after the others'."""
         held = self._queues.pop(part.queue)
         held.take(part)
@@ -217,7 +218,7 @@ class ConsumerCore:
             return {}
         return {held.queue: held.fetch_offset for held in queues if self._is_wanted(held)}
 
-    def _is_wanted(self, held: HeldQueue) -> bool:
+    def _is_wanted(self, held: AssignedMessageQueue) -> bool:
         settings = self._settings
         return (
             not held.silent

@@ -8,8 +8,8 @@ A call that outlives its timeout is given up: it is reported as failed, and its 
 threads as there are may be given up so; when all of those are stuck too, nothing more is consumed until one returns
 (`stuck` says how many are).
 
-A work whose owner does not ask about it for LEASE_S is taken away, between two calls: its owner is gone, and somebody
-else may have its queue. Nothing here survives the process.
+A work whose owner does not ask about it for HANDLER_LEASE_S is taken away, between two calls: its owner is gone, and
+somebody else may have its queue. Nothing here survives the process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, Con
 
 JOIN_AFTER_S: Final = 0.02
 """A work that is not through after this long gets further threads, more each time."""
-LEASE_S: Final = 5.0
+HANDLER_LEASE_S: Final = 5.0
 SETTLE_AFTER_S: Final = 0.05
 """A call that took longer may have been given up meanwhile: whether it was is asked under the lock."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Any]
 
@@ -164,7 +164,7 @@ class ConsumePool:
                 more *= 2
         with self._lock:
             self._give_up_late(work)
-            work.lease_until_s = time.monotonic() + LEASE_S
+            work.lease_until_s = time.monotonic() + HANDLER_LEASE_S
             return work.report(self._stuck)
 
     def _invite(self, work: Work) -> None:
@@ -307,7 +307,7 @@ class ConsumePool:
 
 
 def _raised(work: Work, index: int) -> Failure:
-    _log.exception("the listener failed")
+    logger.exception("the listener failed")
     return work.failure(index, traceback.format_exc())
 
 

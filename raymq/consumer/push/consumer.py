@@ -30,9 +30,9 @@ from raymq.names import check_group
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import Allocation
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, Routes
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 
-START_TIMEOUT_S: Final = 60.0
+CONSUMER_START_TIMEOUT_S: Final = 60.0
 INSTANCES_MAX: Final = 256
 BATCH_MAX: Final = 512
 
@@ -65,7 +65,7 @@ class PushConsumer:
         self,
         group: str,
         *,
-        routes: Routes,
+        routes: RouteCache,
         start: StartOffsetQuery,
         options: PushOptions,
         track: Callable[[PushSubscription], PushSubscription],
@@ -141,7 +141,7 @@ class PushConsumer:
             for _ in range(instances):
                 listener = ListenerActor.options(**options).remote(self._listener, settings, tuple(self._hooks))
                 subscription.listeners.append(listener)
-            subscription.wait_loaded(self._listener.name, START_TIMEOUT_S)
+            subscription.wait_loaded(self._listener.name, CONSUMER_START_TIMEOUT_S)
             offsets = GroupOffsets(settings.group)
             for broker_name in self._routes.brokers():
                 if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
@@ -150,7 +150,7 @@ class PushConsumer:
                     offsets.check_broadcast(broker_name)
             for index, listener in enumerate(subscription.listeners):
                 subscription.pulls.append(ActorRef(self._start_pull(_named(settings, index), listener)))
-            subscription.wait_running(START_TIMEOUT_S)
+            subscription.wait_running(CONSUMER_START_TIMEOUT_S)
         except BaseException:
             subscription.close()
             raise
@@ -160,7 +160,9 @@ class PushConsumer:
         failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
         for broker_name in sorted(self._routes.brokers()):
             try:
-                return str(ActorRef(broker_name).call("start_pull", settings, listener, timeout_s=START_TIMEOUT_S))
+                return str(
+                    ActorRef(broker_name).call("start_pull", settings, listener, timeout_s=CONSUMER_START_TIMEOUT_S)
+                )
             except RaymqError as error:
                 failure = error
         raise failure

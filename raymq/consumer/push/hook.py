@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from raymq.message import MessageExt
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -40,4 +40,4 @@ def call_hooks(hooks: Sequence[ConsumeHook], name: str, context: ConsumeContext)
         try:
             method(context)
         except Exception:  # a user's code, which must not decide over the message
-            _log.exception("consume hook %s.%s failed", type(hook).__name__, name)
+            logger.exception("consume hook %s.%s failed", type(hook).__name__, name)

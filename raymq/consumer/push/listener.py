@@ -37,7 +37,8 @@ from raymq.errors import ListenerError
 from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeStatus, MessageExt, MessageQueue
 from raymq.names import RETRY_PREFIX
 from raymq.protocol.consume_result import ConsumeLater, ConsumeReport
-from raymq.record.decode import decode_record, decode_records, record_starts
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_record, decode_records
 from raymq.record.layout import RecordError
 
 MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
@@ -46,7 +47,7 @@ BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | None]
 REPORT_S: Final = 0.5
 """A task that takes longer is reported in parts."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ def _decode(task: ShippedTask) -> tuple[list[Any], bool]:
     try:
         return decode_records(task.records, broker_name=broker_name), False
     except RecordError:
-        _log.exception("a task of %s has a damaged record", task.queue)
+        logger.exception("a task of %s has a damaged record", task.queue)
     messages: list[MessageExt | RecordError] = []
     for start in record_starts(task.records):
         try:
@@ -248,7 +249,7 @@ def with_original_topic(message: MessageExt) -> MessageExt:
     return message if topic is None else replace(message, topic=topic)
 
 
-OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
+LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
 CONCURRENCY: Final = 64 + 8
 """Tasks that a Pull actor has here at a time, and room for the other methods."""
-ListenerActor = ray.remote(**OPTIONS)(Listener)
+ListenerActor = ray.remote(**LISTENER_OPTIONS)(Listener)

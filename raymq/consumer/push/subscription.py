@@ -15,7 +15,7 @@ from raymq.message import MessageQueue
 from raymq.names import NAMESPACE
 from raymq.remoting.actor_ref import ActorRef, resolve
 
-STOP_TIMEOUT_S: Final = 40.0
+CONSUMER_STOP_TIMEOUT_S: Final = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class PushSubscription:
                     f"messages are delivered again. The last failure:\n{status.last_error}"
                 )
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    def stop(self, timeout_s: float = CONSUMER_STOP_TIMEOUT_S) -> None:
         """Finish and commit what is in flight, leave the group, end the actors. Idempotent."""
         if self._closed:
             return

@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import raymq
 from raymq.errors import RaymqError
 from tests.support.history.workload import read_back
-from tests.support.replicas.ray_replicas import ReplicaGroup
+from tests.support.replicas.ray_replicas import RayReplicas
 
 
 def main(broker: str, replicas: int) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else is printed is no answer
-    group = ReplicaGroup(broker, replicas)
+    group = RayReplicas(broker, replicas)
 
     def lead(replica: int) -> None:
         """Have a replica lead, with all in sync."""

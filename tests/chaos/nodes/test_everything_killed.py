@@ -21,7 +21,7 @@ from tests.support.history.checker import check
 from tests.support.history.history import Operation, Sent, acknowledged_in, read_journal
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import read_back
-from tests.support.replicas.ray_replicas import ReplicaGroup, log_checksum
+from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
 ROUNDS = 3 if os.environ.get("RAYMQ_SOAK") == "1" else 1
 NAMES = ("head", "left", "right")
@@ -75,7 +75,7 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
 
 def look(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
     """Wait until all replicas are in sync; everything that was acknowledged so far is there, once."""
-    ReplicaGroup(BROKER, len(NAMES)).settled()
+    RayReplicas(BROKER, len(NAMES)).settled()
     if not history:
         mq.admin.create_topic(TOPIC, queues=4)
         return
@@ -87,7 +87,7 @@ def look(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
 
 def check_logs(box: Sandbox) -> None:
     """The replicas' logs are equal, wherever they are."""
-    end = ReplicaGroup(BROKER, len(NAMES)).equal_end()
+    end = RayReplicas(BROKER, len(NAMES)).equal_end()
     stores = [store for name in NAMES for store in (box.data / name).glob(f"{BROKER}-*")]
     assert len(stores) == len(NAMES)
     assert len({log_checksum(store, end) for store in stores}) == 1

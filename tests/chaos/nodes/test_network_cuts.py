@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.core.replica.orders import MASTER_LEASE_S
 from raymq.message import MessageQueue
-from storage.replication.epochs import LEASE_S
 from tests.support.clusters.network import WHY_IMPOSSIBLE, Hand, Network, network
 from tests.support.history.checker import check
 from tests.support.history.history import Operation, Sent, acknowledged_in, read_journal
@@ -70,7 +70,7 @@ class Cluster:
 
     def assert_standstill(self, *names: str) -> None:
         """From a lease after the cut on, nothing is acknowledged there."""
-        time.sleep(LEASE_S + STANDSTILL_S)
+        time.sleep(MASTER_LEASE_S + STANDSTILL_S)
         before = [self.acknowledged(name) for name in names]
         time.sleep(STANDSTILL_S)
         assert [self.acknowledged(name) for name in names] == before

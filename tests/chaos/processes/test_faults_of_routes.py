@@ -20,7 +20,7 @@ from raymq.consumer.push.subscription import PushSubscription
 from raymq.message import MessageExt
 from raymq.names import NAMESPACE
 from tests.support.clusters.cluster import actor_processes, poll_until
-from tests.support.history.listener_notes import Journal
+from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -51,7 +51,7 @@ def standing_still(pids: list[int]) -> Iterator[None]:
 def test_a_pull_actor_that_is_restarted_while_no_nameserver_answers_reads_when_one_does(
     mq: raymq.Client, tmp_path: Path
 ) -> None:
-    journal = Journal(tmp_path / "journal")
+    journal = ListenerNotes(tmp_path / "journal")
 
     def listen(message: MessageExt) -> None:
         journal.write(message.body.decode())

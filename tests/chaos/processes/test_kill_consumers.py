@@ -20,7 +20,7 @@ import raymq
 from raymq.message import MessageExt
 from tests.support.clusters.faults import ActorKiller
 from tests.support.history.history import History, Outcome, Sent
-from tests.support.history.listener_notes import Journal
+from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders
 
@@ -48,7 +48,7 @@ class Heard:
 class Listen:
     """Notes each message, in lines of one length, and works a little."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal
 
     def __call__(self, message: MessageExt) -> None:
@@ -58,7 +58,7 @@ class Listen:
         time.sleep(LISTENER_S)
 
 
-def heard_in(journal: Journal) -> list[Heard]:
+def heard_in(journal: ListenerNotes) -> list[Heard]:
     calls = []
     for line in journal.lines():
         broker_name, queue_id, offset, sent = line.split()
@@ -85,7 +85,7 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path, orderly: bool
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}")
-    journal, history = Journal(tmp_path / "journal"), History()
+    journal, history = ListenerNotes(tmp_path / "journal"), History()
     count = KILLS * MESSAGES_PER_KILL
     push = mq.push_consumer(
         group,

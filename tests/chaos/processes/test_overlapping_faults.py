@@ -25,10 +25,10 @@ from tests.support.clusters.state_users import StateUsers
 from tests.support.clusters.storm import Storm, Weather
 from tests.support.history.checker import check
 from tests.support.history.history import History, Operation, Outcome, Sent
-from tests.support.history.listener_notes import Journal
+from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders, read_back
-from tests.support.replicas.ray_replicas import ReplicaGroup, log_checksum
+from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
 SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
@@ -80,14 +80,14 @@ class TimedHistory(History):
 class Listen:
     """Notes each message's place and body."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal
 
     def __call__(self, message: MessageExt) -> None:
         self._journal.write(f"{message.queue_id} {message.queue_offset} {message.body.decode()}")
 
 
-def heard_in(journal: Journal) -> list[tuple[int, int, Sent]]:
+def heard_in(journal: ListenerNotes) -> list[tuple[int, int, Sent]]:
     lines = [line.split() for line in journal.lines()]
     return [(int(queue_id), int(offset), Sent.parse(sent.encode())) for queue_id, offset, sent in lines]
 
@@ -132,9 +132,9 @@ class Puller:
 
 
 @pytest.fixture
-def replicas(mq: raymq.Client) -> ReplicaGroup:
+def replicas(mq: raymq.Client) -> RayReplicas:
     """The group, with all replicas in sync."""
-    group = ReplicaGroup(BROKER, REPLICAS)
+    group = RayReplicas(BROKER, REPLICAS)
     group.settled()
     return group
 
@@ -147,10 +147,10 @@ def restart_broker() -> None:
 
 @pytest.mark.timeout(600 + 2 * int(SECONDS))
 def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothing(
-    mq: raymq.Client, box: Sandbox, replicas: ReplicaGroup, topic: str, group: str, tmp_path: Path
+    mq: raymq.Client, box: Sandbox, replicas: RayReplicas, topic: str, group: str, tmp_path: Path
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}, left out: {sorted(LEFT_OUT)}")
-    history, journal = TimedHistory(), Journal(tmp_path / "journal")
+    history, journal = TimedHistory(), ListenerNotes(tmp_path / "journal")
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     push = mq.push_consumer(f"{group}-push", orderly=True, consume_from=FIRST)
     users = StateUsers(BROKER, topic, QUEUES, makers=2, committers=4, pause_s=0.1, prefix="storm")
@@ -194,7 +194,7 @@ def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothin
     assert len({log_checksum(box.data / f"{BROKER}-{replica}", end) for replica in range(REPLICAS)}) == 1
 
 
-def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Puller, journal: Journal) -> None:
+def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Puller, journal: ListenerNotes) -> None:
     """Wait until something new was acknowledged, answered, pulled and heard."""
 
     def done() -> tuple[int, ...]:
@@ -220,7 +220,7 @@ def assert_in_order(heard: list[tuple[int, int, Sent]], stored: set[tuple[int, i
 
 @pytest.mark.timeout(600 + 30 * MASTER_KILLS)
 def test_what_the_broker_answered_is_known_after_its_master_was_killed_again_and_again(
-    mq: raymq.Client, replicas: ReplicaGroup, topic: str
+    mq: raymq.Client, replicas: RayReplicas, topic: str
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}")
     rng = random.Random(SEED)

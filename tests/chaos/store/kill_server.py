@@ -198,7 +198,7 @@ def finish(root: Path, flush: str, known: Known) -> None:
 
 def main() -> None:
     directory, flush, seed, kills = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
-    storage.checkpoint_service.SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
+    storage.checkpoint_service.STORE_SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
     # Warm pages, stored into through maps, in small files and however slow the writer is.
     storage.log.warm_up.SEGMENT_BYTES = 16384  # type: ignore[misc]
     storage.log.warm_up.FAST_S = 60.0  # type: ignore[misc]

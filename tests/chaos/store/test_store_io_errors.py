@@ -133,7 +133,7 @@ def counted_calls(tmp_path: Path) -> dict[str, int]:
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_error_of_the_disk_breaks_a_promise(tmp_path, monkeypatch, kind, for_good):
-    monkeypatch.setattr(storage.index.index_service, "RETRY_S", 0.001)
+    monkeypatch.setattr(storage.index.index_service, "INDEX_RETRY_S", 0.001)
     calls = counted_calls(tmp_path)[kind]
     assert calls
     for nth in range(calls):

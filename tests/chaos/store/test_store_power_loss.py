@@ -293,7 +293,7 @@ def workspace() -> Iterator[Path]:
 @pytest.mark.timeout(7200 if SOAK else 600)
 @pytest.mark.parametrize("part", range(1 if ONE_SEED else PARTS))
 def test_nothing_promised_is_lost_with_the_power(part, workspace, monkeypatch):
-    monkeypatch.setattr(storage.checkpoint_service, "SNAPSHOT_INTERVAL_BYTES", 5000)
+    monkeypatch.setattr(storage.checkpoint_service, "STORE_SNAPSHOT_INTERVAL_BYTES", 5000)
     monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
     # Warm pages, in small files and however slow the writer is.
     monkeypatch.setattr(storage.log.warm_up, "SEGMENT_BYTES", 4096)

@@ -18,10 +18,10 @@ from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import Boundary, FetchRequest
 from raymq.record.decode import decode_records
-from raymq.record.encode import stamp
 from raymq.record.hashing import tags_code
-from raymq.record.inner_batch_item import BatchItem
+from raymq.record.inner_batch import BatchItem
 from raymq.record.layout import encode_host
+from raymq.record.stamp import stamp
 from storage.message_store import MessageStore
 from storage.replication import chunk_appender as raw_append
 from storage.replication.log_chunks import truncate_log

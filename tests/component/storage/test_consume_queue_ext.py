@@ -22,7 +22,7 @@ from raymq.record.hashing import tags_code
 from storage.message_store import MessageStore
 from storage.queue.consume_queue_ext import ConsumeQueueExt
 from storage.retention import cleaner
-from storage.schedule.delay_queue_reader import WaitingQueues
+from storage.schedule.delay_queue_reader import DelayQueueReader
 from tests.support.stores.stores import LOG_FILE_BYTES, PowerCuts, bodies_of, killed_copy, make_batch, open_store
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
@@ -183,7 +183,7 @@ def test_the_scheduler_finds_the_times_that_rocketmq_put_into_an_extension(root)
     extension = root / "consumequeue_ext" / source[0] / "17" / f"{0:020d}"
     extension.parent.mkdir(parents=True)
     extension.write_bytes(np.array((20, 1_800_000_000_000, 1, 0), EXT_UNIT_DTYPE).tobytes() + bytes(980))
-    waiting = WaitingQueues(
+    waiting = DelayQueueReader(
         threading.Lock(), store._appender, store._queues, store._parts.deliveries, store._parts.reader, DELAY_LEVELS_MS
     )
     assert waiting.codes(source, 0, 1).tolist() == [1_800_000_000_000]

@@ -13,7 +13,9 @@ import pytest
 
 from raymq.errors import InvalidArgumentError, StoreNotWritableError
 from raymq.message import Message
-from raymq.record.decode import decode_records, dispatch_view, record_starts
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_records
+from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch, encode_batch
 from raymq.record.hashing import index_key_hash
 from raymq.record.layout import SYS_FLAG_OFFSET, SYS_FLAG_TRANSACTION_ROLLBACK
@@ -348,7 +350,7 @@ class TestIndexOfAStore:
     def test_a_disk_that_fails_the_index_makes_the_store_read_only_and_the_next_open_makes_it_again(
         self, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("storage.index.index_service.RETRY_S", 0.0)
+        monkeypatch.setattr("storage.index.index_service.INDEX_RETRY_S", 0.0)
         preallocate = disk.preallocate
 
         def fail(descriptor: int, size: int) -> None:
@@ -386,7 +388,7 @@ class FullDisk:
             real(descriptor, *rest)
 
         monkeypatch.setattr(disk, kind, call)
-        monkeypatch.setattr(index_service, "RETRY_S", 0.01)
+        monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)
 
 
 def keyed(first: int, count: int) -> EncodedBatch:
@@ -425,8 +427,8 @@ def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
 
 def test_an_index_that_meets_a_log_file_cut_short_goes_on_once_the_file_is_back(tmp_path, no_flushes, monkeypatch):
     """Nobody waits for it meanwhile, and the store takes appends: the log, not the index, has lost something."""
-    monkeypatch.setattr(index_service, "RETRY_S", 0.01)
-    monkeypatch.setattr(index_service, "INTERVAL_S", 3600.0)  # it looks only when it is asked
+    monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)
+    monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)  # it looks only when it is asked
     root = tmp_path / "store"
     store = open_store(root)
     store.append([keyed(0, 20)])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from actors.core.replica.orders import Copied, Follow, ReplicaRole
 from actors.core.replica.rules import ReplicaRules
 from actors.replica import replica as replica_module
 from actors.replica.replica import Replica
@@ -19,13 +20,12 @@ from raymq.errors import InSyncReplicasError, NotMasterError, ServiceNotAvailabl
 from raymq.message import PullStatus, SendStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from storage import message_store
-from storage.replication.epochs import Copied, Follow, ReplicaRole
-from tests.support.replicas.local_replicas import ReplicaGroup
+from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import bodies_of, make_batch
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
-Make = Callable[..., ReplicaGroup]
+Make = Callable[..., LocalReplicas]
 RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 
 
@@ -33,10 +33,10 @@ RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     # That a slave has not heard its master for a while is said by the tests, not by a machine that is busy.
     monkeypatch.setattr(replica_module, "HEARD_S", 3600.0)
-    groups: list[ReplicaGroup] = []
+    groups: list[LocalReplicas] = []
 
-    def build(**options: Any) -> ReplicaGroup:
-        groups.append(ReplicaGroup(tmp_path, **options))
+    def build(**options: Any) -> LocalReplicas:
+        groups.append(LocalReplicas(tmp_path, **options))
         return groups[-1]
 
     yield build
@@ -44,7 +44,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         group.end()
 
 
-def logs(group: ReplicaGroup) -> list[bytes]:
+def logs(group: LocalReplicas) -> list[bytes]:
     """The log of each replica, up to the end of its records."""
     found = []
     for name in sorted(group.names):
@@ -153,7 +153,7 @@ def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make
     assert len(set(logs(group))) == 1
 
 
-def depose(group: ReplicaGroup) -> int:
+def depose(group: LocalReplicas) -> int:
     """Close the master, and have another elected; which it was."""
     old = group.control_state.record.master
     group.close(old)
@@ -226,7 +226,7 @@ def test_a_replica_that_starts_empty_is_filled_from_where_the_masters_log_begins
     assert bodies_of(filled) == bodies_of(master)
 
 
-def _drop_first_file(group: ReplicaGroup) -> None:
+def _drop_first_file(group: LocalReplicas) -> None:
     """Retention, as it were: the running stores lose the first file of their logs."""
     for replica in group.replicas.values():
         store = replica.any_store
@@ -299,7 +299,7 @@ def test_a_restarted_group_goes_on_from_disk_alone(make, tmp_path):
 SLAVES_READ = replace(RULES, slave_read_enable=True)
 
 
-def slave_of(group: ReplicaGroup) -> Replica:
+def slave_of(group: LocalReplicas) -> Replica:
     return next(replica for replica in group.replicas.values() if replica is not group.master)
 
 
@@ -308,7 +308,7 @@ def fetch(replica: Replica, offset: int, *, max_messages: int = 1000) -> FetchRe
     return result
 
 
-def name_of(group: ReplicaGroup, replica: Replica) -> str:
+def name_of(group: LocalReplicas, replica: Replica) -> str:
     return f"storage-{group.directory(replica.account().replica).name}"
 
 

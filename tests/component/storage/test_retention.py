@@ -18,12 +18,12 @@ from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
 from storage.files import disk
+from storage.files.disk_usage import disk_usage
 from storage.index.index_service import IndexService
-from storage.log.log_paths import disk_usage
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
-from storage.retention.rules import HOUR_MS, Decision, LogFile, RetentionRules, decide, usage_ratio
+from storage.retention.rules import HOUR_MS, LogFile, RetentionDecision, RetentionRules, decide, usage_ratio
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, small_settings
 
@@ -35,12 +35,12 @@ def files(*ages_hours: float) -> list[LogFile]:
     return [LogFile(i * 100, i * 100 + 100, NOW - int(age * HOUR_MS)) for i, age in enumerate(ages_hours)]
 
 
-def decided(log: list[LogFile], rules: RetentionRules = RULES, **changes) -> Decision:
+def decided(log: list[LogFile], rules: RetentionRules = RULES, **changes) -> RetentionDecision:
     arguments = {"local_hour": 4, "usages": [0.5], "by_hand": False, "disk_full": False, "keep_from": 10**9, **changes}
     return decide(log, rules, now_ms=NOW, **arguments)
 
 
-def starts(decision: Decision) -> list[int]:
+def starts(decision: RetentionDecision) -> list[int]:
     return [file.start for file in decision.delete]
 
 

@@ -15,7 +15,8 @@ from raymq.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, delivery_producer_id, tim
 from raymq.message import Message
 from raymq.names import SCHEDULE_TOPIC
 from raymq.protocol.store import FetchRequest, QueueBounds
-from raymq.record.decode import decode_records, record_starts
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_records
 from raymq.record.encode import Waiting, encode_batch
 from raymq.record.hashing import tags_code
 from storage.message_store import MessageStore

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from raymq.errors import StoreCorruptError, StoreLockedError
-from raymq.logfiles.log_reader import LogReader, file_name
+from raymq.logfiles.directory import file_name
+from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import FetchRequest
 from storage.log import log_paths
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log
-from tests.support.replicas.local_replicas import ReplicaGroup
+from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_UNITS,
@@ -192,7 +193,7 @@ def test_old_files_go_from_every_disk(disks, tmp_path):
 
 @pytest.mark.parametrize(("usages", "refused"), [({"a": 0.95, "b": 0.5}, False), ({"a": 0.95, "b": 0.91}, True)])
 def test_the_store_is_full_when_all_the_disks_of_its_log_are(disks, monkeypatch, usages, refused):
-    monkeypatch.setattr("storage.log.log_paths.disk_usage", lambda path: usages.get(path.name, 0.5))
+    monkeypatch.setattr("storage.files.disk_usage.disk_usage", lambda path: usages.get(path.name, 0.5))
     store = disks.filled(clean_file_forcibly_enable=False)
     store._cleaner.run_once(datetime.now().replace(hour=3))
     assert store.status().writable is not refused
@@ -260,7 +261,7 @@ def test_a_log_that_is_cut_on_purpose_opens(disks):
 
 
 def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(tmp_path):
-    group = ReplicaGroup(tmp_path, log_disks=2)
+    group = LocalReplicas(tmp_path, log_disks=2)
     try:
         group.settle()
         group.start()

@@ -13,13 +13,13 @@ from raymq.config.store import FlushDiskType
 from raymq.errors import SystemBusyError
 from raymq.message import Message, SendStatus
 from raymq.names import SCHEDULE_TOPIC
-from raymq.record.decode import dispatch_view
+from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch, Waiting, encode_batch
 from storage.files.mapped_file import MappedFile
 from storage.log import transient_store_pool
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
-from tests.support.replicas.local_replicas import ReplicaGroup
+from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
@@ -272,7 +272,7 @@ def test_else_an_append_waits_for_the_disk(root, slow_disk):
 
 
 def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_path):
-    group = ReplicaGroup(tmp_path, **POOL)
+    group = LocalReplicas(tmp_path, **POOL)
     try:
         group.settle()
         group.start()

@@ -18,7 +18,7 @@ from raymq.record.compression import COMPRESSION_MASK
 from raymq.record.hashing import java_hash
 from raymq.record.layout import SYS_FLAG_COMPRESSED
 from tests.support.clusters.cluster import poll_until
-from tests.support.history.listener_notes import Journal
+from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -362,12 +362,12 @@ def test_a_deleted_topic_does_not_keep_a_consumer_from_its_other_topic(
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
+def journal(tmp_path: Path) -> ListenerNotes:
+    return ListenerNotes(tmp_path / "journal")
 
 
 def test_a_function_listens_and_stop_commits_what_it_has_seen(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
         assert message.tags == "wanted"
@@ -400,7 +400,7 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
 class SumPerQueue:
     """A listener with state: it makes what it cannot ship in its first call."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal
         self._totals: dict[str, int] = {}
 
@@ -413,7 +413,7 @@ class SumPerQueue:
 
 
 def test_an_object_listens_to_lists_of_one_queue_and_keeps_its_state(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     send_numbers(mq, topic, range(500), sharding=True)
     push = mq.push_consumer(group, orderly=True, consume_from=FIRST).subscribe(topic)
@@ -428,7 +428,7 @@ def test_an_object_listens_to_lists_of_one_queue_and_keeps_its_state(
 
 
 def test_messages_answered_with_reconsume_later_come_again_and_are_not_committed_before(
-    mq: raymq.Client, topic: str, group: str, journal: Journal, tmp_path: Path
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes, tmp_path: Path
 ) -> None:
     looked = tmp_path / "looked"
 
@@ -455,7 +455,7 @@ def test_messages_answered_with_reconsume_later_come_again_and_are_not_committed
 
 
 def test_several_instances_share_the_queues_and_each_message_is_heard_once(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(journal)
     with push.start(instances=3) as subscription:
@@ -475,7 +475,7 @@ def test_several_instances_share_the_queues_and_each_message_is_heard_once(
 
 
 def test_a_push_and_a_pull_consumer_of_one_group_share_its_queues(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(journal)
     seen: list[MessageExt] = []

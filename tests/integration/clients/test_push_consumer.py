@@ -18,7 +18,7 @@ import raymq
 from raymq.message import MessageExt, MessageModel
 from raymq.protocol.group import GroupConfig
 from tests.support.clusters.cluster import SETTINGS as DEFAULTS, actor_processes, poll_until
-from tests.support.history.listener_notes import Journal
+from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -28,8 +28,8 @@ SETTINGS = DEFAULTS.replace("store:\n", f'store:\n  message_delay_level: "{SHORT
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
+def journal(tmp_path: Path) -> ListenerNotes:
+    return ListenerNotes(tmp_path / "journal")
 
 
 def send(mq: raymq.Client, topic: str, numbers: Any, *, sharding_key: str | None = None) -> list[raymq.SendResult]:
@@ -49,7 +49,7 @@ def lag(mq: raymq.Client, group: str) -> int:
 
 
 def test_a_slow_message_keeps_no_other_waiting_and_holds_only_the_commit(
-    mq: raymq.Client, topic: str, group: str, journal: Journal, tmp_path: Path
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
 
@@ -75,7 +75,7 @@ def queue_at(subscription: Any, queue: Any) -> Any:
 
 
 def test_in_order_each_queue_is_heard_in_its_order_and_a_failure_stops_only_its_own(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
         journal.write(f"{message.queue_id}{message.broker_name} {int(message.body)} {message.reconsume_times}")
@@ -95,7 +95,7 @@ def test_in_order_each_queue_is_heard_in_its_order_and_a_failure_stops_only_its_
 
 
 def test_a_failing_message_walks_the_retry_topic_to_the_dead_letters_with_its_id(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
         journal.write(f"{message.topic} {message.message_id} {message.reconsume_times} {message.tags}")
@@ -121,7 +121,7 @@ def test_a_failing_message_walks_the_retry_topic_to_the_dead_letters_with_its_id
 
 
 def test_dead_letters_are_brought_back_once_to_their_group_alone(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     mended = journal.path.with_suffix(".mended")
 
@@ -155,12 +155,12 @@ def test_dead_letters_are_brought_back_once_to_their_group_alone(
     assert len(journal.lines()) - len(own_lines(journal)) == 3  # the bystander had each once
 
 
-def own_lines(journal: Journal) -> list[str]:
+def own_lines(journal: ListenerNotes) -> list[str]:
     return [line for line in journal.lines() if not line.startswith("other")]
 
 
 def test_a_listener_chooses_the_level_or_the_dead_letters(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> raymq.ConsumeLater | None:
         journal.write(f"{message.body.decode()} {message.reconsume_times} {message.system_properties.get('DELAY')}")
@@ -178,7 +178,7 @@ def test_a_listener_chooses_the_level_or_the_dead_letters(
 
 
 def test_in_order_a_message_at_its_limit_goes_away_and_its_queue_on(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
         journal.write(f"{int(message.body)} {message.reconsume_times}")
@@ -196,7 +196,7 @@ def test_in_order_a_message_at_its_limit_goes_away_and_its_queue_on(
 
 
 def test_a_call_that_takes_too_long_is_given_up_and_its_message_comes_back(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
         journal.write(f"{message.body.decode()} {message.reconsume_times}")
@@ -214,7 +214,7 @@ def test_a_call_that_takes_too_long_is_given_up_and_its_message_comes_back(
 
 
 def test_a_group_that_may_not_broadcast_is_refused_and_shares_its_queues_as_before(
-    mq: raymq.Client, topic: str, group: str, journal: Journal, tmp_path: Path
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes, tmp_path: Path
 ) -> None:
     mq.admin.create_group(GroupConfig(group, consume_broadcast_enable=False))
     options: dict[str, Any] = {"message_model": MessageModel.BROADCASTING, "offsets_dir": str(tmp_path)}
@@ -228,7 +228,7 @@ def test_a_group_that_may_not_broadcast_is_refused_and_shares_its_queues_as_befo
 
 
 def test_everyone_hears_everything_in_broadcasting_and_goes_on_after_a_restart(
-    mq: raymq.Client, topic: str, group: str, journal: Journal, tmp_path: Path
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes, tmp_path: Path
 ) -> None:
     def listen(message: MessageExt) -> None:
         journal.write(f"{os.getpid()} {int(message.body)}")
@@ -275,7 +275,7 @@ def test_everyone_hears_everything_in_broadcasting_and_goes_on_after_a_restart(
 
 
 def test_a_suspended_consumer_is_quiet_until_it_is_resumed_also_over_a_restart(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(journal)
     with push.start() as subscription:
@@ -321,7 +321,7 @@ def suspended(subscription: Any) -> bool:
 class Meter:
     """A consume hook that writes to a journal and then fails."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal
 
     def before(self, context: raymq.ConsumeContext) -> None:
@@ -332,7 +332,7 @@ class Meter:
         raise ValueError("nobody minds")
 
 
-def test_hooks_travel_with_the_listener(mq: raymq.Client, topic: str, group: str, journal: Journal) -> None:
+def test_hooks_travel_with_the_listener(mq: raymq.Client, topic: str, group: str, journal: ListenerNotes) -> None:
     push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).hook(Meter(journal))
     send(mq, topic, [1])
     with push.on_message(lambda message: None).start():
@@ -342,7 +342,7 @@ def test_hooks_travel_with_the_listener(mq: raymq.Client, topic: str, group: str
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_a_listener_process_that_is_killed_loses_nothing_and_disturbs_no_other(
-    mq: raymq.Client, topic: str, group: str, journal: Journal, tmp_path: Path, orderly: bool
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes, tmp_path: Path, orderly: bool
 ) -> None:
     killed = tmp_path / "killed"
 
@@ -372,7 +372,7 @@ def test_a_listener_process_that_is_killed_loses_nothing_and_disturbs_no_other(
 
 
 def test_a_message_that_ends_its_listeners_process_is_found_and_sent_back(
-    mq: raymq.Client, topic: str, group: str, journal: Journal
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
         if message.body == b"13" and not message.reconsume_times:

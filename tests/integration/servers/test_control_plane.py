@@ -21,7 +21,7 @@ from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.decode import decode_records
-from raymq.remoting.storage_client import persist_until
+from raymq.retry import persist_until
 from tests.support.clusters.cluster import SETTINGS, Sandbox, actor_processes, embedded
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import make_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import raymq
 from raymq.message import SendStatus
 from tests.support.clusters.cluster import Sandbox, poll_until
-from tests.support.replicas.ray_replicas import ReplicaGroup, log_checksum
+from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 BROKER, REPLICAS, COUNT = "broker-a", 2, 50
@@ -21,7 +21,7 @@ replication: {replicas: 2, spread: false, broker_role: SYNC_MASTER, in_sync_repl
 def test_the_same_replica_leads_again_and_every_message_is_on_both(
     mq: raymq.Client, box: Sandbox, topic: str, group: str
 ) -> None:
-    replicas = ReplicaGroup(BROKER, REPLICAS)
+    replicas = RayReplicas(BROKER, REPLICAS)
     before = replicas.settled()
     assert (before["master"], before["in_sync"]) == (0, [0, 1])
     with mq.producer() as producer, mq.pull_consumer(group, consume_from=FIRST) as consumer:

@@ -26,7 +26,7 @@ from tests.support.history.checker import check
 from tests.support.history.history import History
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders, read_back
-from tests.support.replicas.ray_replicas import ReplicaGroup, log_checksum
+from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
 SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -44,9 +44,9 @@ replication: {replicas: 3, spread: false, min_in_sync_replicas: 2}
 
 
 @pytest.fixture
-def replicas(mq: raymq.Client) -> ReplicaGroup:
+def replicas(mq: raymq.Client) -> RayReplicas:
     """The group, with all replicas in sync."""
-    group = ReplicaGroup(BROKER, REPLICAS)
+    group = RayReplicas(BROKER, REPLICAS)
     group.settled()
     return group
 
@@ -86,7 +86,7 @@ class Watcher:
 class Faults:
     """What is done to the processes, one after another, each when all replicas are in sync."""
 
-    def __init__(self, replicas: ReplicaGroup, rng: random.Random) -> None:
+    def __init__(self, replicas: RayReplicas, rng: random.Random) -> None:
         self._replicas, self._rng = replicas, rng
 
     def in_some_order(self) -> list[Callable[[], None]]:
@@ -124,7 +124,7 @@ def _kill(actor: str) -> None:
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_stopped(
-    mq: raymq.Client, box: Sandbox, replicas: ReplicaGroup, topic: str, group: str
+    mq: raymq.Client, box: Sandbox, replicas: RayReplicas, topic: str, group: str
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}")
     history = History()
@@ -159,7 +159,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_st
 
 
 def test_topics_and_committed_offsets_are_there_after_a_failover(
-    mq: raymq.Client, replicas: ReplicaGroup, topic: str, group: str
+    mq: raymq.Client, replicas: RayReplicas, topic: str, group: str
 ) -> None:
     with mq.producer() as producer:
         for number in range(40):
@@ -180,7 +180,7 @@ def test_topics_and_committed_offsets_are_there_after_a_failover(
     assert not first & rest
 
 
-def test_a_deleted_topic_stays_deleted_after_failovers(mq: raymq.Client, replicas: ReplicaGroup, topic: str) -> None:
+def test_a_deleted_topic_stays_deleted_after_failovers(mq: raymq.Client, replicas: RayReplicas, topic: str) -> None:
     with mq.producer() as producer:
         for number in range(20):
             producer.send(raymq.Message(topic, b"old %d" % number))
@@ -216,7 +216,7 @@ def _topics(mq: raymq.Client) -> list[str] | None:
 
 
 def test_delayed_messages_are_delivered_once_after_failovers(
-    mq: raymq.Client, replicas: ReplicaGroup, topic: str, group: str
+    mq: raymq.Client, replicas: RayReplicas, topic: str, group: str
 ) -> None:
     due_ms = time.time_ns() // 1_000_000 + 8_000
     with mq.producer() as producer:
@@ -235,7 +235,7 @@ def test_delayed_messages_are_delivered_once_after_failovers(
 
 
 def test_the_status_tells_who_leads_who_is_in_sync_and_where_each_replica_is(
-    mq: raymq.Client, replicas: ReplicaGroup
+    mq: raymq.Client, replicas: RayReplicas
 ) -> None:
     address = ray.get_runtime_context().gcs_address
 
@@ -261,7 +261,7 @@ def test_the_status_tells_who_leads_who_is_in_sync_and_where_each_replica_is(
 
 
 def test_the_master_can_be_moved_to_another_replica_without_a_failed_send(
-    mq: raymq.Client, replicas: ReplicaGroup, topic: str
+    mq: raymq.Client, replicas: RayReplicas, topic: str
 ) -> None:
     history = History()
     senders = Senders(mq, topic, producers=1, count=10**6, history=history, pause_s=0.002)

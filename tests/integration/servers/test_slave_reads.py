@@ -13,9 +13,9 @@ import psutil
 import raymq
 from raymq.message import MessageExt
 from tests.support.clusters.cluster import actor_processes, poll_until
-from tests.support.history.listener_notes import Journal
+from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
-from tests.support.replicas.ray_replicas import ReplicaGroup
+from tests.support.replicas.ray_replicas import RayReplicas
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 REPLICAS = 3
@@ -30,7 +30,7 @@ replication: {replicas: 3, spread: false, min_in_sync_replicas: 2, slave_read_en
 
 
 @contextmanager
-def nobody_leads(replicas: ReplicaGroup) -> Iterator[None]:
+def nobody_leads(replicas: RayReplicas) -> Iterator[None]:
     """The master stands still, and so does the Controller, which would have another lead."""
     [controller] = actor_processes("Controller")
     stopped = [replicas.pid(replicas.settled()["master"]), controller.pid]
@@ -57,7 +57,7 @@ def lag(mq: raymq.Client, group: str) -> int:
 def test_consumers_go_on_from_a_slave_while_nobody_leads_and_return_to_the_master(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
-    replicas, journal = ReplicaGroup("broker-a", REPLICAS), Journal(tmp_path / "journal")
+    replicas, journal = RayReplicas("broker-a", REPLICAS), ListenerNotes(tmp_path / "journal")
     replicas.settled()
 
     def listen(message: MessageExt) -> None:

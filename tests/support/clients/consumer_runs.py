@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.consumer.pull.fetched_records import Run, Slice
+from raymq.consumer.pull.fetched_records import PolledRecords, Run
 from raymq.record.layout import QUEUE_OFFSET_OFFSET
 
 RECORD_BYTES = 32
@@ -20,6 +20,6 @@ def fake_run(offsets: Sequence[int], next_offset: int | None = None) -> Run:
     return Run(records, list(range(0, len(records), RECORD_BYTES)), behind)
 
 
-def offsets_of(part: Slice) -> list[int]:
+def offsets_of(part: PolledRecords) -> list[int]:
     """The queue offsets in a slice. Ask before it is taken."""
     return [part.run.offset_at(part.run.first + index) for index in range(part.count)]

@@ -69,13 +69,13 @@ class History:
             return iter(list(self._operations))
 
 
-class Journal:
+class SendJournal:
     """A history in a file, for a program that is killed: what it wrote before is in the file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> SendJournal:
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ from pathlib import Path
 from raymq.message import MessageExt
 
 
-class Journal:
+class ListenerNotes:
     """As a listener it notes each message's body. It travels to other processes by its path."""
 
     def __init__(self, path: Path) -> None:

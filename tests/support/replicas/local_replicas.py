@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from actors.core.replica.orders import Copied
 from actors.core.replica.rules import ReplicaRules
 from actors.replica.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.config.store import StoreSettings
 from raymq.errors import RaymqError
 from storage.message_store import MessageStore
-from storage.replication.epochs import Copied
 from tests.support.stores.stores import small_settings
 
 GROUP = "broker-a"
@@ -22,7 +22,7 @@ PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
 """Copies come in time, however busy the machine is."""
 
 
-class ReplicaGroup:
+class LocalReplicas:
     """Replicas below `root`, with a Controller that is asked by `control` and Replicators that run by `copy`.
 
     `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks.

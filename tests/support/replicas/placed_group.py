@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.support.clusters.nodes import Nodes
 from tests.support.history.waiting import eventually
-from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, ReplicaGroup, log_checksum
+from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, RayReplicas, log_checksum
 
 
-class PlacedGroup(ReplicaGroup):
+class PlacedGroup(RayReplicas):
     """A group, and where its replicas are."""
 
     def __init__(self, broker_name: str, replicas: int, machines: Nodes) -> None:

@@ -18,7 +18,7 @@ CALL_TIMEOUT_S = 5.0
 HEAL_TIMEOUT_S = 90.0
 
 
-class ReplicaGroup:
+class RayReplicas:
     """As the Controller sees it. Every question is asked anew."""
 
     def __init__(self, broker_name: str, replicas: int) -> None:

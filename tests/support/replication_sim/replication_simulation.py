@@ -16,22 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.core.replica.fixed_sync_state import FixedSyncState
-from actors.core.replica.role import RoleOfReplica
-from actors.core.replica.sync_state import MasterSyncState
+from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
+from actors.core.replica.role import ReplicaRoleState
+from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.errors import NotMasterError
-from storage.replication.epochs import (
-    Drain,
-    EpochEntry,
-    Follow,
-    Lead,
-    Renew,
-    ReplicaRole,
-    ReplicaState,
-    SyncStateSet,
-    common_end,
-)
+from storage.replication.epochs import EpochEntry, SyncStateSet, common_end
 
 GROUP = "broker-a"
 CONTROLLER = -1
@@ -200,7 +190,7 @@ class Node:
         self.alive = True
         self.disk.incarnation += 1
         epoch = self.disk.epochs[-1].epoch if self.disk.epochs else 0
-        self.role = RoleOfReplica(GROUP, self.name, epoch)
+        self.role = ReplicaRoleState(GROUP, self.name, epoch)
         self.sync: MasterSyncState | None = None
         self.pending: list[tuple[int, int, int]] = []
         self.visible = 0

@@ -6,9 +6,10 @@ import zlib
 from collections.abc import Sequence
 
 from raymq.message import Message
-from raymq.record.encode import encode_batch, stamp
-from raymq.record.inner_batch_item import BatchItem, encode_batch_item
+from raymq.record.encode import encode_batch
+from raymq.record.inner_batch import BatchItem, encode_batch_item
 from raymq.record.layout import SYS_FLAG_OFFSET, encode_host
+from raymq.record.stamp import stamp
 
 
 def inner_batch_record(

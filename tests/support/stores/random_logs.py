@@ -7,7 +7,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from raymq.logfiles.log_reader import file_name
+from raymq.logfiles.directory import file_name
 from raymq.names import SCHEDULE_TOPIC
 from raymq.record.crc import body_crc
 from raymq.record.layout import encode_blank

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.logfiles.log_reader import file_name
+from raymq.logfiles.directory import file_name
 from raymq.record.crc import body_crc
 from raymq.record.layout import MAGIC_V1, encode_blank, encode_host
 from tests.support.stores.stores import LOG_FILE_BYTES

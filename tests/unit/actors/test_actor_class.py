@@ -12,7 +12,7 @@ from textwrap import dedent
 import cloudpickle
 import pytest
 
-from actors.actor_class import shell, task_shell
+from actors.actor_class import actor_class, task_shell
 from actors.broker.actor import Broker
 from actors.core.nameserver.route_table import RouteTable
 from actors.nameserver import NameServer
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("real", [Broker, NameServer, Pull, Rebalance, Storage])
 def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_and_marks(real):
-    made = shell(real)
+    made = actor_class(real)
     public = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
     assert {name for name, _ in inspect.getmembers(made, inspect.isfunction)} == public | {"__init__", "__new__"}
     for name in (*public, "__init__"):
@@ -40,7 +40,7 @@ def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_
 
 
 def test_a_shell_does_what_the_real_object_does_and_raises_what_it_raises():
-    made = shell(RouteTable)(expiry_s=5.0)
+    made = actor_class(RouteTable)(expiry_s=5.0)
     assert made.topics() == []
     with pytest.raises(TopicNotExistError, match="'nowhere' does not exist"):
         made.route("nowhere")
@@ -49,7 +49,7 @@ def test_a_shell_does_what_the_real_object_does_and_raises_what_it_raises():
 @pytest.mark.parametrize("real", [Broker, NameServer, Pull, Rebalance, Storage])
 def test_a_shell_is_unpickled_where_a_users_packages_have_the_names_of_raymqs(real, tmp_path: Path):
     program = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer).__name__)"
-    assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(shell(real))) == real.__name__
+    assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(actor_class(real))) == real.__name__
 
 
 def test_where_an_actor_is_made_its_arguments_may_be_of_the_floors(tmp_path: Path):
@@ -62,7 +62,7 @@ def test_where_an_actor_is_made_its_arguments_may_be_of_the_floors(tmp_path: Pat
         actor.__init__(expiry_s=5.0)
         print(node.ip, actor.topics())
     """
-    pickled = cloudpickle.dumps(shell(RouteTable)) + pickle.dumps(Node("id", "10.0.0.7"))
+    pickled = cloudpickle.dumps(actor_class(RouteTable)) + pickle.dumps(Node("id", "10.0.0.7"))
     assert beside_a_users_packages(tmp_path, program, pickled) == "10.0.0.7 []"
 
 
@@ -93,9 +93,9 @@ def beside_a_users_packages(directory: Path, program: str, pickled: bytes) -> st
 
 def test_a_server_writes_files_that_only_its_user_may_read(tmp_path):
     script = (
-        "import os, sys; from actors.actor_class import shell;"
+        "import os, sys; from actors.actor_class import actor_class;"
         "from actors.core.nameserver.route_table import RouteTable;"
-        "os.umask(0); shell(RouteTable)(expiry_s=5.0); open(sys.argv[1], 'w').close()"
+        "os.umask(0); actor_class(RouteTable)(expiry_s=5.0); open(sys.argv[1], 'w').close()"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "file")], cwd=ROOT, check=True, timeout=60)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
 from placement.election import RECOVERED_EPOCH_GAP, ControlRules, GroupControl, Record
-from storage.replication.epochs import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState, SyncStateSet
+from storage.replication.epochs import SyncStateSet
 
 RULES = ControlRules(dead_after_s=1.0, lease_s=1.5, lease_margin_s=0.5)
 LEASE_OVER_S = RULES.lease_s + RULES.lease_margin_s

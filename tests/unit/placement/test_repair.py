@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from placement.repair import GroupView, Moves, Repair
+from placement.repair import Moves, Repair, ReplicaGroupView
 from placement.replica_nodes import Node
 from raymq.names import StorageName
 
 A0, A1, A2 = (StorageName("broker-a", replica) for replica in range(3))
-LED = {"broker-a": GroupView(0, frozenset({0, 1}))}
-WHOLE = {"broker-a": GroupView(0, frozenset({0, 1, 2}))}
+LED = {"broker-a": ReplicaGroupView(0, frozenset({0, 1}))}
+WHOLE = {"broker-a": ReplicaGroupView(0, frozenset({0, 1, 2}))}
 NODES = [Node(f"n{index}", f"10.0.0.{index}", {f"broker-a-{index}": 100}) for index in range(3)]
 SPARE = Node("n3", "10.0.0.3")
 EVERYWHERE = {A0: "n0", A1: "n1", A2: "n2"}
@@ -49,7 +49,7 @@ def test_the_time_begins_again_when_the_replica_was_there_meanwhile():
 
 def test_a_node_that_returns_is_taken_back_at_once_under_its_new_id_and_whoever_leads():
     back = Node("n9", "10.0.0.2", {"broker-a-2": 100})
-    nobody = {"broker-a": GroupView(None, frozenset({2}))}
+    nobody = {"broker-a": ReplicaGroupView(None, frozenset({2}))}
     assert repair().decide([*NODES[:2], SPARE, back], without(A2), nobody, 0.0).place == {A2: back}
 
 
@@ -60,7 +60,7 @@ def test_the_directory_of_a_member_of_the_sync_state_set_is_waited_for_however_l
 
 
 def test_nothing_is_replaced_while_nobody_leads():
-    one, nobody = repair(), {"broker-a": GroupView(None, frozenset({0, 1}))}
+    one, nobody = repair(), {"broker-a": ReplicaGroupView(None, frozenset({0, 1}))}
     one.decide([*NODES[:2], SPARE], without(A2), nobody, 0.0)
     assert one.decide([*NODES[:2], SPARE], without(A2), nobody, 1e9).place == {}
 
@@ -75,7 +75,7 @@ def test_where_no_node_is_left_the_note_says_which_rule_and_which_nodes():
 
 
 def test_two_that_are_missing_do_not_begin_anew_on_one_node():
-    one, alone = repair(), {"broker-a": GroupView(0, frozenset({0}))}
+    one, alone = repair(), {"broker-a": ReplicaGroupView(0, frozenset({0}))}
     one.decide([NODES[0], SPARE], without(A1, A2), alone, 0.0)
     moves = one.decide([NODES[0], SPARE], without(A1, A2), alone, 60.0)
     assert moves.place == {A1: SPARE}
@@ -112,5 +112,7 @@ def test_draining_does_not_leave_fewer_in_sync_than_appends_need():
 
 
 def test_while_a_replica_is_missing_no_node_is_emptied():
-    moves = repair().decide([*drained(1), SPARE][1:], without(A0), {"broker-a": GroupView(1, frozenset({1, 2}))}, 0.0)
+    moves = repair().decide(
+        [*drained(1), SPARE][1:], without(A0), {"broker-a": ReplicaGroupView(1, frozenset({1, 2}))}, 0.0
+    )
     assert (moves.vacate, moves.hand_over) == (None, {})

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from placement.replica_nodes import Node, choose_homes, store_directory
+from placement.replica_nodes import Node, choose_nodes, store_directory
 from raymq.errors import ConfigError
 from raymq.names import StorageName
 
@@ -21,70 +21,70 @@ def nodes(count: int, **stores: dict[str, int]) -> list[Node]:
 
 
 def test_replicas_of_a_group_are_on_different_nodes_and_the_load_is_even():
-    homes = choose_homes(names(3, 2), nodes(3))
+    homes = choose_nodes(names(3, 2), nodes(3))
     for letter in "abc":
         assert homes[StorageName(f"broker-{letter}", 0)] != homes[StorageName(f"broker-{letter}", 1)]
     assert Counter(node.node_id for node in homes.values()) == {"n0": 2, "n1": 2, "n2": 2}
 
 
 def test_data_stays_where_it_is():
-    homes = choose_homes(names(1, 2), nodes(3, n2={"broker-a-0": 5}, n1={"broker-a-1": 9}))
+    homes = choose_nodes(names(1, 2), nodes(3, n2={"broker-a-0": 5}, n1={"broker-a-1": 9}))
     assert [homes[name].node_id for name in names(1, 2)] == ["n2", "n1"]
 
 
 def test_a_new_replica_goes_to_the_node_with_the_fewest_bytes():
-    homes = choose_homes([StorageName("broker-b", 0)], nodes(3, n0={"x": 500}, n1={"x": 100}, n2={"x": 300}))
+    homes = choose_nodes([StorageName("broker-b", 0)], nodes(3, n0={"x": 500}, n1={"x": 100}, n2={"x": 300}))
     assert homes[StorageName("broker-b", 0)].node_id == "n1"
 
 
 def test_more_replicas_than_nodes_are_refused_with_the_rule_and_the_nodes():
     with pytest.raises(ConfigError, match=r"storage-broker-a-2 .*different nodes.*10\.0\.0\.0, 10\.0\.0\.1"):
-        choose_homes(names(1, 3), nodes(2))
+        choose_nodes(names(1, 3), nodes(2))
 
 
 def test_without_spreading_one_machine_holds_them_all():
-    assert {node.node_id for node in choose_homes(names(1, 3), nodes(1), spread=False).values()} == {"n0"}
+    assert {node.node_id for node in choose_nodes(names(1, 3), nodes(1), spread=False).values()} == {"n0"}
 
 
 def test_zones_count_where_every_node_has_one():
     zoned = [Node(f"n{index}", f"10.0.0.{index}", zone="east" if index < 3 else "west") for index in range(4)]
-    homes = choose_homes(names(1, 2), zoned)
+    homes = choose_nodes(names(1, 2), zoned)
     assert {node.zone for node in homes.values()} == {"east", "west"}
     with pytest.raises(ConfigError, match="a zone holds at most 2 of 4"):
-        choose_homes(names(1, 4), zoned)
+        choose_nodes(names(1, 4), zoned)
 
 
 def test_one_node_without_a_zone_and_zones_do_not_count():
     mixed = [Node("n0", "a", zone="east"), Node("n1", "b", zone="east"), Node("n2", "c")]
-    assert len(choose_homes(names(1, 2), mixed)) == 2
+    assert len(choose_nodes(names(1, 2), mixed)) == 2
 
 
 def test_a_draining_node_keeps_nothing():
     drained = [Node("n0", "a", {"broker-a-0": 9}, draining=True), Node("n1", "b"), Node("n2", "c")]
-    assert choose_homes(names(1, 2), drained)[StorageName("broker-a", 0)].node_id in {"n1", "n2"}
+    assert choose_nodes(names(1, 2), drained)[StorageName("broker-a", 0)].node_id in {"n1", "n2"}
 
 
 def test_of_two_nodes_with_the_directory_the_one_it_runs_on_counts():
     both = nodes(2, n0={"broker-a-0": 900}, n1={"broker-a-0": 5})
     name = StorageName("broker-a", 0)
-    assert choose_homes([name], both)[name].node_id == "n0"
-    assert choose_homes([name], both, known={name: "n1"})[name].node_id == "n1"
+    assert choose_nodes([name], both)[name].node_id == "n0"
+    assert choose_nodes([name], both, known={name: "n1"})[name].node_id == "n1"
 
 
 def test_a_cluster_without_nodes_is_refused():
     with pytest.raises(ConfigError, match="no node"):
-        choose_homes(names(1, 1), [])
+        choose_nodes(names(1, 1), [])
 
 
 @given(groups=st.integers(1, 6), replicas=st.integers(1, 3), count=st.integers(3, 6), seed=st.randoms())
 def test_planning_again_changes_nothing(groups, replicas, count, seed):
     wanted = names(groups, replicas)
-    first = choose_homes(wanted, nodes(count))
+    first = choose_nodes(wanted, nodes(count))
     assert max(Counter((name.broker_name, node.node_id) for name, node in first.items()).values()) == 1
     stores: dict[str, dict[str, int]] = {}
     for name, node in first.items():
         stores.setdefault(node.node_id, {})[store_directory(name)] = seed.randint(1, 10**9)
     shuffled = nodes(count, **stores)
     seed.shuffle(shuffled)
-    again = choose_homes(wanted, shuffled)
+    again = choose_nodes(wanted, shuffled)
     assert {name: node.node_id for name, node in again.items()} == {name: node.node_id for name, node in first.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from raydp_jobs.ranges import QueueRange, plan_ranges, split_ranges
+from raydp_jobs.ranges import OffsetRange, plan_ranges, split_ranges
 from raymq.errors import (
     DataLossError,
     IllegalNameError,
@@ -42,7 +42,7 @@ class Queues:
         return QueueBounds(*self._bounds[queue.broker_name, queue.queue_id], 0)
 
 
-def spans(ranges: Sequence[QueueRange]) -> list[tuple[str, int, int, int]]:
+def spans(ranges: Sequence[OffsetRange]) -> list[tuple[str, int, int, int]]:
     return [(item.broker_name, item.queue_id, item.start_offset, item.end_offset) for item in ranges]
 
 
@@ -151,17 +151,17 @@ def test_fewer_partitions_than_queues_cut_nothing() -> None:
 
 
 @st.composite
-def disjoint_ranges(draw: st.DrawFn) -> list[QueueRange]:
+def disjoint_ranges(draw: st.DrawFn) -> list[OffsetRange]:
     sizes = draw(st.lists(st.integers(1, 10**6) | st.integers(1, 20), max_size=8))
     starts = draw(st.lists(st.integers(0, 2**40), min_size=len(sizes), max_size=len(sizes)))
     return [
-        QueueRange(TOPIC, f"broker-{'ab'[index % 2]}", index, start, start + size)
+        OffsetRange(TOPIC, f"broker-{'ab'[index % 2]}", index, start, start + size)
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
     ]
 
 
 @given(disjoint_ranges(), st.integers(1, 200))
-def test_cutting_keeps_every_offset_once_and_in_order(ranges: list[QueueRange], min_partitions: int) -> None:
+def test_cutting_keeps_every_offset_once_and_in_order(ranges: list[OffsetRange], min_partitions: int) -> None:
     pieces = split_ranges(ranges, min_partitions)
     assert all(piece.size > 0 for piece in pieces)
     for item in ranges:
@@ -173,14 +173,14 @@ def test_cutting_keeps_every_offset_once_and_in_order(ranges: list[QueueRange], 
 
 @given(disjoint_ranges(), st.integers(1, 200))
 def test_cutting_gives_as_many_partitions_as_asked_for_where_there_are_enough_offsets(
-    ranges: list[QueueRange], min_partitions: int
+    ranges: list[OffsetRange], min_partitions: int
 ) -> None:
     offsets = sum(item.size for item in ranges)
     assert len(split_ranges(ranges, min_partitions)) == max(len(ranges), min(min_partitions, offsets))
 
 
 @given(disjoint_ranges(), st.integers(1, 200))
-def test_cutting_is_even(ranges: list[QueueRange], min_partitions: int) -> None:
+def test_cutting_is_even(ranges: list[OffsetRange], min_partitions: int) -> None:
     """Pieces of a range differ by one at most, and no range is cut while another has pieces twice as large."""
     pieces = split_ranges(ranges, min_partitions)
     sizes = {item.queue: [piece.size for piece in pieces if piece.queue == item.queue] for item in ranges}

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from raydp_jobs import reader
-from raydp_jobs.ranges import QueueRange
+from raydp_jobs.ranges import OffsetRange
 from raymq.errors import DataLossError
 from raymq.message import Message, MessageQueue
 from raymq.protocol.store import QueueBounds
-from raymq.record.decode import record_starts
-from raymq.record.encode import encode_batch, stamp
+from raymq.record.check import record_starts
+from raymq.record.encode import encode_batch
+from raymq.record.stamp import stamp
 
-RANGE = QueueRange("orders", "broker-a", 3, 0, 100)
+RANGE = OffsetRange("orders", "broker-a", 3, 0, 100)
 
 
 def records(first: int, last: int, body: bytes = b"") -> bytes:

@@ -7,7 +7,8 @@ import pytest
 
 from raymq.config.store import StoreSettings
 from raymq.errors import MessageIllegalError
-from raymq.logfiles.log_reader import LogReader, file_name
+from raymq.logfiles.directory import file_name
+from raymq.logfiles.log_reader import LogReader
 from raymq.record.layout import UNIT_DTYPE, encode_blank
 from storage.files.write_handles import WriteHandles
 from storage.log.commit_log import CommitLog

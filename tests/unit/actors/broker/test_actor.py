@@ -10,8 +10,8 @@ import pytest
 
 from actors.broker import actor as module
 from actors.broker.actor import Broker
+from actors.core.replica.orders import GroupLeader
 from raymq.errors import ServiceNotAvailableError
-from storage.replication.epochs import GroupLeader
 
 ROUNDS = 5
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.broker.monitor import BrokerWatch
+from actors.broker.monitor import BrokerMonitor
 from actors.core.broker.state import BrokerState
 from raymq.config.cluster import BrokerOptions
 from raymq.protocol.group import GroupConfig
@@ -39,7 +39,7 @@ def watch_over(store, changed: list[GroupConfig] | None = None, **options):
     )
     changed = [] if changed is None else changed
     log = SimpleNamespace(ready=lambda: state)
-    return BrokerWatch(log, lambda: storage, BrokerOptions(**options), changed.append), state
+    return BrokerMonitor(log, lambda: storage, BrokerOptions(**options), changed.append), state
 
 
 def test_puts_are_counted_by_the_stores_own_counters(store):

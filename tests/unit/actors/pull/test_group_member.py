@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from actors.pull import group_member as pull_member
-from actors.pull.group_member import GroupMember, Loner
-from actors.pull.shared import Shared
+from actors.pull.group_member import BroadcastMember, GroupMember
+from actors.pull.shared import InstanceState
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import RequestTimeoutError, TopicNotExistError
@@ -40,7 +40,7 @@ class Group:
 
 class Scene:
     def __init__(self) -> None:
-        self.shared = Shared("pull-billing-0", SETTINGS)
+        self.shared = InstanceState("pull-billing-0", SETTINGS)
         self.group = Group()
         self.resets = 0
         self.member = GroupMember(self.shared, self.group, "node-1", self._reset)
@@ -143,8 +143,8 @@ class FewRoutes:
 
 def test_in_broadcasting_all_queues_of_the_route_are_taken_and_kept_while_there_is_none():
     settings = PushSettings("billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING)
-    shared, routes = Shared("pull-billing-0", settings), FewRoutes(2)
-    loner = Loner(shared, routes)
+    shared, routes = InstanceState("pull-billing-0", settings), FewRoutes(2)
+    loner = BroadcastMember(shared, routes)
     shared.on_released = loner.wake
     thread = threading.Thread(target=loner.run, daemon=True)
     thread.start()

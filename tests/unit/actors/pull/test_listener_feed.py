@@ -10,15 +10,16 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.core.consume.message_run import MessageRun
 from actors.pull import listener_feed as pull_feed
-from actors.pull.listener_feed import Feed
-from actors.pull.shared import Shared
+from actors.pull.listener_feed import ListenerFeed
+from actors.pull.shared import InstanceState
 from raymq.consumer.push.listener import Listener, ship
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ServiceNotAvailableError
 from raymq.message import Message, MessageQueue
 from raymq.protocol.group import QueueOffset
-from raymq.record.encode import encode_batch, stamp
+from raymq.record.encode import encode_batch
+from raymq.record.stamp import stamp
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
 
@@ -81,11 +82,15 @@ class Method:
 
 class Scene:
     def __init__(self, handle, **settings) -> None:
-        self.shared = Shared("pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),), **settings))
+        self.shared = InstanceState(
+            "pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),), **settings)
+        )
         self.handle = Handle(handle, self.shared.settings)
         self.sent: list[tuple[str, int, int]] = []
         self.refuse = False
-        self.feed = Feed(self.shared, self.handle, send_back=self._send_back, before=lambda: None, on_gone=lambda: None)
+        self.feed = ListenerFeed(
+            self.shared, self.handle, send_back=self._send_back, before=lambda: None, on_gone=lambda: None
+        )
         core = self.shared.core
         core.grant(Q, 1)
         core.begin(core.starting("broker-a")[0], QueueOffset(0))
@@ -202,8 +207,8 @@ def test_what_was_suspended_is_known_to_the_next_life(scenes):
     eventually(lambda: not scene.shared.core.listener_away, "the listener", WAIT_S)
     scene.feed.keep((True, frozenset({Q})))
     assert scene.handle.listener.kept() == (True, frozenset({Q}))
-    after = Shared("pull-billing-0", scene.shared.settings)
-    feed = Feed(after, scene.handle, send_back=scene._send_back, before=lambda: None, on_gone=lambda: None)
+    after = InstanceState("pull-billing-0", scene.shared.settings)
+    feed = ListenerFeed(after, scene.handle, send_back=scene._send_back, before=lambda: None, on_gone=lambda: None)
     feed.start()
     eventually(lambda: not after.core.listener_away, "the listener", WAIT_S)
     feed.close()

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from actors.core.consume.message_run import MessageRun
-from actors.pull.offset_store import FileOffsets, OffsetKeepers
-from actors.pull.shared import Shared
+from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter
+from actors.pull.shared import InstanceState
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
@@ -53,10 +53,10 @@ class Broker:
 
 class Scene:
     def __init__(self) -> None:
-        self.shared = Shared("pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),)))
+        self.shared = InstanceState("pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),)))
         self.shared.core.listener_away = False
         self.brokers = {"broker-a": Broker(), "broker-b": Broker()}
-        self.keepers = OffsetKeepers(self.shared, self.brokers.__getitem__)
+        self.keepers = OffsetCommitter(self.shared, self.brokers.__getitem__)
         self.shared.on_finished = self.keepers.wake
         self.released = threading.Event()
         self.shared.on_released = self.released.set
@@ -155,9 +155,9 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     settings = PushSettings(
         "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
     )
-    shared = Shared("pull-billing-0", settings)
-    before = FileOffsets(shared, Brokers())
-    keepers = OffsetKeepers(shared, lambda name: before)
+    shared = InstanceState("pull-billing-0", settings)
+    before = LocalFileOffsetStore(shared, Brokers())
+    keepers = OffsetCommitter(shared, lambda name: before)
     shared.on_finished = keepers.wake
     shared.grant([A], 0)
     eventually(lambda: shared.core.wanted(0.0) == {A: 99}, "the start", WAIT_S)
@@ -167,9 +167,9 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     file = tmp_path / "billing" / "pull-billing-0" / "offsets.json"
     eventually(file.exists, "the file", WAIT_S)
     keepers.close()
-    again = Shared("pull-billing-0", settings)
+    again = InstanceState("pull-billing-0", settings)
     brokers = Brokers()
-    files = FileOffsets(again, brokers)
+    files = LocalFileOffsetStore(again, brokers)
     files.prepare()
     again.core.grant(A, 0)
     assert files.start(again.core.held()[0]) == QueueOffset(120)

@@ -15,11 +15,13 @@ import raymq.columnar.templates
 from raymq.columnar.columns import SCHEMA, BodyType, decode_columns
 from raymq.errors import InvalidArgumentError
 from raymq.message import Message
+from raymq.record.check import record_starts
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.crc import body_crc
-from raymq.record.decode import decode_record, record_starts
-from raymq.record.encode import ProducerSequence, encode_batch, stamp
+from raymq.record.decode import decode_record
+from raymq.record.encode import ProducerSequence, encode_batch
 from raymq.record.layout import RecordError, encode_host
+from raymq.record.stamp import stamp
 
 
 def stored(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from raymq.consumer import fetcher as fetcher_module
-from raymq.consumer.fetcher import CALL_TIMEOUT_S, LONG_POLL_S, OTHERS_TIMEOUT_S, READERS_MAX, Fetcher
+from raymq.consumer.fetcher import FETCH_CALL_TIMEOUT_S, FETCH_LONG_POLL_S, OTHERS_TIMEOUT_S, READERS_MAX, Fetcher
 from raymq.errors import DataLossError, ServiceNotAvailableError, TopicNotExistError
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
@@ -103,7 +103,7 @@ def test_all_queues_of_a_storage_actor_are_read_with_one_call_and_to_their_ends(
     assert [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2]
     assert [at for queue, at in owner.delivered if queue == Q1] == [1, 2]
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-b-0"}
-    assert ("storage-a-0", LONG_POLL_S, 2) in owner.waits
+    assert ("storage-a-0", FETCH_LONG_POLL_S, 2) in owner.waits
 
 
 def test_a_queue_that_is_granted_later_is_read_after_a_wake(owner):
@@ -137,11 +137,11 @@ def test_a_queue_that_has_room_again_is_read_at_once_while_the_others_wait_in_th
     polls[Q0] = threading.Event()
     owner.offsets, owner.full = {Q0: 0, Q1: 0}, {Q1}
     owner.fetcher.wake()
-    eventually(lambda: owner.waits == [("storage-a-0", LONG_POLL_S, 1)], "the poll", WAIT_S)
+    eventually(lambda: owner.waits == [("storage-a-0", FETCH_LONG_POLL_S, 1)], "the poll", WAIT_S)
     owner.full = set()
     owner.fetcher.wake()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q1] == [0, 1, 2])
-    assert {wait_s for _, wait_s, _ in owner.waits} == {LONG_POLL_S}
+    assert {wait_s for _, wait_s, _ in owner.waits} == {FETCH_LONG_POLL_S}
 
 
 def test_a_queue_that_is_full_is_not_asked_for(owner, polls):
@@ -150,7 +150,7 @@ def test_a_queue_that_is_full_is_not_asked_for(owner, polls):
     for _ in range(10):
         owner.fetcher.wake()
     eventually(lambda: owner.waits, "the poll", WAIT_S)
-    assert owner.waits == [("storage-a-0", LONG_POLL_S, 1)]
+    assert owner.waits == [("storage-a-0", FETCH_LONG_POLL_S, 1)]
 
 
 def test_an_offset_that_was_moved_is_asked_for_at_once(owner, polls):
@@ -254,7 +254,7 @@ def test_who_is_alone_is_given_more_time_to_answer(owner):
     owner.offsets = {Q0: 0}
     owner.fetcher.wake()
     owner.wait_for(lambda: len(owner.delivered) == 3)
-    assert owner.timeouts == {("storage-a-0", CALL_TIMEOUT_S)}
+    assert owner.timeouts == {("storage-a-0", FETCH_CALL_TIMEOUT_S)}
 
 
 def test_whom_an_answer_names_is_asked_next_and_that_without_a_pause(owner):
@@ -285,7 +285,7 @@ def lossy(owner: Owner, queue: MessageQueue, offset: int) -> None:
 
 def test_what_is_lost_is_told_each_time_and_does_not_keep_the_other_queues_from_being_read(owner, monkeypatch):
     monkeypatch.setattr(fetcher_module, "LOSS_PAUSE_S", 0.02)
-    monkeypatch.setattr(fetcher_module, "LONG_POLL_S", 0.02)
+    monkeypatch.setattr(fetcher_module, "FETCH_LONG_POLL_S", 0.02)
     usual = owner.answer
     lossy(owner, Q0, 1)
     owner.offsets = {Q0: 0, Q1: 0}

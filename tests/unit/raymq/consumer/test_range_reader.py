@@ -85,8 +85,8 @@ def test_a_range_is_read_whole_and_in_order(read, start, end):
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
 def test_the_size_of_the_chunks_does_not_matter(read, monkeypatch, chunk):
-    monkeypatch.setattr(range_reader, "CHUNK_MESSAGES", chunk)
-    monkeypatch.setattr(range_reader, "FETCH_MAX_BYTES", 1000)
+    monkeypatch.setattr(range_reader, "RANGE_CHUNK_MESSAGES", chunk)
+    monkeypatch.setattr(range_reader, "RANGE_FETCH_MAX_BYTES", 1000)
     assert read(90, 140) == list(range(90, 140))
 
 

@@ -90,7 +90,11 @@ def test_an_actor_that_may_just_have_been_started_is_given_longer(cluster):
     client = RebalanceClient("g", cluster)
     beat(client)
     beat(client, QUEUE)
-    assert cluster.timeouts_s == [module.CALL_TIMEOUT_S, module.FIRST_TIMEOUT_S, *[module.CALL_TIMEOUT_S] * 2]
+    assert cluster.timeouts_s == [
+        module.REBALANCE_CALL_TIMEOUT_S,
+        module.REBALANCE_FIRST_TIMEOUT_S,
+        *[module.REBALANCE_CALL_TIMEOUT_S] * 2,
+    ]
 
 
 def test_an_actor_that_runs_is_not_asked_for_at_a_broker(cluster):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from raymq.errors import InvalidArgumentError, SystemBusyError
-from raymq.producer.buffer_pool import SendBuffer
+from raymq.producer.buffer_pool import BufferPool
 from tests.support.clients.fakes import WAIT_S
 
 
@@ -19,7 +19,7 @@ class Item:
 
 
 def test_bytes_and_messages_are_bounded():
-    buffer = SendBuffer(100, 3)
+    buffer = BufferPool(100, 3)
     assert buffer.try_take(60, 1) is not None
     assert buffer.try_take(41, 1) is None
     assert buffer.try_take(1, 3) is None
@@ -28,7 +28,7 @@ def test_bytes_and_messages_are_bounded():
 
 
 def test_what_is_larger_than_the_buffer_passes_alone():
-    buffer = SendBuffer(100, 3)
+    buffer = BufferPool(100, 3)
     generation = buffer.try_take(1000, 50)
     assert generation is not None
     assert buffer.try_take(1, 1) is None
@@ -37,7 +37,7 @@ def test_what_is_larger_than_the_buffer_passes_alone():
 
 
 def test_the_line_is_served_in_order_and_nobody_passes_it():
-    buffer = SendBuffer(100, 100)
+    buffer = BufferPool(100, 100)
     first = Item(80, buffer.try_take(80, 1))
     large, small = buffer.line_up(50, 1), buffer.line_up(10, 1)
     assert buffer.try_take(1, 1) is None
@@ -49,7 +49,7 @@ def test_the_line_is_served_in_order_and_nobody_passes_it():
 
 
 def test_who_leaves_the_line_lets_the_next_one_in():
-    buffer = SendBuffer(100, 100)
+    buffer = BufferPool(100, 100)
     buffer.try_take(80, 1)
     large, small = buffer.line_up(50, 1), buffer.line_up(10, 1)
     buffer.leave(large)
@@ -59,7 +59,7 @@ def test_who_leaves_the_line_lets_the_next_one_in():
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_who_leaves_after_room_was_granted_gives_it_back(cancelled):
-    buffer = SendBuffer(100, 100)
+    buffer = BufferPool(100, 100)
     first = Item(80, buffer.try_take(80, 1))
     place = buffer.line_up(50, 1)
     if cancelled:
@@ -71,7 +71,7 @@ def test_who_leaves_after_room_was_granted_gives_it_back(cancelled):
 
 
 def test_taking_blocks_until_there_is_room_and_not_longer_than_said():
-    buffer = SendBuffer(100, 100)
+    buffer = BufferPool(100, 100)
     first = Item(80, buffer.take(80, 1, 0.0))
     with pytest.raises(SystemBusyError, match=r"stayed full for 0\.01 s"):
         buffer.take(50, 1, 0.01)
@@ -86,7 +86,7 @@ def test_taking_blocks_until_there_is_room_and_not_longer_than_said():
 
 
 def test_a_flush_waits_for_what_came_before_and_not_for_what_comes_after():
-    buffer = SendBuffer(1000, 1000)
+    buffer = BufferPool(1000, 1000)
     old = [Item(10, buffer.try_take(10, 1)) for _ in range(2)]
     first = buffer.flushed()
     young = Item(10, buffer.try_take(10, 1))
@@ -103,7 +103,7 @@ def test_a_flush_waits_for_what_came_before_and_not_for_what_comes_after():
 
 
 def test_after_a_flush_counting_goes_on():
-    buffer = SendBuffer(1000, 1000)
+    buffer = BufferPool(1000, 1000)
     for _ in range(3):
         item = Item(10, buffer.try_take(10, 1))
         flush = buffer.flushed()
@@ -116,4 +116,4 @@ def test_after_a_flush_counting_goes_on():
 @pytest.mark.parametrize("limits", [(0, 1), (1, 0), (-1, 1)])
 def test_a_buffer_without_room_is_refused(limits):
     with pytest.raises(InvalidArgumentError):
-        SendBuffer(*limits)
+        BufferPool(*limits)

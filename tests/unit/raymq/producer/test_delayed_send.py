@@ -13,10 +13,13 @@ from raymq.names import SCHEDULE_TOPIC
 from raymq.producer.producer import Producer
 from raymq.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.protocol.store import AppendResult
-from raymq.record.decode import check_record, decode_record, dispatch_view
-from raymq.record.encode import ProducerSequence, Waiting, encode_batch, stamp
+from raymq.record.check import check_record
+from raymq.record.decode import decode_record
+from raymq.record.dispatch import dispatch_view
+from raymq.record.encode import ProducerSequence, Waiting, encode_batch
 from raymq.record.layout import RecordError, encode_host
 from raymq.record.rewrite import move_record, read_waiting
+from raymq.record.stamp import stamp
 from raymq.remoting.lane import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 

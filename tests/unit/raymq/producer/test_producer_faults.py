@@ -32,7 +32,8 @@ from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.record.compression import Compression
-from raymq.record.decode import decode_records, dispatch_view
+from raymq.record.decode import decode_records
+from raymq.record.dispatch import dispatch_view
 from tests.support.clients.fakes import WAIT_S, FakeStore, topic_route
 from tests.support.clients.producers import Gate
 

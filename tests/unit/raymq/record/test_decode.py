@@ -13,9 +13,11 @@ import pytest
 
 from raymq.errors import IllegalNameError, InvalidArgumentError, MessageIllegalError
 from raymq.message import Message, MessageExt
+from raymq.record.check import check_record, record_starts, validate_batch
 from raymq.record.compression import Compression, CompressionType
-from raymq.record.decode import check_record, decode_record, decode_records, dispatch_view, record_starts
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch, stamp, validate_batch
+from raymq.record.decode import decode_record, decode_records
+from raymq.record.dispatch import dispatch_view
+from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.record.layout import (
     BLANK_MAGIC,
     RecordError,
@@ -24,6 +26,7 @@ from raymq.record.layout import (
     encode_host,
     encode_properties,
 )
+from raymq.record.stamp import stamp
 
 PRODUCER = ProducerSequence("p-17", 3, 1000)
 STORE_HOST = encode_host("10.0.0.9", 10911)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from raymq.message import Message
+from raymq.record.check import check_record
 from raymq.record.crc import body_crc
-from raymq.record.decode import check_record, decode_record
-from raymq.record.encode import encode_batch, stamp
+from raymq.record.decode import decode_record
+from raymq.record.encode import encode_batch
 from raymq.record.hashing import index_key_hash, java_hash, tags_code
-from raymq.record.inner_batch_item import BatchItem, decode_batch_items, encode_batch_item
+from raymq.record.inner_batch import BatchItem, decode_batch_items, encode_batch_item
 from raymq.record.layout import (
     HEADERS,
     MAGIC_V2,
@@ -21,6 +22,7 @@ from raymq.record.layout import (
     encode_host,
 )
 from raymq.record.message_id import UniqueIdGenerator, offset_message_id
+from raymq.record.stamp import stamp
 
 RECORD_8 = bytes.fromhex(
     "00000065daa320a758932aac0000000000000000000000000000000000000000000000000000000000000"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.record.decode import decode_record, dispatch_view
-from raymq.record.inner_batch import InnerBatch, inner_batch, split_inner_batch
-from raymq.record.inner_batch_item import BatchItem
+from raymq.record.decode import decode_record
+from raymq.record.dispatch import dispatch_view
+from raymq.record.inner_batch import BatchItem, InnerBatch, inner_batch, split_inner_batch
 from raymq.record.layout import RecordError
 from tests.support.stores.inner_batches import inner_batch_record
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.record.inner_batch_item import BatchItem, decode_batch_items, encode_batch_item
+from raymq.record.inner_batch import BatchItem, decode_batch_items, encode_batch_item
 from raymq.record.layout import RecordError
 
 ITEMS = [BatchItem(b"hi", {"TAGS": "A"}), BatchItem(b"", {}, flag=-7), BatchItem(b"x" * 300, {"k": "v", "n": "消息"})]

@@ -9,8 +9,10 @@ import pytest
 
 from raymq.columnar.columns import decode_columns
 from raymq.message import MessageExt
+from raymq.record.check import check_record
 from raymq.record.crc import body_crc
-from raymq.record.decode import check_record, decode_record, dispatch_view
+from raymq.record.decode import decode_record
+from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import UNIT_DTYPE
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"

@@ -96,7 +96,7 @@ def test_a_client_with_nothing_says_nothing(brokers, beats):
 
 
 def test_a_broker_that_was_away_hears_it_the_next_time(brokers, beats, monkeypatch):
-    monkeypatch.setattr(module, "HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(module, "CLIENT_HEARTBEAT_INTERVAL_S", 0.02)
     brokers.gone = {"a"}
     beats.set_producer(object(), "shop")
     brokers.know(producers=["shop"], at=["b"])

@@ -14,7 +14,7 @@ from raymq.errors import NoPermissionError, RequestTimeoutError, ServiceNotAvail
 from raymq.names import NameServerName
 from raymq.protocol.route import QueueData, TopicRoute
 from raymq.remoting import route_cache as routes_module
-from raymq.remoting.route_cache import ASK_AGAIN_AFTER_S, POLL_NAME_SERVER_INTERVAL_S, Routes
+from raymq.remoting.route_cache import ASK_AGAIN_AFTER_S, POLL_NAME_SERVER_INTERVAL_S, RouteCache
 from tests.support.clients.fakes import WAIT_S, topic_route
 from tests.support.history.waiting import eventually
 
@@ -32,8 +32,8 @@ class Servers:
         monkeypatch.setattr(routes_module, "ActorRef", lambda name: _Ref(self, name))
         monkeypatch.setattr(routes_module.time, "monotonic", lambda: self.now_s)
 
-    def routes(self) -> Routes:
-        return Routes([NameServerName(index) for index in range(len(self.answers))])
+    def routes(self) -> RouteCache:
+        return RouteCache([NameServerName(index) for index in range(len(self.answers))])
 
 
 class _Ref:

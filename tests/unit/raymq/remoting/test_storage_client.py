@@ -19,7 +19,8 @@ from raymq.protocol.store import FetchRequest, QueueBounds
 from raymq.record.hashing import tags_code
 from raymq.remoting import storage_client
 from raymq.remoting.lane import LaneServer
-from raymq.remoting.storage_client import LANES_MAX, StorageClient, persist_until
+from raymq.remoting.storage_client import LANES_MAX, StorageClient
+from raymq.retry import persist_until
 from tests.support.clients.fakes import WAIT_S, description
 from tests.support.stores.stores import make_batch, open_store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.message import Message
-from raymq.record.decode import check_record
+from raymq.record.check import check_record
 from raymq.record.encode import encode_batch
 from raymq.record.layout import encode_blank
 from storage.dispatch.record_check import is_torn

@@ -10,12 +10,14 @@ import pytest
 
 from raymq.delay import DELAY_LEVELS_MS
 from raymq.message import Message
-from raymq.record.decode import dispatch_view, record_starts
-from raymq.record.encode import ProducerSequence, encode_batch, stamp
+from raymq.record.check import record_starts
+from raymq.record.dispatch import dispatch_view
+from raymq.record.encode import ProducerSequence, encode_batch
 from raymq.record.layout import encode_host
+from raymq.record.stamp import stamp
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.dedup import DedupTable
-from storage.dispatch.delivery_progress import Deliveries
+from storage.dispatch.delivery_progress import DeliveryProgress
 from storage.dispatch.record_blocks import Block, read_block
 from storage.dispatch.redispatch import Redispatch
 
@@ -72,7 +74,7 @@ def block_of(data: bytes) -> Block:
 
 
 def walk(queues: Any, dedup: DedupTable, *, after_crash: bool = True) -> Redispatch:
-    return Redispatch(queues, dedup, Deliveries(), after_crash=after_crash)
+    return Redispatch(queues, dedup, DeliveryProgress(), after_crash=after_crash)
 
 
 def test_a_block_with_an_offset_before_the_queue_s_first_unit_is_left_to_the_careful_way() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raymq.errors import StoreCorruptError
-from raymq.logfiles.log_reader import file_name
+from raymq.logfiles.directory import file_name
 from storage.log import log_paths
 from storage.log.log_paths import LogPaths
 

@@ -7,7 +7,8 @@ import pytest
 from actors.core.consume.message_run import MessageRun, join
 from raymq.message import Message
 from raymq.record.decode import decode_records
-from raymq.record.encode import encode_batch, stamp
+from raymq.record.encode import encode_batch
+from raymq.record.stamp import stamp
 from tests.support.clients.records import RECORD_BYTES, run_of
 
 

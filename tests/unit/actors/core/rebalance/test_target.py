@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.rebalance.target import GroupView, Wish, disagreements, make_target
+from actors.core.rebalance.target import GroupMembership, Wish, disagreements, make_target
 from raymq.message import MessageQueue
 from raymq.protocol.membership import AllocateStrategy, Allocation
 
@@ -14,9 +14,9 @@ BOTH = frozenset({"orders", "audit"})
 ROOMS = {"room1@broker-a": "A", "room1@broker-b": "B"}
 
 
-def view(wishes, *, queues=None, holders=None, target=None) -> GroupView:
+def view(wishes, *, queues=None, holders=None, target=None) -> GroupMembership:
     queues = {"orders": ORDERS, "audit": AUDIT} if queues is None else queues
-    return GroupView(wishes, queues, ROOMS, holders or {}, target or {})
+    return GroupMembership(wishes, queues, ROOMS, holders or {}, target or {})
 
 
 def alike(strategy: AllocateStrategy, **fields) -> dict[str, Wish]:

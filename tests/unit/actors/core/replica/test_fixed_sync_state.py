@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.replica.fixed_sync_state import FixedSyncState
+from actors.core.replica.sync_state import FixedSyncState
 from storage.replication.epochs import SyncStateSet
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.replica.read_routing import ReadGuide
+from actors.core.replica.read_routing import ReadRouting
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 
 
-def guided(guide: ReadGuide, *, in_memory: bool, queue_id: int = 0, next_offset: int = 50) -> str:
+def guided(guide: ReadRouting, *, in_memory: bool, queue_id: int = 0, next_offset: int = 50) -> str:
     result = FetchResult(PullStatus.NO_NEW_MESSAGE, next_offset, 10, 90, b"", 0)
     answer = guide.guided(FetchRequest("orders", queue_id, 40, 10), result, in_memory=in_memory)
     assert (answer.status, answer.next_offset) == (result.status, next_offset)
@@ -17,22 +17,22 @@ def guided(guide: ReadGuide, *, in_memory: bool, queue_id: int = 0, next_offset:
 
 
 def test_a_master_shares_those_who_read_what_is_old_among_its_slaves():
-    guide = ReadGuide(True, ["slave-1", "slave-2"])
+    guide = ReadRouting(True, ["slave-1", "slave-2"])
     assert [guided(guide, in_memory=False, queue_id=q) for q in range(3)] == ["slave-1", "slave-2", "slave-1"]
     assert guided(guide, in_memory=True) == ""
 
 
 def test_a_slave_keeps_who_reads_what_is_old_and_sends_the_others_to_its_master():
-    guide = ReadGuide(False, ["master"])
+    guide = ReadRouting(False, ["master"])
     assert guided(guide, in_memory=False) == ""
     assert guided(guide, in_memory=True) == "master"
 
 
 @pytest.mark.parametrize("offset", [9, 91])
 def test_what_a_slave_does_not_have_is_asked_of_its_master(offset):
-    assert guided(ReadGuide(False, ["master"]), in_memory=False, next_offset=offset) == "master"
+    assert guided(ReadRouting(False, ["master"]), in_memory=False, next_offset=offset) == "master"
 
 
 @pytest.mark.parametrize("is_master", [True, False])
 def test_where_there_is_nobody_else_readers_stay(is_master):
-    assert guided(ReadGuide(is_master), in_memory=not is_master) == ""
+    assert guided(ReadRouting(is_master), in_memory=not is_master) == ""

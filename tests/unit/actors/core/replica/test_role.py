@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.replica.role import RoleOfReplica
+from actors.core.replica.orders import ReplicaRole
+from actors.core.replica.role import ReplicaRoleState
 from raymq.errors import InvalidArgumentError, NotMasterError
-from storage.replication.epochs import ReplicaRole
 
 
 @pytest.fixture
 def role():
-    return RoleOfReplica("broker-a", 1, epoch=3)
+    return ReplicaRoleState("broker-a", 1, epoch=3)
 
 
 def test_a_replica_starts_fenced_and_takes_nothing(role):

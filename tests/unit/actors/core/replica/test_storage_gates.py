@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.replica import deleted_topics
-from actors.core.replica.append_limit import AppendTurns
+from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE, DeletedTopics
 from raymq.errors import SystemBusyError, TopicNotExistError
 from raymq.message import Message
@@ -94,7 +94,7 @@ def test_the_table_is_bounded_and_forgets_the_oldest(disk, monkeypatch):
 
 
 def test_one_append_too_many_is_refused_and_says_which_limit():
-    turns = AppendTurns(2)
+    turns = AppendLimit(2)
     with turns.take(), turns.take(), pytest.raises(SystemBusyError, match="send_queue_capacity"), turns.take():
         raise AssertionError("it was let in")
     with turns.take():
@@ -102,7 +102,7 @@ def test_one_append_too_many_is_refused_and_says_which_limit():
 
 
 def test_an_append_that_fails_gives_its_turn_back():
-    turns = AppendTurns(1)
+    turns = AppendLimit(1)
     for _ in range(3):
         with pytest.raises(ValueError, match="disk"), turns.take():
             raise ValueError("disk")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from actors.core.replica.store_times import MARK_S, MARKS_MAX, StoredTimes
+from actors.core.replica.store_times import MARK_S, MARKS_MAX, StoreTimes
 
 
 def test_the_age_of_a_byte_counts_from_when_it_was_stored():
-    times = StoredTimes(100, 10.0)
+    times = StoreTimes(100, 10.0)
     times.stored(200, 12.0)
     times.stored(300, 15.0)
     assert [times.age_s(at, 20.0) for at in (0, 99, 100, 199, 200, 299, 300)] == [10.0, 10.0, 8.0, 8.0, 5.0, 5.0, 0.0]
 
 
 def test_storing_nothing_more_leaves_no_mark():
-    times = StoredTimes(100, 10.0)
+    times = StoreTimes(100, 10.0)
     times.stored(100, 12.0)
     times.stored(200, 15.0)
     assert times.age_s(100, 16.0) == 1.0
 
 
 def test_what_comes_within_moments_counts_as_stored_with_the_first_of_it():
-    times = StoredTimes(0, 0.0)
+    times = StoreTimes(0, 0.0)
     times.stored(10, 5.0)
     times.stored(20, 5.0 + MARK_S / 2)
     times.stored(30, 5.0 + 2 * MARK_S)
@@ -29,7 +29,7 @@ def test_what_comes_within_moments_counts_as_stored_with_the_first_of_it():
 
 
 def test_memory_is_bounded_and_an_age_is_never_too_small_nor_much_too_large():
-    times = StoredTimes(0, 0.0)
+    times = StoreTimes(0, 0.0)
     stored_s = [0.25 * number for number in range(1, 20 * MARKS_MAX)]
     for number, now_s in enumerate(stored_s, 1):
         times.stored(number, now_s)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from actors.core.replica.orders import FollowerLag
 from actors.core.replica.sync_state import JOIN_MAX_S, MasterSyncState
-from storage.replication.epochs import FollowerLag, SyncStateSet
+from storage.replication.epochs import SyncStateSet
 
 
 def of(version: int, *members: int) -> SyncStateSet:

@@ -50,7 +50,7 @@ def offsets(monkeypatch):
     offsets = Offsets()
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: offsets)
     monkeypatch.setattr(pull_group, "RESET_QUESTION_INTERVAL_S", 3600.0)
-    monkeypatch.setattr(fetcher, "LONG_POLL_S", 0.02)
+    monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
     return offsets
 
 

@@ -125,10 +125,10 @@ def group(monkeypatch):
     group = Group()
     monkeypatch.setattr(pull_engine, "RebalanceClient", lambda name, routes: group)
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: group)
-    monkeypatch.setattr(pull_group, "HEARTBEAT_INTERVAL_S", 0.005)
+    monkeypatch.setattr(pull_group, "MEMBER_HEARTBEAT_INTERVAL_S", 0.005)
     monkeypatch.setattr(pull_group, "WORK_INTERVAL_S", 0.005)
     monkeypatch.setattr(pull_group, "RESET_QUESTION_INTERVAL_S", 0.02)
-    monkeypatch.setattr(fetcher, "LONG_POLL_S", 0.02)
+    monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
     short = {name: (0.0, high) for name, (_, high) in pull_settings.BOUNDS.items() if name.endswith("_s")}
     monkeypatch.setattr(pull_settings, "BOUNDS", pull_settings.BOUNDS | short)
     return group

@@ -6,12 +6,12 @@ import pytest
 
 from raymq.columnar.columns import SCHEMA
 from raymq.consumer.pull.fetched_records import (
+    PolledRecords,
     Run,
-    Slice,
     as_messages,
     as_table,
-    decode_columns,
     decode_messages,
+    decode_tables,
     found,
 )
 from raymq.consumer.subscription import Subscription
@@ -34,11 +34,11 @@ def run(tmp_path, no_flushes) -> Run:
     return Run.of(result.records, 12)
 
 
-def part(run: Run, count: int, expression: str = "*") -> Slice:
-    return Slice(QUEUE, Subscription.parse("orders", expression), run, count)
+def part(run: Run, count: int, expression: str = "*") -> PolledRecords:
+    return PolledRecords(QUEUE, Subscription.parse("orders", expression), run, count)
 
 
-def bodies(*parts: Slice) -> list[bytes]:
+def bodies(*parts: PolledRecords) -> list[bytes]:
     return [message.body for message in as_messages(decode_messages(parts))]
 
 
@@ -56,7 +56,7 @@ def test_a_slice_is_the_next_records_of_its_run(run):
 def test_columns_say_the_same_as_messages(run):
     run.first = 1
     parts = [part(run, 4)]
-    table = as_table(decode_columns(parts))
+    table = as_table(decode_tables(parts))
     messages = as_messages(decode_messages(parts))
     assert table.schema == SCHEMA
     assert table.column("body").to_pylist() == [message.body for message in messages]
@@ -65,7 +65,7 @@ def test_columns_say_the_same_as_messages(run):
     assert as_table([]).num_rows == 0
 
 
-@pytest.mark.parametrize("decode", [decode_messages, decode_columns])
+@pytest.mark.parametrize("decode", [decode_messages, decode_tables])
 def test_tags_are_compared_by_their_text(run, decode):
     [(_, wanted)] = decode([part(run, 10, "AaAa || BBBB")])
     assert len(wanted) == 1
@@ -87,7 +87,7 @@ def test_messages_before_a_damaged_one_are_decoded(run):
     assert intact.next_offset == 3
 
 
-@pytest.mark.parametrize("decode", [decode_messages, decode_columns])
+@pytest.mark.parametrize("decode", [decode_messages, decode_tables])
 def test_a_damaged_message_that_comes_first_is_an_error(run, decode):
     damage(run, b"body-3")
     run.first = 3

@@ -6,7 +6,7 @@ import pytest
 
 from raymq.consumer.pull.fetched_records import Run
 from raymq.consumer.pull.settings import PullSettings
-from raymq.consumer.pull.subscription_state import FENCE_AFTER_S, ConsumerCore
+from raymq.consumer.pull.subscription_state import PULL_FENCE_AFTER_S, SubscriptionState
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageQueue
@@ -17,9 +17,9 @@ from tests.support.clients.consumer_runs import RECORD_BYTES, fake_run, offsets_
 Q0, Q1, Q2 = (MessageQueue("orders", "a", number) for number in range(3))
 
 
-def make(*queues: MessageQueue, start: int = 0, **settings) -> ConsumerCore:
+def make(*queues: MessageQueue, start: int = 0, **settings) -> SubscriptionState:
     """A core that subscribes to `orders` and holds `queues` from offset `start` on, in generation 1."""
-    core = ConsumerCore(PullSettings("billing", **settings), 0.0)
+    core = SubscriptionState(PullSettings("billing", **settings), 0.0)
     core.subscriptions["orders"] = Subscription.parse("orders")
     grant(core, *queues)
     for queue in queues:
@@ -27,26 +27,28 @@ def make(*queues: MessageQueue, start: int = 0, **settings) -> ConsumerCore:
     return core
 
 
-def grant(core: ConsumerCore, *queues: MessageQueue, generation: int = 1, at_s: float = 0.0, resets: int = 0) -> None:
+def grant(
+    core: SubscriptionState, *queues: MessageQueue, generation: int = 1, at_s: float = 0.0, resets: int = 0
+) -> None:
     core.assigned(GroupAssignment(generation, frozenset(queues), 1, resets), at_s)
 
 
-def fetch(core: ConsumerCore, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
+def fetch(core: SubscriptionState, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
     """A read from where the queue is read next finds these."""
     return fetch_run(core, queue, fake_run(offsets, next_offset))
 
 
-def fetch_run(core: ConsumerCore, queue: MessageQueue, run: Run) -> bool:
+def fetch_run(core: SubscriptionState, queue: MessageQueue, run: Run) -> bool:
     offset = core.wanted()[queue]
     core.request(queue, offset)
     return core.fetched(queue, offset, run)
 
 
-def room(core: ConsumerCore, queue: MessageQueue) -> int:
+def room(core: SubscriptionState, queue: MessageQueue) -> int:
     return core.request(queue, core.wanted()[queue]).max_messages
 
 
-def poll(core: ConsumerCore, max_messages: int = 500, now_s: float = 0.0) -> list[tuple[int, int]]:
+def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -> list[tuple[int, int]]:
     """What a poll returns, as (queue id, offset)."""
     core.poll_begins(now_s)
     returned = []
@@ -58,12 +60,12 @@ def poll(core: ConsumerCore, max_messages: int = 500, now_s: float = 0.0) -> lis
     return returned
 
 
-def commit(core: ConsumerCore, **refusals) -> dict[MessageQueue, int]:
+def commit(core: SubscriptionState, **refusals) -> dict[MessageQueue, int]:
     """Commit what is finished; the brokers take it but for the refusals."""
     return core.answered(core.uncommitted(0.0), CommitAnswer(**refusals))
 
 
-def wishes(core: ConsumerCore) -> dict[MessageQueue, int | None]:
+def wishes(core: SubscriptionState) -> dict[MessageQueue, int | None]:
     return {queue: commit.queue_offset for queue, commit in core.uncommitted(0.0).items()}
 
 
@@ -145,8 +147,8 @@ def test_without_an_answer_for_too_long_everything_is_given_up():
     core = make(Q0)
     fetch(core, Q0, 0)
     grant(core, Q0, Q1, at_s=100.0)
-    assert not core.fence(100.0 + FENCE_AFTER_S)
-    assert core.fence(100.1 + FENCE_AFTER_S)
+    assert not core.fence(100.0 + PULL_FENCE_AFTER_S)
+    assert core.fence(100.1 + PULL_FENCE_AFTER_S)
     assert core.holding == frozenset()
     assert core.peek(1) == []
     assert core.uncommitted(0.0) == {}
@@ -187,7 +189,7 @@ def test_an_unsubscribed_topic_is_returned_no_more_and_let_go_after_the_next_pol
 
 
 def test_assigned_queues_are_exactly_the_list_and_belong_to_no_generation():
-    core = ConsumerCore(PullSettings("billing"), 0.0)
+    core = SubscriptionState(PullSettings("billing"), 0.0)
     topics = {"orders": Subscription.parse("orders")}
     core.assign(topics, {Q0: QueueOffset(3, reset_version=2), Q1: QueueOffset(0)})
     assert core.held == [Q0, Q1]

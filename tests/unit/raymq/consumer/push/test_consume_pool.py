@@ -286,7 +286,7 @@ def test_other_queues_do_not_wait_for_each_other(listener):
 
 
 def test_a_work_that_nobody_asks_about_is_taken_away(listener, monkeypatch):
-    monkeypatch.setattr(consume_pool, "LEASE_S", 0.0)
+    monkeypatch.setattr(consume_pool, "HANDLER_LEASE_S", 0.0)
     listener.gate("a")
     pool = pool_of(listener)
     work = work_of("a", "b", key="q")

@@ -1,9 +1,12 @@
-"""One replica's storage actor as planned: what it needs to be started, and where."""
+"""What a server actor is started with: one replica's Storage actor, and the Controller."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from placement.election import ControlRules
 from placement.replica_nodes import Node
 from raymq.config.cluster import ReplicationOptions
 from raymq.config.store import StoreSettings
@@ -23,3 +26,18 @@ class StoragePlan:
     def on(self, node: Node) -> StoragePlan:
         """The same replica on another node."""
         return replace(self, node_id=node.node_id, store_host=(node.ip, self.store_host[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """`groups`: broker group to its replicas. `journal`: the file, on the disk of the node it is pinned to.
+
+    `storages`: every replica as it was planned at first, below `data_dir` of its node: what it is repaired from."""
+
+    journal: Path
+    groups: Mapping[str, frozenset[int]]
+    priorities: Mapping[str, Mapping[int, int]]
+    learners: Mapping[str, frozenset[int]]
+    rules: ControlRules
+    data_dir: Path
+    storages: tuple[StoragePlan, ...]

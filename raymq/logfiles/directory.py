@@ -1,0 +1,24 @@
+"""Names of the folders and files in a store directory (spec/storage.md §2, §5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+CONSUME_QUEUE_DIR: Final = "consumequeue"
+
+
+def file_name(start: int) -> str:
+    """The name of the file whose first byte has offset `start`: 20 decimal digits (spec/storage.md §1)."""
+    return f"{start:020d}"
+
+
+BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
+
+
+def batch_queue_directory(root: Path | str, topic: str, queue_id: int) -> Path:
+    """Where the units of a batch consume queue are."""
+    return Path(root) / BATCH_CONSUME_QUEUE_DIR / topic / str(queue_id)
+
+
+CONSUME_QUEUE_EXT_DIR: Final = "consumequeue_ext"

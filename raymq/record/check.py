@@ -1,0 +1,264 @@
+"""Checks records before they are trusted: one at a position of a file, and whole batches before a store takes them.
+
+`check_record` is the record parser of spec/storage.md §5: it never raises for what is in the buffer. `validate_batch`
+is for batches that a producer sent, and raises MessageIllegalError.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.errors import IllegalNameError, MessageIllegalError
+from raymq.message import (
+    MAX_PROPERTIES_BYTES,
+)
+from raymq.record import layout
+from raymq.record.crc import PROPERTY_CRC_LENGTH, property_crc
+from raymq.record.encode import EncodedBatch, topic_part
+from raymq.record.layout import (
+    BLANK_LENGTH,
+    BLANK_MAGIC,
+    BODY_OFFSET,
+    HEADERS,
+    INT,
+    INTS,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_SIZE,
+    SHORT,
+    SYS_FLAG_HOSTS_MASK,
+    TOPIC_SIZE_MAX,
+    Buffer,
+    RecordError,
+    record_ends,
+    windows,
+)
+
+_BIG_ENDIAN_SHORT: Final = np.dtype(">i2")
+
+
+_BIG_ENDIAN_INT: Final = np.dtype(">i4")
+
+
+_MAGIC_AND_QUEUE_ID: Final = struct.Struct(">ii")
+
+
+_ONE_HEAD: Final = struct.Struct(">ii4xi20xi")
+"""total_size, magic, queue_id and sys_flag of one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What is in a batch, as far as it decides whether a store takes it: lengths in bytes, the sys flags of all records
+    or'ed together, and the first record's properties, whose reserved names all records of a batch share."""
+
+    count: int
+    longest_record: int
+    longest_body: int
+    longest_properties: int
+    sys_flags: int
+    first_properties: bytes
+
+
+def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
+    """Check that `batch` is what `encode_batch` makes, so that its records can be stamped and stored.
+
+    Sizes add up, each record's length fields agree with its size, magic and topic are those of `batch.topic`, queue ids
+    are `batch.queue_id`, host families are the same. MessageIllegalError otherwise. Bodies and properties are not read.
+    Returns what further checks need. `ends`: `record_ends` of the sizes, from a caller that needs them too.
+    """
+    sizes = batch.sizes
+    if not len(sizes) or len(batch.tag_codes) != len(sizes):
+        raise MessageIllegalError(f"a batch of {len(sizes)} sizes and {len(batch.tag_codes)} tag codes is not legal")
+    try:
+        magic, topic_text = topic_part(batch.topic)
+    except IllegalNameError as error:
+        raise MessageIllegalError(str(error)) from None
+    if len(sizes) == 1 and sizes[0] == len(batch.records):
+        facts = _facts_of_one(memoryview(batch.records), batch.queue_id, magic, topic_text)
+        if facts is not None:
+            return facts
+    try:
+        return _facts_of_many(batch, record_ends(sizes) if ends is None else ends, magic, topic_text)
+    except IndexError:
+        raise MessageIllegalError("a record is too short for its fields") from None
+    except struct.error:
+        raise MessageIllegalError(f"queue id {batch.queue_id} does not fit in a record") from None
+
+
+def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:
+    """`validate_batch` with two gathers: the records' heads, and what lies between body and properties.
+
+    Columns of them that are known beforehand are compared as bytes. IndexError: a place lies outside the batch.
+    """
+    sizes, data, count, width = batch.sizes, batch.records, len(batch.sizes), len(topic_text)
+    if int(ends[-1]) != len(data):
+        raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
+    host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
+    fixed_size = layout.HEADERS[host_bits >> 4].size
+    body_starts = ends - sizes
+    head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
+    same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
+    if head[:, 0].tobytes() != sizes.astype(_BIG_ENDIAN_INT).tobytes():
+        raise MessageIllegalError("a record's total size differs from the size given for it")
+    if head[:, 1:4:2].tobytes() != same * count:
+        raise MessageIllegalError(f"a record is not one of topic {batch.topic!r}, queue id {batch.queue_id}")
+    sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
+    # Unsigned: what is negative, is then too long.
+    bodies = head[:, -1].astype(np.uint32).astype(np.int64)
+    properties = sizes - bodies
+    properties -= fixed_size + width + 2
+    longest_properties = int(np.maximum.reduce(properties.view(np.uint64)))
+    if longest_properties > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"a record's body size leaves no room, or too much, for up to {MAX_PROPERTIES_BYTES}")
+    body_starts += bodies
+    body_starts += fixed_size
+    middle = windows(data, width + 2)[body_starts].view(np.uint8).reshape(count, width + 2)
+    if middle[:, :-2].tobytes() != topic_text * count:
+        raise MessageIllegalError(f"a record's topic is not {batch.topic!r}")
+    if middle[:, -2:].tobytes() != properties.astype(_BIG_ENDIAN_SHORT).tobytes():
+        raise MessageIllegalError("a record's length fields do not add up to its size")
+    first_end = int(ends[0])
+    return BatchFacts(
+        count,
+        int(np.maximum.reduce(sizes)),
+        int(np.maximum.reduce(bodies)),
+        longest_properties,
+        sys_flags,
+        bytes(data[first_end - int(properties[0]) : first_end]),
+    )
+
+
+def _common_flags(column: NDArray[np.int32]) -> int:
+    """The sys flags of all records or'ed together. MessageIllegalError unless their hosts are of the same families."""
+    first = int(column[0])
+    if column.tobytes() == first.to_bytes(4, signed=True) * len(column):
+        return first
+    together, shared = int(np.bitwise_or.reduce(column)), int(np.bitwise_and.reduce(column))
+    if (together ^ shared) & layout.SYS_FLAG_HOSTS_MASK:
+        raise MessageIllegalError("records have hosts of different families")
+    return together
+
+
+def _facts_of_one(record: memoryview, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
+    """`validate_batch` for a single record, without what numpy costs. None: it is not legal; the checks for many say
+    why."""
+    size = len(record)
+    if size < layout.MIN_RECORD_SIZE:
+        return None
+    total, found_magic, found_queue_id, sys_flag = _ONE_HEAD.unpack_from(record)
+    fixed_size = layout.HEADERS[(sys_flag & layout.SYS_FLAG_HOSTS_MASK) >> 4].size
+    room = size - (fixed_size + len(topic_text) + 2)
+    if (total, found_magic, found_queue_id) != (size, magic, queue_id) or room < 0:
+        return None
+    body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
+    if not 0 <= body_size <= room:
+        return None
+    properties_at = fixed_size + body_size + len(topic_text) + 2
+    properties_size = int.from_bytes(record[properties_at - 2 : properties_at], signed=True)
+    if properties_size != room - body_size or record[fixed_size + body_size : properties_at - 2] != topic_text:
+        return None
+    return BatchFacts(1, size, body_size, properties_size, sys_flag, bytes(record[properties_at:]))
+
+
+_CHECKED: Final = struct.Struct(">iii24xi44xi")
+"""total_size, magic, body_crc, sys_flag and, with IPv4 hosts, body_size."""
+
+
+class RecordCheck(NamedTuple):
+    """What the record parser says of a position: `size` and `ok` are (record's size, True), (0, True) for a BLANK,
+    (-1, False) for no record, (size, False) for a record whose length fields disagree with its size."""
+
+    size: int
+    ok: bool
+
+    @property
+    def is_blank(self) -> bool:
+        return self.ok and self.size == 0
+
+
+_BLANK_CHECK: Final = RecordCheck(0, True)
+
+
+_NO_RECORD: Final = RecordCheck(-1, False)
+
+
+def check_record(
+    buffer: Buffer, position: int = 0, *, check_crc: bool = True, check_property_crc: bool = False
+) -> RecordCheck:
+    """The record parser of spec/storage.md §5 at `position` of `buffer`, whose end is the end of the file.
+
+    `check_crc` compares the body's CRC, `check_property_crc` the property CRC (a record without one fails). Never
+    raises for what is in the buffer. A record whose fields would lie outside the buffer is no record.
+    """
+    limit = len(buffer)
+    if not 0 <= position <= limit - MIN_RECORD_SIZE:
+        return _check_tail(buffer, position)
+    total, magic, crc, sys_flag, body_size = _CHECKED.unpack_from(buffer, position)
+    if total > limit - position:
+        return _NO_RECORD
+    if magic == MAGIC_V1:
+        topic_width = 1
+    elif magic == MAGIC_V2:
+        topic_width = 2
+    else:
+        return _BLANK_CHECK if magic == BLANK_MAGIC else _NO_RECORD
+    body = position + BODY_OFFSET
+    if sys_flag & SYS_FLAG_HOSTS_MASK:
+        body = position + HEADERS[(sys_flag >> 4) & 3].size
+        if body > limit:
+            return _NO_RECORD
+        (body_size,) = INT.unpack_from(buffer, body - 4)
+    topic = body + body_size
+    if body_size < 0 or topic + topic_width > limit:
+        return _NO_RECORD
+    if check_crc and body_size and crc32(buffer[body:topic]) & 0x7FFFFFFF != crc:
+        return _NO_RECORD
+    topic_size = buffer[topic] if topic_width == 1 else SHORT.unpack_from(buffer, topic)[0]
+    properties = topic + topic_width + topic_size
+    if not 0 <= topic_size <= TOPIC_SIZE_MAX[topic_width] or properties + 2 > limit:
+        return _NO_RECORD
+    (properties_size,) = SHORT.unpack_from(buffer, properties)
+    end = properties + 2 + properties_size
+    if properties_size < 0 or end > limit:
+        return _NO_RECORD
+    if end - position != total:
+        return RecordCheck(total, False)
+    if check_property_crc and not _property_crc_holds(buffer[position:end], properties_size):
+        return _NO_RECORD
+    return RecordCheck(total, True)
+
+
+def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
+    """`check_record` where no record fits any more: a BLANK or nothing."""
+    remaining = len(buffer) - position
+    if position < 0 or remaining < BLANK_LENGTH:
+        return _NO_RECORD
+    total, magic = INTS.unpack_from(buffer, position)
+    return _BLANK_CHECK if magic == BLANK_MAGIC and total <= remaining else _NO_RECORD
+
+
+def _property_crc_holds(record: Buffer, properties_size: int) -> bool:
+    return properties_size >= PROPERTY_CRC_LENGTH and record[-PROPERTY_CRC_LENGTH:] == property_crc(record)
+
+
+def record_starts(buffer: Buffer) -> NDArray[np.int64]:
+    """The positions of the back-to-back records that fill `buffer`, by their total sizes alone. RecordError when these
+    do not end exactly at its end."""
+    starts = []
+    position, limit, unpack_from = 0, len(buffer), INT.unpack_from
+    while position <= limit - MIN_RECORD_SIZE:
+        starts.append(position)
+        (size,) = unpack_from(buffer, position)
+        if size < MIN_RECORD_SIZE:
+            raise RecordError(f"the record at byte {position} claims a size of {size} bytes")
+        position += size
+    if position != limit:
+        raise RecordError(f"the records end at byte {position} of {limit}")
+    return np.array(starts, dtype=np.int64)

@@ -1,0 +1,102 @@
+"""A record as dispatch needs it: its consume-queue unit, its index keys, and the producer's sequence.
+
+The body is not read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from raymq.delay import DELAY_LEVELS_MS, is_waiting_topic, waiting_code
+from raymq.message import (
+    PROPERTY_KEYS,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_SEQUENCE,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+)
+from raymq.record.decode import find_sections, topic_text
+from raymq.record.encode import ProducerSequence
+from raymq.record.hashing import tags_code
+from raymq.record.layout import (
+    HEADERS,
+    IPV4_HEADER,
+    MAGIC_V1,
+    Buffer,
+    RecordError,
+    decode_properties,
+)
+
+
+class DispatchView(NamedTuple):
+    """What dispatch needs of a record: the consume-queue unit, the index keys and the dedup identity.
+
+    `tags_code` is the unit's field, which for a delayed message is its time of delivery (spec/storage.md §2).
+    `properties` are all of them, reserved names too. The body is not read.
+    """
+
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    store_timestamp_ms: int
+    prepared_transaction_offset: int
+    tags_code: int
+    properties: Mapping[str, str]
+
+    @property
+    def message_id(self) -> str | None:
+        return self.properties.get(PROPERTY_UNIQ_KEY)
+
+    @property
+    def keys(self) -> list[str]:
+        """The index keys in order: the unique id, then each business key."""
+        keys = [key for key in self.properties.get(PROPERTY_KEYS, "").split(" ") if key]
+        message_id = self.message_id
+        return [message_id, *keys] if message_id else keys
+
+    @property
+    def producer(self) -> ProducerSequence | None:
+        """The dedup identity; None when a property is missing or not a number (another writer's record)."""
+        properties = self.properties
+        producer_id = properties.get(PROPERTY_PRODUCER_ID)
+        if producer_id is None:
+            return None
+        try:
+            epoch, sequence = int(properties[PROPERTY_PRODUCER_EPOCH]), int(properties[PROPERTY_SEQUENCE])
+        except (KeyError, ValueError):
+            return None
+        return ProducerSequence(producer_id, epoch, sequence)
+
+
+def dispatch_view(
+    buffer: Buffer, position: int = 0, *, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+) -> DispatchView:
+    """What dispatch needs of the record at `position`. RecordError when its fields do not fit; no CRC is checked.
+
+    `delay_levels_ms` are the store's, for the unit of a delayed message.
+    """
+    if position < 0:
+        raise RecordError(f"no record at byte {position}")
+    try:
+        values = IPV4_HEADER.unpack_from(buffer, position)
+        hosts = (values[7] >> 4) & 3
+        if hosts:
+            values = HEADERS[hosts].unpack_from(buffer, position)
+    except struct.error:
+        raise RecordError(f"a record is cut in its header at byte {position}") from None
+    total, magic = values[0], values[1]
+    topic_at, properties_at, end = find_sections(buffer, position, position + HEADERS[hosts].size, values)
+    topic = topic_text(bytes(buffer[topic_at + (1 if magic == MAGIC_V1 else 2) : properties_at - 2]))
+    properties = decode_properties(bytes(buffer[properties_at:end]))
+    code = waiting_code(topic, values[3], properties, values[10], delay_levels_ms) if is_waiting_topic(topic) else None
+    if code is None:
+        code = tags_code(properties.get(PROPERTY_TAGS))
+    return DispatchView(
+        total, topic, values[3], values[5], values[6], values[7], values[10], values[13], code, properties
+    )

@@ -1,0 +1,144 @@
+"""Fills in the fields that only the store knows, in place, for all records of a batch at a time.
+
+The producer encodes records with zeros where the queue offset, the physical offset, the store timestamp and the store
+host go (raymq.record.encode). Property CRCs are computed here too, because they cover those fields.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.errors import MessageIllegalError
+from raymq.message import (
+    MAX_PROPERTIES_BYTES,
+)
+from raymq.record import layout
+from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX, property_crc
+from raymq.record.encode import EncodedBatch, topic_part
+from raymq.record.layout import record_ends, void_dtype, windows
+
+_BIG_ENDIAN_LONG: Final = np.dtype(">i8")
+
+
+_OFFSETS: Final = struct.Struct(">qq")
+
+
+def stamp(
+    buffer: bytearray | memoryview | NDArray[np.uint8],
+    sizes: NDArray[np.int32],
+    *,
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+) -> None:
+    """Fill in what only the store knows, in place, in all records of a valid batch in the writable `buffer`.
+
+    Record i gets queue offset `first_queue_offset + i`, its physical offset counted from `first_physical_offset`, and
+    the same time and host; then its property CRC if the encoder left room for one. `store_host` (`encode_host`) must be
+    of the family the records have room for, else MessageIllegalError, raised before anything is changed.
+    """
+    data = memoryview(buffer).cast("B") if not isinstance(buffer, np.ndarray) else buffer.data
+    host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
+    if (len(store_host) == 20) != bool(host_bits & layout.SYS_FLAG_STORE_HOST_IPV6):
+        raise MessageIllegalError(f"the records have no room for a store host of {len(store_host)} bytes")
+    if len(sizes) == 1:
+        stamp_one(first_queue_offset, first_physical_offset, store_timestamp_ms, store_host, data)
+        return
+    ends = record_ends(sizes)
+    stamp_many(ends, first_queue_offset, first_physical_offset, store_timestamp_ms, store_host, data)
+
+
+def stamp_one(
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    record: bytearray | memoryview,
+) -> None:
+    """`stamp` for one record, whose store host has the right family, without what numpy costs. Its first 8 bytes are
+    not touched, and read only for a property CRC."""
+    _OFFSETS.pack_into(record, layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
+    place = _store_timestamp_at(record)
+    record[place : place + 8 + len(store_host)] = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    if is_sealed(record):
+        record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
+
+
+def stamp_many(
+    ends: NDArray[np.int64],
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    data: bytearray | memoryview,
+) -> None:
+    """`stamp_one` for records that end at `ends` of `data`, back to back."""
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    starts[1:] = ends[:-1]
+    offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
+    offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + len(starts))
+    offsets[:, 1] = starts + first_physical_offset
+    windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view(void_dtype(16))[:, 0]
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    starts += _store_timestamp_at(data)
+    windows(data, len(stored))[starts] = np.void(stored)
+    if is_sealed(data):
+        start = 0
+        for end in ends.tolist():
+            data[end - PROPERTY_CRC_LENGTH : end] = property_crc(data[start:end])
+            start = end
+
+
+def is_sealed(data: bytes | bytearray | memoryview) -> bool:
+    """Whether the last record in `data` carries a property CRC; all records of a batch do, or none."""
+    tail = data[-PROPERTY_CRC_LENGTH:]
+    return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
+
+
+def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
+    wide = record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
+    return layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
+
+
+def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When the records were stored that start at `starts` of `data`."""
+    wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
+    places = starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
+    times: NDArray[np.int64] = windows(data, 8)[places].view(_BIG_ENDIAN_LONG).astype(np.int64)
+    return times
+
+
+def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
+    """`batch` with room for a property CRC in every record, which `stamp` fills in; itself if it has that already.
+
+    A CRC that a record carries under that name elsewhere is taken out. `batch` must be valid; MessageIllegalError when
+    the properties then exceed 32767 bytes.
+    """
+    if is_sealed(batch.records):
+        return batch
+    _, topic_text = topic_part(batch.topic)
+    parts: list[bytes] = []
+    sizes: list[int] = []
+    end = 0
+    for size in batch.sizes.tolist():
+        record = bytes(batch.records[end : end + size])
+        end += size
+        header = layout.HEADERS[(record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK) >> 4].size
+        at = header + int.from_bytes(record[header - 4 : header]) + len(topic_text)
+        kept = [piece for piece in record[at + 2 :].split(b"\x02") if piece]
+        name = PROPERTY_CRC_PREFIX
+        properties = (
+            b"".join(piece + b"\x02" for piece in kept if not piece.startswith(name)) + PROPERTY_CRC_PLACEHOLDER
+        )
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            raise MessageIllegalError(f"properties of {len(properties)} bytes, with their CRC, exceed the limit")
+        sizes.append(at + 2 + len(properties))
+        parts += (sizes[-1].to_bytes(4), record[4:at], len(properties).to_bytes(2), properties)
+    return replace(batch, records=b"".join(parts), sizes=np.array(sizes, np.int32))
