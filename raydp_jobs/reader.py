@@ -140,7 +140,9 @@ def open_range(client: Client, queue_range: OffsetRange, *, fail_on_data_loss: b
     position = queue_range.start_offset
     while position < queue_range.end_offset:
         try:
-            records = RangeReader(client).read(queue_range.queue, position, queue_range.end_offset)
+            records = RangeReader(client.routes, client.storages).read(
+                queue_range.queue, position, queue_range.end_offset
+            )
             for buffer, starts in records:
                 for some in _slices(starts):
                     batch = decode_columns(buffer, some, broker_name=queue_range.broker_name, body_type="binary")

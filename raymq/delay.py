@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from raymq.errors import InvalidArgumentError
+from raymq.java_text import parse_number
 from raymq.names import SCHEDULE_TOPIC, SYSTEM_PREFIX
-from raymq.record.java_text import parse_number
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_LEVELS_MAX: Final = 18

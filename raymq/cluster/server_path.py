@@ -14,12 +14,10 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import raymq
-
 
 def floors() -> Path:
-    """The folder with `storage`, `actors` and `placement` of the raymq that is imported here."""
-    package = Path(raymq.__file__).resolve().parent
+    """The folder with `storage`, `actors` and `placement` of the raymq that this module is of."""
+    package = Path(__file__).resolve().parents[1]
     in_wheel = package / "_floors"
     return in_wheel if in_wheel.is_dir() else package.parent
 

@@ -307,6 +307,12 @@ class StoreOptions(BaseModel):
     def _whole_units(cls, size: int) -> int:
         return -(-size // CONSUME_QUEUE_UNIT_BYTES) * CONSUME_QUEUE_UNIT_BYTES
 
+    @property
+    def clean_forcibly_ratio(self) -> float:
+        """How full a disk may be, from 0 to 1, before it is given no new file of the log and old files are deleted at
+        any hour: the setting within RocketMQ's bounds (spec/storage.md §9)."""
+        return min(max(self.disk_space_clean_forcibly_ratio, 30), 85) / 100
+
 
 class StoreSettings(StoreOptions):
     """One store directory: where it is, and how it is kept."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,10 @@ from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.check import record_starts
 from raymq.record.layout import QUEUE_OFFSET_OFFSET
+from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
-from raymq.remoting.storage_clients import call_master
+from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.retry import persist_until
-
-if TYPE_CHECKING:
-    from raymq.client import Client
 
 RANGE_CHUNK_MESSAGES: Final = 16_384
 RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
@@ -34,10 +32,10 @@ RecordsChunk = tuple[memoryview | bytes, NDArray[np.int64]]
 
 
 class RangeReader:
-    """Reads ranges through one client's connections."""
+    """Reads ranges of queues: `routes` name the storage actor that leads a broker group, `storages` connect to it."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, routes: RouteSource, storages: StorageClients) -> None:
+        self._routes, self._storages = routes, storages
 
     def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
         """The messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
@@ -45,8 +43,8 @@ class RangeReader:
         `end` must not be beyond the queue's visible end. DataLossError when some of the range is gone; a storage actor
         that is being restarted is waited for, up to RANGE_READ_TIMEOUT_S.
         """
-        name = self._client.routes.get(queue.topic).master_storage(queue.broker_name)
-        storage = self._client.storages.get(name)
+        name = self._routes.get(queue.topic).master_storage(queue.broker_name)
+        storage = self._storages.get(name)
         reader = persist_until(time.monotonic() + RANGE_READ_TIMEOUT_S, lambda left_s: storage.reader())
         if reader is None or reader.has_batches(queue.topic, queue.queue_id):
             return self._fetch(queue, start, end)
@@ -70,7 +68,7 @@ class RangeReader:
         def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
             return storage.fetch([request], RANGE_FETCH_MAX_BYTES, 0.0, min(left_s, 10.0))
 
-        [result] = call_master(self._client.routes, self._client.storages, queue, RANGE_READ_TIMEOUT_S, fetch)
+        [result] = call_master(self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, fetch)
         return result
 
 

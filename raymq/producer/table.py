@@ -12,18 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError
 from raymq.message import Message, MessageQueue, SendResult, SendStatus
+from raymq.producer.buffer_pool import BufferPool
 from raymq.producer.encoder import SendRequest, check_record_size, may_exceed_a_record
 from raymq.producer.queue_selector import ANYWHERE, RUN_MAX_MESSAGES, Destination, select_queue_by_hash
+from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
-
-if TYPE_CHECKING:
-    from raymq.producer.producer import Producer
 
 SLICE_ROWS: Final = 2048
 
@@ -46,7 +45,23 @@ class TableResult:
     statuses: Mapping[SendStatus, int]
 
 
-def send_table(producer: Producer, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
+class SendSteps(Protocol):
+    """The steps of a send, as a Producer offers them to its ways of sending."""
+
+    @property
+    def settings(self) -> ProducerSettings: ...
+
+    @property
+    def buffer(self) -> BufferPool: ...
+
+    def check(self, messages: Sequence[Message]) -> str: ...
+
+    def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute: ...
+
+    def hand_over(self, route: TopicRoute, parcel: SendRequest, generation: int, deadline_s: float) -> None: ...
+
+
+def send_table(producer: SendSteps, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
     """See `Producer.send_table`."""
     rows = _Rows(topic, table)
     for first in range(0, rows.count, SLICE_ROWS):
@@ -65,7 +80,7 @@ def send_table(producer: Producer, topic: str, table: pa.Table | pa.RecordBatch)
 
 
 def _hand_over(
-    producer: Producer, route: TopicRoute, messages: list[Message], destination: Destination, ends: _Ends
+    producer: SendSteps, route: TopicRoute, messages: list[Message], destination: Destination, ends: _Ends
 ) -> None:
     producer.check(messages)
     timeout_s = producer.settings.send_timeout_s
@@ -115,7 +130,7 @@ class _Rows:
         keys = columns.pop("sharding_key", None)
         return [self._message(first + place, values) for place, values in enumerate(_by_row(columns))], keys
 
-    def check(self, first: int, producer: Producer) -> None:
+    def check(self, first: int, producer: SendSteps) -> None:
         """MessageIllegalError when a row of the slice cannot be sent."""
         messages, _ = self.read(first)
         if messages:

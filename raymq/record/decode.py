@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
+from raymq.java_text import decode_utf8
 from raymq.message import (
     PROPERTY_KEYS,
     PROPERTY_TAGS,
@@ -21,7 +22,6 @@ from raymq.message import (
     MessageExt,
 )
 from raymq.record.compression import decompress
-from raymq.record.java_text import decode_utf8
 from raymq.record.layout import (
     BODY_OFFSET,
     HEADERS,

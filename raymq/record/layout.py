@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError
+from raymq.java_text import decode_utf8
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
 )
-from raymq.record.java_text import decode_utf8
 
 MAGIC_V1: Final = -626843481
 

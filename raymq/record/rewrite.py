@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.errors import MessageIllegalError
+from raymq.java_text import decode_utf8
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
@@ -27,7 +28,6 @@ from raymq.message import (
 )
 from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX
 from raymq.record.encode import ProducerSequence, topic_part
-from raymq.record.java_text import decode_utf8
 from raymq.record.layout import (
     HEADERS,
     MAGIC_V1,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.delay import is_waiting_topic
+from raymq.java_text import decode_utf8
 from raymq.message import (
     PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_PRODUCER_EPOCH,
@@ -28,7 +29,6 @@ from raymq.message import (
 )
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.hashing import tags_code
-from raymq.record.java_text import decode_utf8
 from raymq.record.layout import (
     MAGIC_V1,
     MAGIC_V2,

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
+from raymq.java_text import decode_utf8
 from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record.dispatch import dispatch_view
 from raymq.record.hashing import index_key_hash, java_hash
-from raymq.record.java_text import decode_utf8
 from raymq.record.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK, windows
 from storage.index.index_file import IndexEntries
 

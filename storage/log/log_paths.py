@@ -25,7 +25,6 @@ from raymq.logfiles.directory import file_name
 from storage.files import disk
 from storage.files.disk_usage import disk_usage
 from storage.files.file_names import list_files
-from storage.retention.rules import RetentionRules
 
 _NEW_DIR: Final = ".new"
 
@@ -70,7 +69,7 @@ class LogPaths:
             settings.mapped_file_size_commit_log_bytes,
             settings.log_directories_elsewhere,
             read_only=settings.read_only_commit_log_store_paths,
-            full_ratio=RetentionRules.from_settings(settings).clean_forcibly_ratio,
+            full_ratio=settings.clean_forcibly_ratio,
         )
 
     def __str__(self) -> str:

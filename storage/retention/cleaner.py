@@ -23,11 +23,11 @@ from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import DeletedRange, RetentionStatus
 from storage.files import disk
 from storage.files.config_files import ConfigFiles, parse_fastjson
-from storage.files.disk_usage import disk_usage
+from storage.files.disk_usage import UNKNOWN_USAGE, disk_usage
 from storage.index.index_service import IndexService
 from storage.log.commit_log import CommitLog
 from storage.queue.queue_table import QueueTable
-from storage.retention.rules import UNKNOWN_USAGE, LogFile, RetentionRules, decide
+from storage.retention.rules import LogFile, RetentionRules, decide
 from storage.running_flags import RunningFlag, RunningFlags
 
 logger = logging.getLogger(__name__)

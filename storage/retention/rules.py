@@ -7,15 +7,14 @@ refuses appends instead, unless clean_file_forcibly_enable says otherwise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from raymq.config.store import StoreOptions
+from storage.files.disk_usage import UNKNOWN_USAGE
 
 HOUR_MS: Final = 3_600_000
-UNKNOWN_USAGE: Final = -1.0
 
 
 class LogFile(NamedTuple):
@@ -44,7 +43,7 @@ class RetentionRules:
             frozenset(int(hour) for hour in settings.delete_when.split(";")),
             settings.file_reserved_time_hours * HOUR_MS,
             _clamp(settings.disk_max_used_space_ratio, 10, 95),
-            _clamp(settings.disk_space_clean_forcibly_ratio, 30, 85),
+            settings.clean_forcibly_ratio,
             _clamp(settings.disk_space_warning_level_ratio, 35, 90),
             settings.clean_file_forcibly_enable,
             settings.delete_file_batch_max,
@@ -65,13 +64,6 @@ class RetentionDecision:
     disk_full: bool
     reason: str
     young_from: int | None = None
-
-
-def usage_ratio(used_bytes: int, available_bytes: int) -> float:
-    """How full the part of a disk is that this process may use, without blocks reserved for others: rounded up to
-    whole percent; -1 for a disk of no size."""
-    total = used_bytes + available_bytes
-    return math.ceil(100 * used_bytes / total) / 100 if total > 0 else UNKNOWN_USAGE
 
 
 def decide(

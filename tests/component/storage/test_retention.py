@@ -18,12 +18,12 @@ from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
 from storage.files import disk
-from storage.files.disk_usage import disk_usage
+from storage.files.disk_usage import disk_usage, usage_ratio
 from storage.index.index_service import IndexService
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
-from storage.retention.rules import HOUR_MS, LogFile, RetentionDecision, RetentionRules, decide, usage_ratio
+from storage.retention.rules import HOUR_MS, LogFile, RetentionDecision, RetentionRules, decide
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, small_settings
 

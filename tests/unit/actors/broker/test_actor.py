@@ -18,9 +18,9 @@ ROUNDS = 5
 
 def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Exception) -> Any:
     """A broker of which nothing is real but its threads' work, all of which fails. It ends after ROUNDS pauses."""
-    for pause in ("LOOK_AGAIN_S", "HEARTBEAT_INTERVAL_S"):
+    for pause in ("LOOK_AGAIN_S", "BROKER_HEARTBEAT_INTERVAL_S"):
         monkeypatch.setattr(module, pause, 0.0)
-    for interval in ("STATS_INTERVAL_S", "SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
+    for interval in ("STATS_INTERVAL_S", "STATE_SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
         monkeypatch.setattr(module, interval, 0.0)
     broker: Any = object.__new__(Broker)
     broker.calls = []

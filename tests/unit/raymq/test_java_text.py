@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from raymq.java_text import decode_utf8, parse_number
 from raymq.record.hashing import index_key_hash, tags_code
-from raymq.record.java_text import decode_utf8, parse_number
 from raymq.record.layout import decode_properties
 
 

@@ -1,0 +1,109 @@
+"""The shape of the house: few modules to a folder, no import circle, one name for one constant.
+
+The floors themselves, and those inside raymq, storage and actors, are import-linter's contracts (pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLOORS = ["raymq", "storage", "actors", "placement", "raydp_jobs"]
+MODULES_MAX = 15
+NOT_A_MODULE = {"__init__.py", "conftest.py"}
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module of the repository."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@lru_cache
+def trees() -> dict[str, ast.Module]:
+    """The source of every module of the floors, parsed, by dotted name."""
+    paths = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+    return {name_of(path): ast.parse(path.read_text()) for path in paths}
+
+
+def imported(name: str) -> Iterator[str]:
+    """The modules of the floors that a module imports, in functions and for type checkers too."""
+    for node in ast.walk(trees()[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in trees() else node.module
+
+
+def circle_from(start: str, graph: dict[str, set[str]]) -> list[str]:
+    """A path of imports from `start` back to it; empty if there is none."""
+    came_from: dict[str, str] = {}
+    todo = [start]
+    while todo:
+        module = todo.pop()
+        for target in graph[module]:
+            if target == start:
+                path = [start, module]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return path[::-1]
+            if target not in came_from:
+                came_from[target] = module
+                todo.append(target)
+    return []
+
+
+@pytest.mark.parametrize("folder", [*FLOORS, "tests"])
+def test_no_folder_has_more_than_fifteen_modules(folder):
+    counts: dict[str, int] = defaultdict(int)
+    for path in (ROOT / folder).rglob("*.py"):
+        if path.name not in NOT_A_MODULE:
+            counts[str(path.parent.relative_to(ROOT))] += 1
+    assert counts
+    assert {name: count for name, count in counts.items() if count > MODULES_MAX} == {}
+
+
+def test_no_module_imports_itself_over_others():
+    """Imports for type checkers count. The lazy names of raymq and raydp_jobs do not: they are not imports."""
+    graph = {name: {target for target in imported(name) if target in trees() and target != name} for name in trees()}
+    graph["raymq"] = graph["raydp_jobs"] = set()
+    circles = {frozenset(path): " → ".join(path) for name in graph if (path := circle_from(name, graph))}
+    assert list(circles.values()) == []
+
+
+def constants_of(tree: ast.Module) -> Iterator[str]:
+    """The names in capitals that a module assigns, of two words at least."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", target.id):
+                yield target.id
+
+
+def test_a_constant_has_one_name_and_one_module():
+    homes: dict[str, list[str]] = defaultdict(list)
+    for name, tree in trees().items():
+        for constant in constants_of(tree):
+            homes[constant].append(name)
+    assert len(homes) > 100
+    assert {constant: names for constant, names in homes.items() if len(names) > 1} == {}
+
+
+def test_loggers_have_one_name():
+    others = [
+        f"{name}: {ast.unparse(node)}"
+        for name, tree in trees().items()
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and "getLogger" in ast.unparse(node.value)
+        and ast.unparse(node) != "logger = logging.getLogger(__name__)"
+    ]
+    assert others == []
