@@ -25,7 +25,6 @@ from raymq.record.layout import (
     BLANK_LENGTH,
     BLANK_MAGIC,
     BODY_OFFSET,
-    HEADERS,
     INT,
     INTS,
     MAGIC_V1,
@@ -36,6 +35,7 @@ from raymq.record.layout import (
     TOPIC_SIZE_MAX,
     Buffer,
     RecordError,
+    header_size,
     record_ends,
     windows,
 )
@@ -100,8 +100,7 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     sizes, data, count, width = batch.sizes, batch.records, len(batch.sizes), len(topic_text)
     if int(ends[-1]) != len(data):
         raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
-    host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
-    fixed_size = layout.HEADERS[host_bits >> 4].size
+    fixed_size = layout.header_size_at(data)
     body_starts = ends - sizes
     head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
     same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
@@ -153,7 +152,7 @@ def _facts_of_one(record: memoryview, queue_id: int, magic: int, topic_text: byt
     if size < layout.MIN_RECORD_SIZE:
         return None
     total, found_magic, found_queue_id, sys_flag = _ONE_HEAD.unpack_from(record)
-    fixed_size = layout.HEADERS[(sys_flag & layout.SYS_FLAG_HOSTS_MASK) >> 4].size
+    fixed_size = layout.header_size(sys_flag)
     room = size - (fixed_size + len(topic_text) + 2)
     if (total, found_magic, found_queue_id) != (size, magic, queue_id) or room < 0:
         return None
@@ -211,7 +210,7 @@ def check_record(
         return _BLANK_CHECK if magic == BLANK_MAGIC else _NO_RECORD
     body = position + BODY_OFFSET
     if sys_flag & SYS_FLAG_HOSTS_MASK:
-        body = position + HEADERS[(sys_flag >> 4) & 3].size
+        body = position + header_size(sys_flag)
         if body > limit:
             return _NO_RECORD
         (body_size,) = INT.unpack_from(buffer, body - 4)

@@ -7,7 +7,6 @@ reads outside the buffer it is given. spec/storage.md §1 (layout) and §5 (reco
 
 from __future__ import annotations
 
-import struct
 from dataclasses import fields, make_dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,20 +22,14 @@ from raymq.message import (
 )
 from raymq.record.compression import decompress
 from raymq.record.layout import (
-    BODY_OFFSET,
-    HEADERS,
     INT,
-    IPV4_HEADER,
-    MAGIC_V1,
-    MAGIC_V2,
     MIN_RECORD_SIZE,
-    SHORT,
     SYS_FLAG_COMPRESSED,
-    SYS_FLAG_HOSTS_MASK,
-    TOPIC_SIZE_MAX,
     Buffer,
     RecordError,
     decode_host,
+    find_sections,
+    unpack_header,
 )
 
 
@@ -62,24 +55,16 @@ def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = T
 
 def _decode(data: bytes, position: int, broker_name: str, check_crc: bool) -> tuple[MessageExt, int]:
     """The message at `position`, and where its record ends."""
-    try:
-        values = IPV4_HEADER.unpack_from(data, position)
-        body = position + BODY_OFFSET
-        if values[7] & SYS_FLAG_HOSTS_MASK:
-            header = HEADERS[(values[7] >> 4) & 3]
-            values = header.unpack_from(data, position)
-            body = position + header.size
-    except struct.error:
-        raise RecordError(f"a record is cut in its header at byte {position}") from None
+    header = unpack_header(data, position)
     # One name for each: slices of the tuple cost more than the names not used.
     # fmt: off
     (
-        _, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
+        _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
         born_ms, born, store_ms, store, reconsume_times, _, body_size,
-    ) = values
+    ) = header
     # fmt: on
-    topic_at, properties_at, end = find_sections(data, position, body, values)
-    stored = data[body:topic_at]
+    body_at, body_end, topic_at, properties_at, end = find_sections(data, position, header)
+    stored = data[body_at:body_end]
     if check_crc and body_size and crc32(stored) & 0x7FFFFFFF != crc:
         raise RecordError(f"the body's CRC is wrong in the record at byte {position}")
     if sys_flag & SYS_FLAG_COMPRESSED:
@@ -97,7 +82,7 @@ def _decode(data: bytes, position: int, broker_name: str, check_crc: bool) -> tu
     store_hex, store_host = _store_host(store)
     offset_id = f"{store_hex}{physical_offset & 0xFFFFFFFFFFFFFFFF:016X}"
     message = _ThawedMessageExt(
-        topic_text(data[topic_at + (1 if magic == MAGIC_V1 else 2) : properties_at - 2]),
+        topic_text(data[topic_at : properties_at - 2]),
         stored,
         system.get(PROPERTY_TAGS),
         () if keys is None else (keys,) if " " not in keys else tuple(filter(None, keys.split(" "))),
@@ -126,29 +111,6 @@ _ThawedMessageExt: Any = make_dataclass(
 )
 """MessageExt with the same slots but not frozen. A frozen dataclass sets each field through `object.__setattr__`, which
 takes 1.7 µs a message; making this and turning it into a MessageExt 0.3 µs. Decoding is a consumer's hot path."""
-
-
-def find_sections(data: Buffer, position: int, body: int, values: tuple[Any, ...]) -> tuple[int, int, int]:
-    """Where the topic's length, the properties and the record end, for a record whose header holds `values`.
-    RecordError unless everything fits exactly."""
-    magic, body_size = values[1], values[14]
-    end = position + values[0]
-    topic_at = body + body_size
-    if body_size >= 0 and topic_at + 3 <= end <= len(data):
-        if magic == MAGIC_V1:
-            width, topic_size = 1, data[topic_at]
-        elif magic == MAGIC_V2:
-            width, topic_size = 2, SHORT.unpack_from(data, topic_at)[0]
-        else:
-            raise RecordError(f"no record at byte {position}: magic {magic & 0xFFFFFFFF:#x}")
-        properties_at = topic_at + width + topic_size + 2
-        if (
-            0 <= topic_size <= TOPIC_SIZE_MAX[width]
-            and properties_at <= end
-            and properties_at + SHORT.unpack_from(data, properties_at - 2)[0] == end
-        ):
-            return topic_at, properties_at, end
-    raise RecordError(f"the record at byte {position} is cut, or its length fields do not add up to its size")
 
 
 @lru_cache(maxsize=4096)

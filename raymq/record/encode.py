@@ -171,7 +171,7 @@ def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.S
     """The sys flag's host bits, the header that goes with them, and the store host as the producer leaves it."""
     born_bit = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born_host) == 20 else 0
     bits = born_bit | (layout.SYS_FLAG_STORE_HOST_IPV6 if store_host_ipv6 else 0)
-    return bits, layout.HEADERS[bits >> 4], bytes(20 if store_host_ipv6 else 8)
+    return bits, layout.header_struct(bits), bytes(20 if store_host_ipv6 else 8)
 
 
 @lru_cache(maxsize=1024)

@@ -12,23 +12,25 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from raymq.message import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM
 from raymq.record.check import check_record
 from raymq.record.compression import decompress
+from raymq.record.crc import body_crc
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.layout import (
-    HEADERS,
-    MAGIC_V1,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_NEED_UNWRAP,
     Buffer,
     RecordError,
+    RecordHeader,
     decode_properties,
     encode_properties,
+    find_sections,
+    header_size,
+    read_header,
 )
 
 _OF_THE_BATCH: Final = (
@@ -65,30 +67,31 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
         raise RecordError("an inner batch is damaged")
     view = dispatch_view(data)
     base_offset, count = inner_batch(view)
-    header = HEADERS[(view.sys_flag >> 4) & 3]
-    values = list(header.unpack_from(data))
-    topic_at = header.size + values[14]
-    body = data[header.size : topic_at]
+    header = read_header(data)
+    body_at, body_end, _, properties_at, _ = find_sections(data, 0, header)
+    body = data[body_at:body_end]
     if view.sys_flag & SYS_FLAG_COMPRESSED:
         body = decompress(body, view.sys_flag)
     items = decode_batch_items(body)
     if len(items) != count:
         raise RecordError(f"the inner batch at {view.physical_offset} holds {len(items)} messages, not {count}")
-    width = 1 if values[1] == MAGIC_V1 else 2
-    topic = data[topic_at : topic_at + width + int.from_bytes(data[topic_at : topic_at + width])]
-    values[7] &= ~_OF_THE_BATCH
-    return [_record_of(item, header, values, base_offset + index, topic) for index, item in enumerate(items)]
+    # The topic with its length, the same in the records of all messages.
+    topic = data[body_end : properties_at - 2]
+    header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
+    return [_record_of(item, header, base_offset + index, topic) for index, item in enumerate(items)]
 
 
-def _record_of(item: BatchItem, header: struct.Struct, batch: list[int], queue_offset: int, topic: bytes) -> bytes:
+def _record_of(item: BatchItem, batch: RecordHeader, queue_offset: int, topic: bytes) -> bytes:
+    """The record of one message; `batch` is the header that all have, `topic` its length and text."""
     properties = encode_properties(item.properties)
-    values = batch.copy()
-    values[0] = header.size + len(item.body) + len(topic) + _SHORT.size + len(properties)
-    values[2] = crc32(item.body) & 0x7FFFFFFF
-    values[4] = item.flag
-    values[5] = queue_offset
-    values[14] = len(item.body)
-    return header.pack(*values) + item.body + topic + _SHORT.pack(len(properties)) + properties
+    header = batch._replace(
+        total_size=header_size(batch.sys_flag) + len(item.body) + len(topic) + _SHORT.size + len(properties),
+        body_crc=body_crc(item.body),
+        flag=item.flag,
+        queue_offset=queue_offset,
+        body_size=len(item.body),
+    )
+    return header.encode() + item.body + topic + _SHORT.pack(len(properties)) + properties
 
 
 _HEAD: Final = struct.Struct(">iiiii")

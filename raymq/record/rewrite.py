@@ -8,7 +8,6 @@ exchanged: they say who stores this record.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -29,27 +28,23 @@ from raymq.message import (
 from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX
 from raymq.record.encode import ProducerSequence, topic_part
 from raymq.record.layout import (
-    HEADERS,
-    MAGIC_V1,
-    SYS_FLAG_HOSTS_MASK,
     SYS_FLAG_STORE_HOST_IPV6,
     RecordError,
+    RecordHeader,
     decode_properties,
+    find_sections,
+    header_size,
+    read_header,
 )
 
-_OFFSETS: Final = struct.Struct(">qq")
 _PRODUCER: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQUENCE)
-
-
-Header = tuple[int | bytes, ...]
-"""A record's fields up to body_size, as `raymq.record.layout.HEADERS` unpacks them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
     """A record taken apart. `properties` as on disk, without their CRC; `sealed`: they had one."""
 
-    header: Header
+    header: RecordHeader
     body: bytes
     topic: str
     properties: bytes
@@ -71,23 +66,16 @@ class WaitingRecord:
 def split_record(record: bytes | memoryview) -> RecordParts:
     """Take one whole record apart. RecordError when its fields do not add up; its CRCs are not looked at."""
     data = bytes(record)
-    try:
-        header = HEADERS[(int.from_bytes(data[36:40]) >> 4) & 3]
-        values = header.unpack_from(data)
-    except struct.error as error:
-        raise RecordError(f"the record cannot be read: {error}") from None
-    topic_at = header.size + values[14]
-    width = 1 if values[1] == MAGIC_V1 else 2
-    text_at = topic_at + width
-    properties_at = text_at + int.from_bytes(data[topic_at:text_at]) + 2
+    header = read_header(data)
+    body_at, body_end, topic_at, properties_at, end = find_sections(data, 0, header)
+    if end != len(data):
+        raise RecordError(f"a record of {end} bytes does not fill the {len(data)} bytes that were given as one")
     properties = data[properties_at:]
-    if len(data) != values[0] or len(properties) != int.from_bytes(data[properties_at - 2 : properties_at]):
-        raise RecordError("the record's length fields do not add up to its size")
     sealed = properties[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX)
     return RecordParts(
-        values,
-        data[header.size : topic_at],
-        decode_utf8(data[text_at : properties_at - 2]),
+        header,
+        data[body_at:body_end],
+        decode_utf8(data[topic_at : properties_at - 2]),
         properties[:-PROPERTY_CRC_LENGTH] if sealed else properties,
         sealed,
     )
@@ -119,11 +107,15 @@ def move_record(
 
     MessageIllegalError when they would break a rule; IllegalNameError when `topic` is no name.
     """
-    times = record.parts.header[12]
-    assert isinstance(times, int)
     return bytearray(
         build_record(
-            record.parts, topic, queue_id, {}, producer=producer, reconsume_times=times, store_host_ipv6=store_host_ipv6
+            record.parts,
+            topic,
+            queue_id,
+            {},
+            producer=producer,
+            reconsume_times=record.parts.header.reconsume_times,
+            store_host_ipv6=store_host_ipv6,
         )
     )
 
@@ -153,12 +145,17 @@ def build_record(
     properties = b"\x02".join(pieces) + b"\x02" + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
     if len(properties) > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(f"the properties take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit")
-    _, _, crc, _, flag, _, _, sys_flag, born_ms, born, _, _, _, _, _ = record.header
-    assert isinstance(sys_flag, int)
-    sys_flag = sys_flag & ~SYS_FLAG_STORE_HOST_IPV6 | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
-    header = HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> 4]
-    size = header.size + len(record.body) + len(topic_text) + 2 + len(properties)
-    store = bytes(20 if store_host_ipv6 else 8)
-    fields = (size, magic, crc, queue_id, flag, 0, 0, sys_flag, born_ms, born, 0, store, reconsume_times, 0)
-    head = header.pack(*fields, len(record.body))
-    return b"".join((head, record.body, topic_text, len(properties).to_bytes(2), properties))
+    sys_flag = record.header.sys_flag & ~SYS_FLAG_STORE_HOST_IPV6 | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
+    header = record.header._replace(
+        total_size=header_size(sys_flag) + len(record.body) + len(topic_text) + 2 + len(properties),
+        magic=magic,
+        queue_id=queue_id,
+        queue_offset=0,
+        physical_offset=0,
+        sys_flag=sys_flag,
+        store_timestamp_ms=0,
+        store_host=bytes(20 if store_host_ipv6 else 8),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=0,
+    )
+    return b"".join((header.encode(), record.body, topic_text, len(properties).to_bytes(2), properties))

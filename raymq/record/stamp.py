@@ -130,7 +130,7 @@ def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
     for size in batch.sizes.tolist():
         record = bytes(batch.records[end : end + size])
         end += size
-        header = layout.HEADERS[(record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK) >> 4].size
+        header = layout.header_size_at(record)
         at = header + int.from_bytes(record[header - 4 : header]) + len(topic_text)
         kept = [piece for piece in record[at + 2 :].split(b"\x02") if piece]
         name = PROPERTY_CRC_PREFIX

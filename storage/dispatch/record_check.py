@@ -10,7 +10,7 @@ from typing import Final
 
 from raymq.record.check import check_record
 from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.layout import HEADERS, MAGIC_V1, MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, SYS_FLAG_OFFSET
+from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, find_sections, read_header
 
 SECTOR_BYTES: Final = 512
 """What a disk writes as a whole, or not at all."""
@@ -42,7 +42,8 @@ def is_torn(data: memoryview, position: int, size: int, *, file_start: int, **ch
     end = position + size
     if data[end - 1]:
         return False
-    properties = bytes(data[_properties_at(data, position) : end])
+    _, _, _, properties_at, _ = find_sections(data, position, read_header(data, position))
+    properties = bytes(data[properties_at:end])
     if not properties or _good_one_follows(data, end, file_start, checks):
         return False
     sector = (end - 1) // SECTOR_BYTES * SECTOR_BYTES
@@ -58,12 +59,3 @@ def _good_one_follows(data: memoryview, position: int, file_start: int, checks: 
     if size == 0:
         return int.from_bytes(data[position : position + 4]) == len(data) - position
     return good and not is_implausible(dispatch_view(data, position), file_start + position)
-
-
-def _properties_at(data: memoryview, position: int) -> int:
-    """Where the properties of a good record are."""
-    sys_flag = int.from_bytes(data[position + SYS_FLAG_OFFSET : position + SYS_FLAG_OFFSET + 4])
-    body_at = position + HEADERS[(sys_flag >> 4) & 3].size
-    topic_size_at = body_at + int.from_bytes(data[body_at - 4 : body_at])
-    width = 1 if int.from_bytes(data[position + 4 : position + 8], signed=True) == MAGIC_V1 else 2
-    return topic_size_at + width + int.from_bytes(data[topic_size_at : topic_size_at + width]) + 2

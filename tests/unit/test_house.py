@@ -107,3 +107,14 @@ def test_loggers_have_one_name():
         and ast.unparse(node) != "logger = logging.getLogger(__name__)"
     ]
     assert others == []
+
+
+def test_a_records_header_is_unpacked_in_one_module():
+    """`raymq.record.layout` knows where the fields of a header are; others ask its RecordHeader."""
+    named = [
+        (name, node.id if isinstance(node, ast.Name) else node.attr)
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    ]
+    assert {name for name, word in named if word == "HEADERS"} == {"raymq.record.layout"}

@@ -66,8 +66,7 @@ def read_returned(
     returned = []
     for record in _split(records):
         parts = split_record(record)
-        times = parts.header[12]
-        assert isinstance(times, int)
+        times = parts.header.reconsume_times
         level = delay_level or FIRST_RETRY_LEVEL + times
         dead = delay_level < 0 or times >= most
         returned.append(Returned(parts, None if dead else min(level, DELAY_LEVELS_MAX), times + 1))
@@ -163,7 +162,4 @@ def _exchanged(item: Returned, properties: dict[str, str], target: SourceRecord 
 
 
 def _offset_message_id(parts: RecordParts) -> str:
-    store_host, physical_offset = parts.header[11], parts.header[6]
-    assert isinstance(store_host, bytes)
-    assert isinstance(physical_offset, int)
-    return f"{store_host.hex().upper()}{physical_offset:016X}"
+    return f"{parts.header.store_host.hex().upper()}{parts.header.physical_offset:016X}"

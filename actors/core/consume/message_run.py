@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.record.layout import HEADERS, SYS_FLAG_OFFSET
+from raymq.record.layout import header_size_at
 
 _HEAD: Final = struct.Struct(">i16xq")
 """A record's total size and queue offset."""
@@ -71,8 +71,7 @@ class MessageRun:
 
     def _times_at(self, index: int) -> int:
         start = self.starts[index]
-        header = HEADERS[(self.records[start + SYS_FLAG_OFFSET + 3] >> 4) & 3]
-        return start + header.size - _TIMES_FROM_END_OF_HEADER
+        return start + header_size_at(self.records, start) - _TIMES_FROM_END_OF_HEADER
 
 
 def join(runs: Sequence[MessageRun]) -> MessageRun:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.core.consume.message_run import MessageRun
-from raymq.record.layout import HEADERS
+from raymq.record.layout import RecordHeader, header_size
 
-RECORD_BYTES = HEADERS[0].size + 12
+RECORD_BYTES = header_size(0) + 12
 
 
 def run_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MessageRun:
@@ -17,5 +17,5 @@ def run_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MessageRun:
 
 
 def _record(offset: int, reconsume_times: int) -> bytes:
-    fields = (RECORD_BYTES, 0, 0, 0, 0, offset, 0, 0, 0, bytes(8), 0, bytes(8), reconsume_times, 0, 0)
-    return HEADERS[0].pack(*fields).ljust(RECORD_BYTES, b".")
+    header = RecordHeader(RECORD_BYTES, 0, 0, 0, 0, offset, 0, 0, 0, bytes(8), 0, bytes(8), reconsume_times, 0, 0)
+    return header.encode().ljust(RECORD_BYTES, b".")

@@ -13,13 +13,14 @@ from raymq.record.encode import encode_batch
 from raymq.record.hashing import index_key_hash, java_hash, tags_code
 from raymq.record.inner_batch import BatchItem, decode_batch_items, encode_batch_item
 from raymq.record.layout import (
-    HEADERS,
     MAGIC_V2,
     STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_BORN_HOST_IPV6,
     UNIT_DTYPE,
     decode_properties,
     encode_blank,
     encode_host,
+    header_size,
 )
 from raymq.record.message_id import UniqueIdGenerator, offset_message_id
 from raymq.record.stamp import stamp
@@ -132,7 +133,7 @@ def test_fact_11_the_same_record_from_an_ipv6_producer() -> None:
     record = stored(born_ip="::1")
     assert len(record) == 113
     assert record[36:40].hex() == "00000010"
-    moved = STORE_TIMESTAMP_OFFSET + HEADERS[1].size - HEADERS[0].size
+    moved = STORE_TIMESTAMP_OFFSET + header_size(SYS_FLAG_BORN_HOST_IPV6) - header_size(0)
     assert moved == 68
     assert record[68:76] == (1700000000001).to_bytes(8)
     assert decode_record(record).born_host == "[::1]:12345"
