@@ -22,7 +22,6 @@ from typing import Any, Final
 import ray
 
 from actors.actor_class import actor_class
-from actors.core.consume.message_run import MessageRun
 from actors.core.consume.process_queue import ProcessQueue
 from actors.options import PERSISTENT
 from actors.pull.group_member import BroadcastMember, GroupMember
@@ -38,6 +37,7 @@ from raymq.message import MessageQueue, PullStatus
 from raymq.names import NameServerName
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.memory_records import MemoryRecords
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
@@ -175,7 +175,7 @@ class Pull:
         return FetchRequest(queue.topic, queue.queue_id, offset, self._settings.pull_batch_size, codes)
 
     def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        run, now_s = MessageRun.read(result.records), time.monotonic()
+        run, now_s = MemoryRecords.read(result.records), time.monotonic()
         with self._shared.lock:
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)

@@ -136,7 +136,7 @@ class ListenerFeed:
             shared.on_room()
 
     def _shipped(self, task: Task) -> ShippedTask:
-        return ShippedTask(self._epoch, task.number, task.queue, task.messages.records)
+        return ShippedTask(self._epoch, task.number, task.queue, task.messages.data)
 
     def _ask(self, task: Task, reference: Any) -> None:
         self._asked_at_s[task] = time.monotonic()
@@ -274,6 +274,6 @@ def _chunks(sent: SendBack) -> list[bytes]:
     messages, chunks, first = sent.messages, [], 0
     for index in range(1, len(messages) + 1):
         if index == len(messages) or messages.starts[index + 1] - messages.starts[first] > SEND_BACK_MAX_BYTES:
-            chunks.append(messages.part(first, index).records)
+            chunks.append(messages.part(first, index).data)
             first = index
     return chunks

@@ -21,7 +21,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from tests.support.clients.records import run_of
+from tests.support.clients.records import records_of
 
 NAMES = [MessageQueue("orders", "broker-a", number) for number in range(3)]
 LENGTH = 40
@@ -77,12 +77,12 @@ class Model:
                 upto = min(self.end[queue], offset + self.chance.randint(1, 6))
                 found = tuple(sorted(self.wanted[queue] & set(range(offset, upto))))
                 self.answers.append((queue, offset, found, upto))
-                self.core.fetched(queue, offset, run_of(found), upto, self.now_s)
+                self.core.fetched(queue, offset, records_of(found), upto, self.now_s)
 
     def fetched_late(self) -> None:
         if self.answers:
             queue, offset, found, upto = self.chance.choice(self.answers[-6:])
-            self.core.fetched(queue, offset, run_of(found), upto, self.now_s)
+            self.core.fetched(queue, offset, records_of(found), upto, self.now_s)
 
     # The listener
 

@@ -19,7 +19,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import GroupAssignment
-from tests.support.clients.consumer_runs import fake_run, offsets_of
+from tests.support.clients.records import fetched_of, offsets_of
 
 NAMES = [MessageQueue("orders", "a", number) for number in range(3)]
 LENGTH = 60
@@ -118,7 +118,7 @@ class Model:
         for queue, offset, room in self.reads[:4]:
             upto = min(self.end[queue], offset + room)
             found = sorted(self.wanted[queue] & set(range(offset, upto)))
-            self.core.fetched(queue, offset, fake_run(found, max(upto, offset)))
+            self.core.fetched(queue, offset, fetched_of(found, max(upto, offset)))
         del self.reads[:4]
 
     # The program

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from actors.core.consume.message_run import MessageRun
 from actors.core.consume.process_queue import ProcessQueue, Task
 from raymq.consumer.push.settings import PushSettings
 from raymq.protocol.consume_result import ConsumeReport
+from raymq.record.memory_records import MemoryRecords
 
 TASKS_MAX: Final = 64
 """Tasks at one listener at a time; each holds a thread of its actor, which waits."""
@@ -37,7 +37,7 @@ class SendBack:
     reason: str
 
     @property
-    def messages(self) -> MessageRun:
+    def messages(self) -> MemoryRecords:
         return self.task.messages.pick(self.indices)
 
 

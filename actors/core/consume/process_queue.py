@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from actors.core.consume.message_run import MessageRun, join
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit
+from raymq.record.memory_records import MemoryRecords, join_records
 
 
 class UnfinishedOffsets:
@@ -67,7 +67,7 @@ class Task:
     """
 
     held: ProcessQueue
-    messages: MessageRun
+    messages: MemoryRecords
     number: int = 0
     deaths: int = 0
     trials: int = 0
@@ -99,7 +99,7 @@ class ProcessQueue:
     committed_offset: int = 0
     fetch_at_s: float = 0.0
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
-    waiting: deque[MessageRun] = field(default_factory=deque)
+    waiting: deque[MemoryRecords] = field(default_factory=deque)
     waiting_count: int = 0
     again: list[Task] = field(default_factory=list)
     flying: set[Task] = field(default_factory=set)
@@ -140,7 +140,7 @@ class ProcessQueue:
         self.fetch_offset = self.committed_offset = offset
         self.reset_version = reset_version
 
-    def fetched(self, run: MessageRun, next_offset: int) -> None:
+    def fetched(self, run: MemoryRecords, next_offset: int) -> None:
         """Messages arrived; the queue is read next at `next_offset`, which may be further than their end."""
         self.fetch_offset = next_offset
         if len(run):
@@ -149,7 +149,7 @@ class ProcessQueue:
             self.waiting_count += len(run)
             self.size_bytes += run.size_bytes
 
-    def take(self, count: int) -> MessageRun:
+    def take(self, count: int) -> MemoryRecords:
         """The next `count` waiting messages, or all of them if there are fewer; there is at least one."""
         parts = []
         while count and self.waiting:
@@ -159,7 +159,7 @@ class ProcessQueue:
                 run = run.part(0, count)
             parts.append(run)
             count -= len(run)
-        taken = join(parts)
+        taken = join_records(parts)
         self.waiting_count -= len(taken)
         return taken
 

@@ -20,12 +20,12 @@ from typing import Final
 from actors.core.consume.consume_concurrently import ConsumeConcurrently
 from actors.core.consume.consume_orderly import ConsumeOrderly
 from actors.core.consume.consume_service import ConsumeService, Reaction, SendBack
-from actors.core.consume.message_run import MessageRun
 from actors.core.consume.process_queue import ProcessQueue, Task
 from raymq.consumer.push.settings import PushSettings
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.record.memory_records import MemoryRecords
 
 RELEASE_PATIENCE_S: Final = 10.0
 
@@ -179,7 +179,9 @@ class ProcessQueues:
             if held.fetch_offset is not None and held.fetch_at_s <= now_s and self.pull_state(held) is PullState.PULLING
         }
 
-    def fetched(self, queue: MessageQueue, from_offset: int, run: MessageRun, next_offset: int, now_s: float) -> None:
+    def fetched(
+        self, queue: MessageQueue, from_offset: int, run: MemoryRecords, next_offset: int, now_s: float
+    ) -> None:
         """Messages from `from_offset` up to `next_offset` arrived. An answer to an outdated question is ignored."""
         held = self._queues.get(queue)
         if held is None or held.revoked_at_s is not None or held.fetch_offset != from_offset:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from raymq.consumer.pull.fetched_records import PolledRecords, Run
+from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit, QueueOffset
 
@@ -30,7 +30,7 @@ class AssignedMessageQueue:
     committed: int | None
     fetch_offset: int
     done: int
-    runs: deque[Run] = field(default_factory=deque)
+    runs: deque[FetchedRecords] = field(default_factory=deque)
     buffered_count: int = 0
     buffered_bytes: int = 0
     asked: bool = False
@@ -74,13 +74,13 @@ class AssignedMessageQueue:
 
     def take(self, part: PolledRecords) -> None:
         """The records of a slice were returned. They are the first that wait."""
-        run = self.runs[0]
+        fetched = self.runs[0]
         self.position = part.next_offset
         self.buffered_count -= part.count
-        self.buffered_bytes -= run.byte_at(run.first + part.count) - run.byte_at(run.first)
+        self.buffered_bytes -= len(part.records)
         self.settled = False
-        run.first += part.count
-        if not run.count:
+        fetched.first += part.count
+        if not fetched.count:
             self.runs.popleft()
 
     def commit(self, offset: int | None) -> OffsetCommit:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.pull.fetched_records import Decode, Found, PolledRecords, Run
+from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords
 from raymq.consumer.pull.group_member import PullGroupMember
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
@@ -333,7 +333,7 @@ class PullEngine:
             if jumps:
                 logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
             return
-        run = Run.of(result.records, result.next_offset)
+        run = FetchedRecords.read(result.records, result.next_offset)
         with self._lock:
             self._losses.pop(queue, None)
             self._untold.discard(queue)

@@ -1,4 +1,4 @@
-"""Runs: records of a queue as they were fetched, and how a poll makes messages or columns of them.
+"""Records of a queue as they were fetched, and how a poll makes messages or columns of them.
 
 Records stay bytes until a poll takes them: that bounds memory by what is really held, and a table is made without an
 object per message.
@@ -16,69 +16,62 @@ from numpy.typing import NDArray
 from raymq.consumer.subscription import Subscription
 from raymq.errors import StoreCorruptError
 from raymq.message import MessageExt, MessageQueue
-from raymq.record.check import record_starts
 from raymq.record.decode import decode_record, decode_records
-from raymq.record.layout import QUEUE_OFFSET_OFFSET, RecordError
+from raymq.record.layout import RecordError
+from raymq.record.memory_records import MemoryRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 @dataclass(slots=True)
-class Run:
-    """Whole records back to back, in the order of their queue. `first` is how many were taken already; `next_offset`
-    is where the queue stands behind all of them, which may be past messages that the tags excluded."""
+class FetchedRecords:
+    """The records of one fetch, which polls take from the front."""
 
-    records: bytes
-    starts: list[int]
+    records: MemoryRecords
     next_offset: int
+    """The queue offset to go on at behind all of them, which may be past messages that the tags excluded."""
     first: int = 0
+    """How many of them polls have taken."""
 
     @classmethod
-    def of(cls, records: bytes, next_offset: int) -> Run:
-        """RecordError when the records' sizes do not add up."""
-        return cls(records, record_starts(records).tolist(), next_offset)
+    def read(cls, data: bytes, next_offset: int) -> FetchedRecords:
+        """The records that fill `data`. RecordError when their sizes do not add up."""
+        return cls(MemoryRecords.read(data), next_offset)
 
     @property
     def count(self) -> int:
-        """Records not taken yet."""
-        return len(self.starts) - self.first
-
-    def byte_at(self, index: int) -> int:
-        """Where record `index` starts; the end for the one behind the last."""
-        return self.starts[index] if index < len(self.starts) else len(self.records)
-
-    def offset_at(self, index: int) -> int:
-        """The queue offset of record `index`."""
-        at = self.starts[index] + QUEUE_OFFSET_OFFSET
-        return int.from_bytes(self.records[at : at + 8], "big")
+        """How many records no poll has taken yet."""
+        return len(self.records) - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class PolledRecords:
-    """The next `count` records of a run of `queue`, and what is wanted of them."""
+    """The next `count` records of `queue` that were fetched, and the subscription that says which are wanted."""
 
     queue: MessageQueue
     subscription: Subscription
-    run: Run
+    fetched: FetchedRecords
     count: int
 
     @property
     def records(self) -> memoryview:
-        run = self.run
-        return memoryview(run.records)[run.byte_at(run.first) : run.byte_at(run.first + self.count)]
+        """The records' bytes."""
+        first, starts = self.fetched.first, self.fetched.records.starts
+        return memoryview(self.fetched.records.data)[starts[first] : starts[first + self.count]]
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Where each record starts in `records`."""
-        run = self.run
-        return np.array(run.starts[run.first : run.first + self.count], dtype=np.int64) - run.byte_at(run.first)
+        """The position of each record in `records`."""
+        first, starts = self.fetched.first, self.fetched.records.starts
+        return np.array(starts[first : first + self.count], dtype=np.int64) - starts[first]
 
     @property
     def next_offset(self) -> int:
-        """Where the queue stands once these are taken."""
-        end = self.run.first + self.count
-        return self.run.next_offset if end == len(self.run.starts) else self.run.offset_at(end - 1) + 1
+        """The queue offset to go on at once these are taken."""
+        end = self.fetched.first + self.count
+        records = self.fetched.records
+        return self.fetched.next_offset if end == len(records) else records.offsets[end - 1] + 1
 
 
 Found = TypeVar("Found", bound=Sized)
@@ -162,7 +155,7 @@ def _intact(part: PolledRecords) -> list[MessageExt]:
 
 
 def _corrupt(part: PolledRecords, error: RecordError) -> StoreCorruptError:
-    offset = part.run.offset_at(part.run.first)
+    offset = part.fetched.records.offsets[part.fetched.first]
     return StoreCorruptError(
         f"{part.queue}: a record at or behind queue offset {offset} is damaged ({error}); poll(max_messages=1) "
         "finds it, seek goes past it"

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from raymq.consumer.pull.assigned_queue import AssignedMessageQueue
-from raymq.consumer.pull.fetched_records import PolledRecords, Run
+from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
@@ -193,7 +193,7 @@ class SubscriptionState:
     def is_current(self, part: PolledRecords) -> bool:
         """Whether a slice may still be returned: no seek, reset, pause or revocation has come between."""
         held = self._queues.get(part.queue)
-        return held is not None and bool(held.runs) and held.runs[0] is part.run
+        return held is not None and bool(held.runs) and held.runs[0] is part.fetched
 
     def taken(self, part: PolledRecords) -> None:
         """A current slice is returned to the program; the queue's next turn comes after the others'."""
@@ -244,7 +244,7 @@ class SubscriptionState:
         held = self._queues.get(queue)
         return held is not None and not held.silent and held.fetch_offset == offset
 
-    def fetched(self, queue: MessageQueue, offset: int, run: Run) -> bool:
+    def fetched(self, queue: MessageQueue, offset: int, run: FetchedRecords) -> bool:
         """What a read from `offset` found. False when it is not wanted any more: something has come between."""
         held = self._queues.get(queue)
         if held is None or not held.asked or held.fetch_offset != offset:
@@ -254,7 +254,7 @@ class SubscriptionState:
         if run.count:
             held.runs.append(run)
             held.buffered_count += run.count
-            held.buffered_bytes += len(run.records)
+            held.buffered_bytes += run.records.size_bytes
         elif held.runs:
             held.runs[-1].next_offset = run.next_offset
         else:

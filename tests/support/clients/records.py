@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.core.consume.message_run import MessageRun
+from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.record.layout import RecordHeader, header_size
+from raymq.record.memory_records import MemoryRecords
 
 RECORD_BYTES = header_size(0) + 12
 
 
-def run_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MessageRun:
-    """A run with a record per offset, all of one size; a record has a header and nothing that can be decoded."""
-    records = b"".join(_record(offset, reconsume_times) for offset in offsets)
-    return MessageRun.read(records)
+def records_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MemoryRecords:
+    """A record per offset, all of one size; a record has a header and nothing that can be decoded."""
+    return MemoryRecords.read(b"".join(_record(offset, reconsume_times) for offset in offsets))
+
+
+def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> FetchedRecords:
+    """Records of these offsets as a pull consumer holds them; the queue goes on at `next_offset`, by default behind the
+    last of them."""
+    return FetchedRecords(records_of(offsets), offsets[-1] + 1 if next_offset is None else next_offset)
+
+
+def offsets_of(part: PolledRecords) -> list[int]:
+    """The queue offsets in a slice. Ask before it is taken."""
+    first = part.fetched.first
+    return list(part.fetched.records.offsets[first : first + part.count])
 
 
 def _record(offset: int, reconsume_times: int) -> bytes:

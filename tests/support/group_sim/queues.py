@@ -12,7 +12,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from tests.support.clients.records import run_of
+from tests.support.clients.records import records_of
 
 RUN_MESSAGES = 4
 SETTINGS = PushSettings(
@@ -77,7 +77,7 @@ class Hands:
         for queue, offset in self._queues.wanted(now_s).items():
             end = min(end_of(queue), offset + RUN_MESSAGES)
             if end > offset:
-                self._queues.fetched(queue, offset, run_of(range(offset, end)), end, now_s)
+                self._queues.fetched(queue, offset, records_of(range(offset, end)), end, now_s)
 
     def deliveries(self, now_s: float) -> list[Delivery]:
         """What the listener gets now."""

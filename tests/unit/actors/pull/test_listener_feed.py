@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors.core.consume.message_run import MessageRun
 from actors.pull import listener_feed as pull_feed
 from actors.pull.listener_feed import ListenerFeed
 from actors.pull.shared import InstanceState
@@ -19,6 +18,7 @@ from raymq.errors import ServiceNotAvailableError
 from raymq.message import Message, MessageQueue
 from raymq.protocol.group import QueueOffset
 from raymq.record.encode import encode_batch
+from raymq.record.memory_records import MemoryRecords
 from raymq.record.stamp import stamp
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
@@ -99,7 +99,7 @@ class Scene:
     def _send_back(self, broker_name: str, records: bytes, level: int, most: int) -> None:
         if self.refuse:
             raise ServiceNotAvailableError("the broker is away")
-        self.sent += [(broker_name, offset, level) for offset in MessageRun.read(records).offsets]
+        self.sent += [(broker_name, offset, level) for offset in MemoryRecords.read(records).offsets]
 
     def fetch(self, count: int, first: int = 0) -> None:
         with self.shared.lock:
@@ -113,13 +113,13 @@ class Scene:
             return held.commit_offset
 
 
-def real_run(first: int, count: int) -> MessageRun:
+def real_run(first: int, count: int) -> MemoryRecords:
     messages = [Message("orders", b"%d" % number) for number in range(first, first + count)]
     batch = encode_batch(messages, 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=["A"] * count)
     records = bytearray(batch.records)
     stamp(records, batch.sizes, first_queue_offset=first, first_physical_offset=0, store_timestamp_ms=1,
           store_host=bytes(8))  # fmt: skip
-    return MessageRun.read(bytes(records))
+    return MemoryRecords.read(bytes(records))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from actors.core.consume.message_run import MessageRun
 from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter
 from actors.pull.shared import InstanceState
 from raymq.consumer.push.settings import PushSettings
@@ -15,8 +14,9 @@ from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotEx
 from raymq.message import MessageModel, MessageQueue
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.group import CommitAnswer, QueueOffset
+from raymq.record.memory_records import MemoryRecords
 from tests.support.clients.fakes import WAIT_S
-from tests.support.clients.records import run_of
+from tests.support.clients.records import records_of
 from tests.support.history.waiting import eventually
 
 A, B = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-b", 0)
@@ -72,7 +72,7 @@ class Scene:
     def consume(self, queue: MessageQueue, *offsets: int) -> None:
         with self.shared.lock:
             core = self.shared.core
-            core.fetched(queue, core.wanted(0.0)[queue], run_of(offsets), offsets[-1] + 1, 0.0)
+            core.fetched(queue, core.wanted(0.0)[queue], records_of(offsets), offsets[-1] + 1, 0.0)
             for task in core.deliverable(0.0):
                 core.reported(task, ConsumeReport(), 0.0)
         self.keepers.wake()
@@ -162,7 +162,7 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     shared.grant([A], 0)
     eventually(lambda: shared.core.wanted(0.0) == {A: 99}, "the start", WAIT_S)
     with shared.lock:
-        shared.core.fetched(A, 99, MessageRun.read(b""), 120, 0.0)
+        shared.core.fetched(A, 99, MemoryRecords.read(b""), 120, 0.0)
     keepers.wake()
     file = tmp_path / "billing" / "pull-billing-0" / "offsets.json"
     eventually(file.exists, "the file", WAIT_S)

@@ -12,7 +12,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageModel, MessageQueue
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.group import CommitAnswer, QueueOffset
-from tests.support.clients.records import run_of
+from tests.support.clients.records import records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
 P = MessageQueue("orders", "broker-a", 1)
@@ -29,7 +29,7 @@ def table(*queues: MessageQueue, **settings) -> ProcessQueues:
 
 
 def fetch(core: ProcessQueues, *offsets: int, queue: MessageQueue = Q, reconsume_times: int = 0) -> None:
-    run = run_of(offsets, reconsume_times=reconsume_times)
+    run = records_of(offsets, reconsume_times=reconsume_times)
     core.fetched(queue, core.wanted(0.0)[queue], run, offsets[-1] + 1, 0.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.core.consume.process_queue import ProcessQueue, Task, UnfinishedOffsets
 from raymq.message import MessageQueue
-from tests.support.clients.records import RECORD_BYTES, run_of
+from tests.support.clients.records import RECORD_BYTES, records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
 
@@ -32,8 +32,8 @@ def test_the_span_is_from_the_first_unfinished_to_the_last_that_was_fetched():
 def test_messages_are_taken_across_runs_and_in_order():
     held = ProcessQueue(Q)
     held.begin(0, 0)
-    held.fetched(run_of([0, 1]), 2)
-    held.fetched(run_of([2, 3, 4]), 5)
+    held.fetched(records_of([0, 1]), 2)
+    held.fetched(records_of([2, 3, 4]), 5)
     assert list(held.take(3).offsets) == [0, 1, 2]
     assert held.waiting_count == 2
     assert list(held.take(99).offsets) == [3, 4]
@@ -42,7 +42,7 @@ def test_messages_are_taken_across_runs_and_in_order():
 def test_bytes_and_messages_count_until_they_are_finished():
     held = ProcessQueue(Q)
     held.begin(10, 0)
-    held.fetched(run_of([10, 11, 12]), 13)
+    held.fetched(records_of([10, 11, 12]), 13)
     task = Task(held, held.take(3))
     assert (held.count, held.size_bytes) == (3, 3 * RECORD_BYTES)
     held.finish(task, {1})
@@ -56,5 +56,5 @@ def test_without_messages_everything_read_is_committed():
     held = ProcessQueue(Q)
     assert held.commit_offset == 0
     held.begin(10, 0)
-    held.fetched(run_of([]), 20)
+    held.fetched(records_of([]), 20)
     assert held.commit_offset == 20

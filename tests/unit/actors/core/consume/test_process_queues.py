@@ -10,7 +10,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from tests.support.clients.records import RECORD_BYTES, run_of
+from tests.support.clients.records import RECORD_BYTES, records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
 P = MessageQueue("orders", "broker-a", 1)
@@ -29,7 +29,7 @@ def table(*queues: MessageQueue, start: int = 5, **settings) -> ProcessQueues:
 
 
 def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int) -> None:
-    core.fetched(queue, core.wanted(0.0)[queue], run_of(offsets), offsets[-1] + 1, 0.0)
+    core.fetched(queue, core.wanted(0.0)[queue], records_of(offsets), offsets[-1] + 1, 0.0)
 
 
 def held_of(core: ProcessQueues, queue: MessageQueue):
@@ -95,7 +95,7 @@ def test_what_was_consumed_is_committed_with_generation_and_reset_version(orderl
 def test_messages_that_the_tags_excluded_are_committed_once_all_before_them_is_consumed():
     core = table()
     fetch(core, Q, 5)
-    core.fetched(Q, 6, run_of([]), 20, 0.0)
+    core.fetched(Q, 6, records_of([]), 20, 0.0)
     assert core.uncommitted("broker-a") == {}
     consume(core)
     assert held_of(core, Q).committed_offset == 20
@@ -104,8 +104,8 @@ def test_messages_that_the_tags_excluded_are_committed_once_all_before_them_is_c
 def test_an_answer_to_an_outdated_question_is_ignored():
     core = table()
     for from_offset, offset in ((5, 5), (5, 5), (4, 4)):
-        core.fetched(Q, from_offset, run_of([offset]), offset + 1, 0.0)
-    core.fetched(P, 0, run_of([0]), 1, 0.0)
+        core.fetched(Q, from_offset, records_of([offset]), offset + 1, 0.0)
+    core.fetched(P, 0, records_of([0]), 1, 0.0)
     assert held_of(core, Q).count == 1
     assert core.wanted(0.0) == {Q: 6}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.consumer.pull.fetched_records import Run
+from raymq.consumer.pull.fetched_records import FetchedRecords
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import PULL_FENCE_AFTER_S, SubscriptionState
 from raymq.consumer.subscription import Subscription
@@ -12,7 +12,7 @@ from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import GroupAssignment
-from tests.support.clients.consumer_runs import RECORD_BYTES, fake_run, offsets_of
+from tests.support.clients.records import RECORD_BYTES, fetched_of, offsets_of
 
 Q0, Q1, Q2 = (MessageQueue("orders", "a", number) for number in range(3))
 
@@ -35,10 +35,10 @@ def grant(
 
 def fetch(core: SubscriptionState, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
     """A read from where the queue is read next finds these."""
-    return fetch_run(core, queue, fake_run(offsets, next_offset))
+    return fetch_run(core, queue, fetched_of(offsets, next_offset))
 
 
-def fetch_run(core: SubscriptionState, queue: MessageQueue, run: Run) -> bool:
+def fetch_run(core: SubscriptionState, queue: MessageQueue, run: FetchedRecords) -> bool:
     offset = core.wanted()[queue]
     core.request(queue, offset)
     return core.fetched(queue, offset, run)
@@ -275,9 +275,9 @@ def test_an_answer_to_a_question_of_before_a_seek_is_dropped():
     core = make(Q0)
     core.request(Q0, 0)
     core.seek(Q0, 5)
-    assert not core.fetched(Q0, 0, fake_run([0, 1]))
+    assert not core.fetched(Q0, 0, fetched_of([0, 1]))
     core.seek(Q0, 0)
-    assert not core.fetched(Q0, 0, fake_run([0, 1])), "even if the place is the same"
+    assert not core.fetched(Q0, 0, fetched_of([0, 1])), "even if the place is the same"
     core.seek(Q0, 5)
     assert not core.out_of_range(Q0, 0, 3)
     assert core.wanted() == {Q0: 5}
@@ -294,7 +294,7 @@ def test_another_subscription_counts_from_the_next_poll_on_also_for_what_was_rea
     core.subscribe(Subscription.parse("orders", "AaAa"))
     assert core.peek(9) == []
     assert core.wanted() == {Q0: 0}
-    assert not core.fetched(Q0, 4, Run(b"", [], 9))
+    assert not core.fetched(Q0, 4, fetched_of([], 9))
     assert core.request(Q0, 0).tag_codes == {2031744}
 
 
@@ -305,15 +305,15 @@ def test_a_request_that_is_late_is_of_no_use_and_small():
     assert core.request(Q1, 0).max_messages == 1
     core.pause([Q0])
     assert core.request(Q0, 5).max_messages == 1
-    assert not core.fetched(Q0, 5, fake_run([5]))
+    assert not core.fetched(Q0, 5, fetched_of([5]))
 
 
 def test_reads_that_find_nothing_move_the_position_only_when_nothing_waits():
     core = make(Q0)
-    fetch_run(core, Q0, Run(b"", [], 4))
+    fetch_run(core, Q0, fetched_of([], 4))
     assert core.get(Q0).position == 4
     fetch(core, Q0, 4, 5)
-    fetch_run(core, Q0, Run(b"", [], 9))
+    fetch_run(core, Q0, fetched_of([], 9))
     assert core.get(Q0).position == 4
     assert poll(core) == [(0, 4), (0, 5)]
     assert core.get(Q0).position == 9
@@ -334,9 +334,9 @@ def test_a_queue_is_read_again_when_less_than_half_of_its_share_waits():
 def test_reading_is_bounded_by_bytes_per_queue():
     core = make(Q0, Q1, threshold_bytes=1 << 20, threshold_count=65_535, threshold_all_count=65_535, span_max=65_535)
     many = (1 << 20) // RECORD_BYTES // 2
-    fetch_run(core, Q0, fake_run(range(many)))
+    fetch_run(core, Q0, fetched_of(range(many)))
     assert core.wanted() == {Q0: many, Q1: 0}
-    fetch_run(core, Q0, fake_run([many]))
+    fetch_run(core, Q0, fetched_of([many]))
     assert core.wanted() == {Q1: 0}
     poll(core, 1)
     assert core.wanted() == {Q0: many + 1, Q1: 0}
@@ -353,7 +353,7 @@ def test_reading_is_bounded_in_all():
     poll(core, 1)
     assert set(core.wanted()) == {Q0, Q1}
     core = make(Q0, Q1, threshold_all_bytes=1 << 20, threshold_count=65_535, threshold_all_count=65_535)
-    fetch_run(core, Q0, fake_run(range((1 << 20) // RECORD_BYTES)))
+    fetch_run(core, Q0, fetched_of(range(-(-(1 << 20) // RECORD_BYTES))))
     assert core.wanted() == {}
 
 
@@ -394,7 +394,7 @@ def test_a_paused_queue_is_neither_read_nor_returned_and_takes_no_room():
     core.pause([Q0])
     assert core.paused == [Q0]
     assert core.wanted() == {Q1: 1}
-    assert not core.fetched(Q0, 0, fake_run([0])), "a read that was under way"
+    assert not core.fetched(Q0, 0, fetched_of([0])), "a read that was under way"
     assert poll(core) == [(1, 0)]
     core.resume([Q0])
     assert core.paused == []

@@ -1,0 +1,88 @@
+"""Records of one queue in memory: whole records back to back, cut and joined without decoding them.
+
+Consumers keep what they fetched in this form: that bounds memory by the bytes that are really held, and records can be
+sent back, or made a table of, without an object per message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.record.check import record_starts
+from raymq.record.layout import QUEUE_OFFSET_OFFSET, header_size_at, windows
+
+_RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
+"""The reconsume times (4 bytes), the prepared transaction's offset (8) and the body's size (4) end a header."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecords:
+    """Whole records of one queue, back to back, in ascending order of their queue offsets."""
+
+    data: bytes
+    """The records' bytes. Record i is `data[starts[i]:starts[i + 1]]`."""
+    starts: Sequence[int]
+    """The position of each record in `data`, and behind the last one the length of `data`."""
+    offsets: Sequence[int]
+    """The queue offset of each record."""
+
+    @classmethod
+    def read(cls, data: bytes) -> MemoryRecords:
+        """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
+        starts = record_starts(data)
+        offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8")
+        return cls(data, [*starts.tolist(), len(data)], offsets.tolist())
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of all records."""
+        return len(self.data)
+
+    def part(self, first: int, last: int) -> MemoryRecords:
+        """Records `first` to `last - 1`; this object itself if these are all."""
+        if first == 0 and last == len(self):
+            return self
+        base = self.starts[first]
+        starts = [start - base for start in self.starts[first : last + 1]]
+        return MemoryRecords(self.data[base : self.starts[last]], starts, self.offsets[first:last])
+
+    def pick(self, indices: Iterable[int]) -> MemoryRecords:
+        """The records at these indices, at least one, in ascending order; this object itself if these are all."""
+        wanted = sorted(indices)
+        if len(wanted) == len(self):
+            return self
+        return join_records([self.part(index, index + 1) for index in wanted])
+
+    def reconsume_times(self, index: int) -> int:
+        """How often record `index` was given back by a consumer before, as its header says."""
+        position = self._reconsume_times_at(index)
+        return int.from_bytes(self.data[position : position + 4])
+
+    def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
+        """The same records, with the reconsume times of those at `indices` one higher."""
+        data = bytearray(self.data)
+        for index in indices:
+            position = self._reconsume_times_at(index)
+            data[position : position + 4] = (self.reconsume_times(index) + 1).to_bytes(4)
+        return MemoryRecords(bytes(data), self.starts, self.offsets)
+
+    def _reconsume_times_at(self, index: int) -> int:
+        start = self.starts[index]
+        return start + header_size_at(self.data, start) - _RECONSUME_TIMES_FROM_END_OF_HEADER
+
+
+def join_records(parts: Sequence[MemoryRecords]) -> MemoryRecords:
+    """The records of all parts, one part behind the other; there is at least one part, and it is returned if alone."""
+    if len(parts) == 1:
+        return parts[0]
+    starts, offsets = [0], list[int]()
+    for part in parts:
+        base = starts[-1]
+        starts += [base + start for start in part.starts[1:]]
+        offsets += part.offsets
+    return MemoryRecords(b"".join(part.data for part in parts), starts, offsets)
