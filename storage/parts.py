@@ -14,8 +14,6 @@ from storage.dispatch.visibility import Visibility
 from storage.files.config_files import ConfigFiles
 from storage.files.write_handles import WriteHandles
 from storage.log.commit_log import CommitLog
-from storage.log.log_paths import LogPaths
-from storage.log.transient_store_pool import TransientStorePool
 from storage.queue.queue_table import QueueTable
 
 
@@ -52,14 +50,10 @@ class StoreParts:
         )
         resources.callback(reader.close)
         config = ConfigFiles(root)
-        file_size = settings.mapped_file_size_commit_log_bytes
-        pool = None
-        if settings.transient_store_pool_enable:
-            pool = TransientStorePool(file_size, settings.transient_store_pool_size)
-        log = CommitLog(LogPaths.of(settings), file_size, warm_up=settings.writes_through_maps, pool=pool)
+        log = CommitLog.of(settings)
         resources.callback(log.close)
         max_open, mapped = settings.max_mapped_files, settings.writes_through_maps
-        handles = WriteHandles(max_open, mapped=mapped) if pool is None else HeldUnits(max_open, mapped=mapped, log=log)
+        handles = HeldUnits(max_open, mapped=mapped, log=log) if log.has_pool else WriteHandles(max_open, mapped=mapped)
         queues = QueueTable(root, settings, reader, config, handles, after_crash=after_crash)
         resources.callback(queues.close)
         deliveries = DeliveryProgress()

@@ -122,7 +122,7 @@ class Appender:
         if multi is not None:
             rests = [_dispatched(multi, rest) for rest in rests]
         queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
-        places = self._log.place([rest.ends for rest in rests])
+        places = self._log.plan_append([rest.ends for rest in rests])
         if self._fast_fail:
             self._require_buffer(sum([len(rest.records) for rest in rests]))
         counts = [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)]
@@ -153,7 +153,7 @@ class Appender:
             deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
         ends = np.cumsum([len(item.record) for item in deliveries])
-        [places] = self._log.place([ends])
+        [places] = self._log.plan_append([ends])
         if self._fast_fail:
             self._require_buffer(int(ends[-1]))
         counts = [(queue, 1) for queue in queues]

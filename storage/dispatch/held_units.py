@@ -36,7 +36,7 @@ class HeldUnits(WriteHandles):
         self._log = log
         self._lock = threading.Lock()
         self._held: deque[_Held] = deque()
-        log.on_commit = self._write_committed
+        log.call_on_commit(self._write_committed)
 
     def write(self, path: Path, position: int, data: disk.Bytes) -> None:
         end_offset = self._log.end_offset

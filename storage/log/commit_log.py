@@ -8,82 +8,91 @@ On disk
 
 A record never crosses a file end; 8 bytes always remain for the BLANK that says that the log goes on in the next file.
 
-The first 8 bytes of what one append writes to a place are written last. Until then the log ends there for every
-reader, so a process killed in the middle of an append leaves all of a batch or nothing, not a record cut short.
-
-With a transient store pool appends are written to its memory, and to the files by `commit`.
+A change belongs here if it is about the log as a row of files: where it ends, making and cutting files, flushing them.
+How bytes get into a file is the writer's matter (log_writer.py), which directory a file is in that of log_paths.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError
-from raymq.record.layout import BLANK_LENGTH, encode_blank
 from storage.files import disk
 from storage.files.mapped_file import MappedFile
 from storage.log.allocator import Allocator
 from storage.log.append_plan import AppendSpan, plan_append
 from storage.log.log_paths import LogPaths
-from storage.log.transient_store_pool import TransientStorePool
-from storage.log.warm_up import WarmUp
+from storage.log.log_writer import LogWriter, Stamp
 
-SCRATCH_BYTES: Final = 512 << 10
 PREPARE_BYTES: Final = 64 << 20
 """The next file is made once so little is left of the current one, or once half of it is written."""
 
 
 class CommitLog:
-    """The log at `paths`. One thread appends (the caller's lock), one flushes; positions are plain reads.
+    """The log at `paths`. One thread appends (the caller's lock), one flushes; offsets are plain reads.
 
-    `end_offset` is the end of what is written, `committed_offset` of what can be read from the files (the same without
-    a pool), `flushed_offset` of what is on disk, and `flushed_store_timestamp_ms` the store time of its last record (0:
-    none since the store was opened). `min_offset` is where the first file starts.
-    `open_for_append` must be called, with the end that recovery found, before anything is written. With a pool
-    `on_commit` is called with the end of what is committed, before `commit` returns.
+    `open_for_append` must be called, with the end that recovery found, before anything is written.
     """
 
-    def __init__(
-        self, paths: LogPaths, file_size: int, *, warm_up: bool = False, pool: TransientStorePool | None = None
-    ) -> None:
-        """Find the files. StoreCorruptError when they do not form a log (spec §5, load). With `warm_up` a fast writer
-        finds the next pages in memory (warm_up.py); what is appended through a `pool` needs none."""
+    def __init__(self, paths: LogPaths, file_size: int, writer: LogWriter | None = None) -> None:
+        """Find the files. StoreCorruptError when they do not form a log (spec §5, load). `writer`: how appends get into
+        the files; default: with `pwrite`."""
         self.paths = paths
+        """Where the files are."""
         self.file_size = file_size
         self.starts = paths.find()
-        self._open_files: dict[int, MappedFile] = {}
+        """The first physical offsets of the files, ascending."""
+        self._writer = writer or LogWriter(file_size)
+        self._files = self._writer.files
+        """The files open for writing: those that are not flushed to their ends."""
         self._allocator: Allocator | None = None
-        self._may_warm_up = warm_up and WarmUp.fits(file_size)
-        self._warm_up: WarmUp | None = None
-        self._pool = pool
-        self.on_commit: Callable[[int], None] | None = None
+        """Makes the next file; None before `open_for_append` and after `close`."""
+        self.end_offset = 0
+        """The end of what is written."""
+        self.flushed_offset = 0
+        """The end of what is on disk."""
+        self._store_timestamp_ms = 0
+        """The store time of the record written last."""
+        self.flushed_store_timestamp_ms = 0
+        """The store time of the last record that is on disk; 0: none since the store was opened."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
-        self._stamping = memoryview(bytearray(SCRATCH_BYTES))
-        self._store_timestamp_ms = self.flushed_store_timestamp_ms = 0
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> Self:
+        """The log that the settings name, with the writer that they ask for. Errors as of the constructor; OSError if
+        there is not so much address space as a transient store pool needs."""
+        file_size = settings.mapped_file_size_commit_log_bytes
+        return cls(LogPaths.of(settings), file_size, _choose_writer(settings, file_size))
 
     @property
     def min_offset(self) -> int:
+        """Where the first file starts."""
         return self.starts[0] if self.starts else 0
 
     def _begin(self, end_offset: int) -> None:
         """All before `end_offset` is in the files, and nothing is behind it."""
         self.end_offset = self.flushed_offset = end_offset
-        if self._pool is not None:
-            self._pool.begin_at(end_offset)
+        self._writer.begin_at(end_offset)
 
     @property
     def committed_offset(self) -> int:
-        return self.end_offset if self._pool is None else self._pool.committed_offset
+        """The end of what can be read from the files: of all that is written, unless there is a pool."""
+        return self._writer.committed_offset(self.end_offset)
 
     @property
     def has_pool(self) -> bool:
-        """Whether appends are not in the files before they are committed."""
-        return self._pool is not None
+        """True if appends are not in the files before they are committed."""
+        return self._writer.is_buffered
+
+    def call_on_commit(self, callback: Callable[[int], None]) -> None:
+        """Have `callback` called with the end of what a commit brought to the files, before that commit returns."""
+        self._writer.on_commit = callback
 
     def path(self, start: int) -> Path:
         """The path of the file that starts at physical offset `start`."""
@@ -105,7 +114,7 @@ class CommitLog:
                 used_end = max(used_end, start + used)
             if start <= end_offset:
                 file.zero(within, used)
-                self._open_files[start] = file
+                self._files[start] = file
                 break
             file.close()
             disk.unlink(file.path)
@@ -114,8 +123,7 @@ class CommitLog:
             self.paths.forget(self.starts.pop())
         self._begin(end_offset)
         self._allocator = Allocator(self.paths, self.file_size)
-        if self._may_warm_up:
-            self._warm_up = WarmUp(self.file_size, self.path)
+        self._writer.start(self.path)
         return used_end - end_offset
 
     def begin_at(self, physical_offset: int) -> None:
@@ -127,8 +135,9 @@ class CommitLog:
             )
         self._begin(physical_offset)
 
-    def place(self, batches: Sequence[NDArray[np.int64]]) -> list[list[AppendSpan]]:
-        """Where batches go, if they are the next to be written (`plan_append`); writes nothing."""
+    def plan_append(self, batches: Sequence[NDArray[np.int64]]) -> list[list[AppendSpan]]:
+        """The spans of each batch, if they are the next to be written; writes nothing. `batches`: where the records of
+        each end, in bytes of it. MessageIllegalError if a record is longer than a file."""
         return plan_append(batches, self.end_offset, self.file_size)
 
     def reserve(self, last_offset: int) -> None:
@@ -143,106 +152,46 @@ class CommitLog:
                 self.starts[-1] + self.file_size if self.starts else self.end_offset - self.end_offset % self.file_size
             )
             file = self._allocator.take(start)
-            self._open_files[start] = file
+            self._files[start] = file
             self.starts.append(start)
         left = last + self.file_size - last_offset
         if left <= max(self.file_size // 2, PREPARE_BYTES):
             self._allocator.prepare(last + self.file_size)
 
     def has_buffer_for(self, size: int) -> bool:
-        """Whether an append of so many bytes need not wait for a commit, for want of a buffer."""
-        return self._pool is None or self._pool.has_buffer_for(self.end_offset, size + BLANK_LENGTH)
+        """True if an append of so many bytes need not wait for a commit, for want of a buffer."""
+        return self._writer.has_buffer_for(self.end_offset, size)
 
     def write(
         self,
         physical_offset: int,
         records: memoryview,
         store_timestamp_ms: int,
-        stamp: Callable[[memoryview], None] | None = None,
+        stamp: Stamp | None = None,
         *,
         whole: bool = True,
-        through: bool = False,
     ) -> None:
-        """Write records at a place that `place` gave and `reserve` made, then move the end.
+        """Write records at an offset that `plan_append` gave and in files that `reserve` made, then move the end.
 
         `stamp` fills in a copy of them what only the store knows; None: they are stamped already. Unless `whole`, it
         neither reads nor writes the first 8 bytes. On return they outlive this process, not a power cut; with a pool
-        they do so once they are committed, which `through` has done at once. After an OSError the log's end has not
-        moved.
+        they do so once they are committed. After an OSError the log's end has not moved.
         """
-        pool, end_offset = self._pool, physical_offset + len(records)
-        if pool is None:
-            self._write_to_file(physical_offset, records, stamp, whole=whole)
-        elif through or len(records) > pool.buffer_bytes:
-            self.commit()
-            self._write_to_file(physical_offset, records, stamp, whole=whole)
-            # Before the end moves: nobody may commit there what the buffers hold from another time.
-            pool.skip_to(end_offset)
-        else:
-            self._write_to_pool(pool, physical_offset, records, stamp)
-        self.end_offset = end_offset
+        self._writer.write(self.end_offset, physical_offset, records, stamp, whole=whole)
+        self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
-    def _write_to_pool(
-        self,
-        pool: TransientStorePool,
-        physical_offset: int,
-        records: memoryview,
-        stamp: Callable[[memoryview], None] | None,
-    ) -> None:
-        if physical_offset != self.end_offset:
-            self._window(pool, self.end_offset, BLANK_LENGTH)[:] = self._blank_before(physical_offset)
-        window = self._window(pool, physical_offset, len(records))
-        window[:] = records
-        if stamp is not None:
-            stamp(window)
-
-    def _window(self, pool: TransientStorePool, physical_offset: int, size: int) -> memoryview:
-        window = pool.window(physical_offset, size)
-        if window is None:
-            self.commit()
-            window = pool.window(physical_offset, size)
-            assert window is not None
-        return window
-
-    def _blank_before(self, physical_offset: int) -> bytes:
-        return encode_blank(physical_offset - physical_offset % self.file_size - self.end_offset)
-
-    def _write_to_file(
-        self, physical_offset: int, records: memoryview, stamp: Callable[[memoryview], None] | None, *, whole: bool
-    ) -> None:
-        start = physical_offset - physical_offset % self.file_size
-        if physical_offset != self.end_offset:
-            left = self._open_files[start - self.file_size]
-            left.write(self.end_offset - left.start, self._blank_before(physical_offset))
-        window = None if self._warm_up is None else self._warm_up.window(physical_offset, len(records))
-        if stamp is not None and (whole or window is None):
-            target = self._scratch_of(len(records))
-            target[:] = records
-            stamp(target)
-            records, stamp = target, None
-        if window is not None:
-            window[BLANK_LENGTH:] = records[BLANK_LENGTH:]
-            if stamp is not None:
-                stamp(window)
-            window[:BLANK_LENGTH] = records[:BLANK_LENGTH]
-        else:
-            self._open_files[start].write_whole(physical_offset - start, records)
-
-    def _scratch_of(self, size: int) -> memoryview:
-        """So many bytes of memory, which is used again by the next write unless it is much."""
-        if size > SCRATCH_BYTES:
-            return memoryview(bytearray(size))
-        return self._stamping[:size]
+    def write_through(self, physical_offset: int, records: memoryview, store_timestamp_ms: int) -> None:
+        """`write` of stamped records, which are in the files on return even with a pool."""
+        self._writer.write_through(self.end_offset, physical_offset, records, None)
+        self.end_offset = physical_offset + len(records)
+        self._store_timestamp_ms = store_timestamp_ms
 
     def commit(self) -> int:
         """Have all that is written now in the files; returns its end. Any thread may. OSError, from then on for ever,
         when the disk fails."""
         end_offset = self.end_offset
-        if self._pool is not None:
-            self._pool.commit(end_offset, self._open_files)
-            if self.on_commit is not None:
-                self.on_commit(end_offset)
+        self._writer.commit(end_offset)
         return end_offset
 
     def flush(self) -> int:
@@ -251,11 +200,11 @@ class CommitLog:
         target = self.commit()
         start = self.flushed_offset - self.flushed_offset % self.file_size
         while start < target:
-            file = self._open_files[start]
+            file = self._files[start]
             file.flush()
             if target >= start + self.file_size:
                 # The writer has left this file for good.
-                del self._open_files[start]
+                del self._files[start]
                 file.close()
             start += self.file_size
         self.flushed_store_timestamp_ms = store_timestamp_ms
@@ -273,11 +222,25 @@ class CommitLog:
 
     def close(self) -> None:
         """Stop preparing files and close those that are open. Nothing is flushed. Idempotent."""
-        if self._warm_up is not None:
-            self._warm_up.close()
-            self._warm_up = None
+        self._writer.close()
         if self._allocator is not None:
             self._allocator.close()
             self._allocator = None
-        while self._open_files:
-            self._open_files.popitem()[1].close()
+        while self._files:
+            self._files.popitem()[1].close()
+
+
+def _choose_writer(settings: StoreSettings, file_size: int) -> LogWriter:
+    """The writer that the settings ask for. What belongs to an option is imported only where it is on."""
+    if settings.transient_store_pool_enable:
+        from storage.log.pool_writer import PoolWriter
+        from storage.log.transient_store_pool import TransientStorePool
+
+        return PoolWriter(file_size, TransientStorePool(file_size, settings.transient_store_pool_size))
+    if settings.writes_through_maps:
+        from storage.log.map_writer import MapWriter
+        from storage.log.warm_up import WarmUp
+
+        if WarmUp.fits(file_size):
+            return MapWriter(file_size)
+    return LogWriter(file_size)

@@ -252,7 +252,7 @@ class RawAppender:
             queues.append(queue)
         if last is not None:
             self._appender.appended_elsewhere(last.physical_offset, last.store_timestamp_ms)
-        self._log.write(physical_offset, data, self._appender.last_store_timestamp_ms, through=True)
+        self._log.write_through(physical_offset, data, self._appender.last_store_timestamp_ms)
         for queue, one in zip(queues, units, strict=True):
             queue.append_scattered(one.physical_offsets, one.sizes, one.tags_codes)
             self._puts.append((one.key[0], len(one.sizes), int(one.sizes.sum(dtype=np.int64))))

@@ -17,7 +17,7 @@ from raymq.config.store import FlushDiskType
 from storage.files import disk
 from storage.files.write_handles import WriteHandles
 from storage.log import warm_up
-from storage.log.commit_log import CommitLog
+from storage.log.map_writer import MapWriter
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store
@@ -39,8 +39,8 @@ def open_async(root: Path, **changes: Any) -> MessageStore:
 
 
 def segments(store: MessageStore) -> set[int]:
-    warm = store._log._warm_up
-    return set() if warm is None else set(warm._segments)
+    warm_up = getattr(store._log._writer, "warm_up", None)
+    return set() if warm_up is None else set(warm_up._segments)
 
 
 def append_until_warm(store: MessageStore) -> int:
@@ -147,7 +147,7 @@ def test_a_kill_between_the_stores_leaves_each_batch_as_a_whole_or_not_at_all(tm
     work = [make_batch([b"%d" % queue_id + b"y" * 500] * 3, queue_id=queue_id) for queue_id in (1, 2)]
     [warm] = {store.status().max_physical_offset // SEGMENT} & segments(store)
     with at_each_line_of(
-        {CommitLog.write.__code__, WriteHandles.write.__code__},
+        {MapWriter.write.__code__, WriteHandles.write.__code__},
         lambda: copies.append(killed_copy(root, tmp_path / str(len(copies)))),
     ):
         store.append(work)

@@ -24,7 +24,7 @@ RECORD_8 = bytes.fromhex(
 
 
 def append_record_8(log: CommitLog) -> int:
-    [[place]] = log.place([np.array([len(RECORD_8)], np.int32)])
+    [[place]] = log.plan_append([np.array([len(RECORD_8)], np.int32)])
     log.reserve(place.physical_offset)
     log.write(place.physical_offset, np.frombuffer(RECORD_8, np.uint8), 1)
     return place.physical_offset

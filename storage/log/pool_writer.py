@@ -1,0 +1,65 @@
+"""Writing appends to a transient store pool: to its memory at once, and to the log's files with a commit.
+
+The store uses this writer with transient_store_pool_enable. An append that is longer than a buffer of the pool, and
+records of another replica, go to the files at once, behind everything that is in the pool.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from raymq.record.layout import BLANK_LENGTH
+from storage.log.log_writer import LogWriter, Stamp
+from storage.log.transient_store_pool import TransientStorePool
+
+
+class PoolWriter(LogWriter):
+    """Writes the appends of one log to its `pool`."""
+
+    is_buffered: ClassVar[bool] = True
+
+    def __init__(self, file_size: int, pool: TransientStorePool) -> None:
+        super().__init__(file_size)
+        self.pool = pool
+
+    def begin_at(self, end_offset: int) -> None:
+        self.pool.begin_at(end_offset)
+
+    def committed_offset(self, end_offset: int) -> int:
+        return self.pool.committed_offset
+
+    def has_buffer_for(self, end_offset: int, size: int) -> bool:
+        return self.pool.has_buffer_for(end_offset, size + BLANK_LENGTH)
+
+    def write(
+        self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None, *, whole: bool
+    ) -> None:
+        if len(records) > self.pool.buffer_bytes:
+            self.write_through(end_offset, physical_offset, records, stamp)
+            return
+        if physical_offset != end_offset:
+            self._window(end_offset, end_offset, BLANK_LENGTH)[:] = self._blank(end_offset, physical_offset)
+        window = self._window(end_offset, physical_offset, len(records))
+        window[:] = records
+        if stamp is not None:
+            stamp(window)
+
+    def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
+        self.commit(end_offset)
+        super().write(end_offset, physical_offset, records, stamp, whole=True)
+        # Before the log's end moves: nobody may commit there what the buffers hold from another time.
+        self.pool.skip_to(physical_offset + len(records))
+
+    def commit(self, end_offset: int) -> None:
+        self.pool.commit(end_offset, self.files)
+        if self.on_commit is not None:
+            self.on_commit(end_offset)
+
+    def _window(self, end_offset: int, physical_offset: int, size: int) -> memoryview:
+        """The buffer's bytes for so much of the log, after a commit if no buffer is free."""
+        window = self.pool.window(physical_offset, size)
+        if window is None:
+            self.commit(end_offset)
+            window = self.pool.window(physical_offset, size)
+            assert window is not None
+        return window
