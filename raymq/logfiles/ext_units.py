@@ -1,4 +1,4 @@
-"""The extension of a consume queue: what a unit leads to that holds an address (spec/storage.md §2).
+"""Reading the extension of a consume queue, to which those of its units lead that hold an address (spec/storage.md §2).
 
 On disk
     consumequeue_ext/TOPIC/QUEUE/00000000000000000000      48 MiB each, named after the offset of the first byte
@@ -17,17 +17,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.logfiles.directory import file_name
+from raymq.logfiles.file_maps import FileMaps
 from raymq.record.layout import windows
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""From here on downwards what a consume-queue unit holds is no tag code but an address."""
-
+"""A number in a consume-queue unit that is not greater than this is no tag code but an address."""
 
 EXT_UNIT_DTYPE: Final = np.dtype(
     [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
 )
 """An extension unit, without its bitmap."""
-
 
 _FIRST_ADDRESS: Final = np.int64(-(2**63))
 
@@ -51,7 +51,39 @@ def units_at(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[n
 
 
 def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Where `units` are some, and not what was never written."""
+    """A mask of the extension units that were written."""
     bitmaps = units["bitmap_size"].astype(np.int32)
     good: NDArray[np.bool_] = (bitmaps >= 0) & (units["size"] == EXT_UNIT_DTYPE.itemsize + bitmaps)
     return good
+
+
+class ExtensionReader:
+    """Reads the extensions in `directory`, whose files have `file_size` bytes. Used only where a unit of a consume
+    queue holds an address, so not at all in a store that never had the option on."""
+
+    def __init__(self, maps: FileMaps, directory: str, file_size: int) -> None:
+        self._maps, self._directory, self._file_size = maps, directory, file_size
+
+    def units(
+        self, topic: str, queue_id: int, addresses: NDArray[np.int64]
+    ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        """The extension units of a queue at `addresses`, and a mask of those that are there."""
+        offsets = offsets_of(addresses)
+        starts = offsets - offsets % self._file_size
+        units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
+        for start in np.unique(starts).tolist():
+            # The addresses that lead to this file. Units of a file that is gone stay zero.
+            rows = np.flatnonzero(starts == start)
+            try:
+                data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}")
+            except FileNotFoundError:
+                continue
+            units[rows] = units_at(data, offsets[rows] - start)
+        return units, are_units(units)
+
+    def tags_codes(
+        self, topic: str, queue_id: int, addresses: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The tag codes in the units at `addresses`, 0 where there is none, and a mask of those that are there."""
+        units, found = self.units(topic, queue_id, addresses)
+        return np.where(found, units["tags_code"], 0), found

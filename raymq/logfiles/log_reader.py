@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.config.store import (
-    COMMIT_LOG_DIR,
     CONSUME_QUEUE_EXT_FILE_BYTES,
     CONSUME_QUEUE_UNIT_BYTES,
     MAX_FILTER_MESSAGE_SIZE_BYTES,
@@ -30,8 +29,9 @@ from raymq.config.store import (
 from raymq.errors import DataLossError
 from raymq.logfiles.batch_queue_units import messages_of, units_from
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR, batch_queue_directory, file_name
-from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, are_units, offsets_of, units_at
+from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, ExtensionReader
 from raymq.logfiles.file_maps import FileMaps
+from raymq.logfiles.log_files import open_log_directories
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.layout import UNIT_DTYPE
@@ -73,14 +73,13 @@ class LogReader:
         max_mapped_files: int = _DEFAULT_MAX_MAPPED_FILES,
     ) -> None:
         self.root = Path(root)
-        self._commit_log = sorted(map(str, commit_log_directories)) or [f"{root}/{COMMIT_LOG_DIR}"]
         self._consume_queue = f"{root}/{CONSUME_QUEUE_DIR}"
-        self._consume_queue_ext = f"{root}/{CONSUME_QUEUE_EXT_DIR}"
-        self._ext_file_size = consume_queue_ext_file_size
         self.commit_log_file_size = commit_log_file_size
         self._units_per_file = -(-consume_queue_file_size // CONSUME_QUEUE_UNIT_BYTES)
         self._filtered_max = max_filter_message_size // CONSUME_QUEUE_UNIT_BYTES
         self.maps = FileMaps(max_bytes=max_mapped_bytes, max_files=max_mapped_files)
+        self._extensions = ExtensionReader(self.maps, f"{root}/{CONSUME_QUEUE_EXT_DIR}", consume_queue_ext_file_size)
+        self._log_files = open_log_directories(self.maps, root, commit_log_directories, commit_log_file_size)
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
         """At most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
@@ -108,25 +107,14 @@ class LogReader:
         known = codes > EXT_ADDRESS_MAX
         if not known.all():
             leading = np.flatnonzero(~known)
-            found, known[leading] = self.ext_units(topic, queue_id, codes[leading])
-            codes[leading] = np.where(known[leading], found["tags_code"], 0)
+            codes[leading], known[leading] = self._extensions.tags_codes(topic, queue_id, codes[leading])
         return codes, known
 
     def ext_units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """The units of a queue's extension at `addresses`, and where there are some."""
-        offsets = offsets_of(addresses)
-        starts = offsets - offsets % self._ext_file_size
-        units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
-        for start in np.unique(starts).tolist():
-            rows = np.flatnonzero(starts == start)
-            try:
-                data = self.maps.get(f"{self._consume_queue_ext}/{topic}/{queue_id}/{file_name(start)}")
-            except FileNotFoundError:
-                continue
-            units[rows] = units_at(data, offsets[rows] - start)
-        return units, are_units(units)
+        """The units of a queue's extension at `addresses`, and a mask of those that are there."""
+        return self._extensions.units(topic, queue_id, addresses)
 
     def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """When the records at these offsets were stored. DataLossError if one is gone."""
@@ -157,7 +145,7 @@ class LogReader:
                 file_start = start - start % self.commit_log_file_size
                 data = self._commit_log_file(file_start, start)
             if not start < end <= file_start + len(data):
-                raise DataLossError(f"the commit log {self._log_name} does not hold bytes {start} to {end}")
+                raise DataLossError(f"the commit log {self._log_files} does not hold bytes {start} to {end}")
             result.append(data[start - file_start : end - file_start])
         return result
 
@@ -166,7 +154,7 @@ class LogReader:
         file_start = start - start % self.commit_log_file_size
         data = self._commit_log_file(file_start, start)
         if not start <= end <= file_start + len(data):
-            raise DataLossError(f"the commit log {self._log_name} does not hold bytes {start} to {end}")
+            raise DataLossError(f"the commit log {self._log_files} does not hold bytes {start} to {end}")
         return data[start - file_start : end - file_start]
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
@@ -269,21 +257,12 @@ class LogReader:
         self.maps.close()
 
     def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
-        directories, number = self._commit_log, file_start // self.commit_log_file_size
-        for turn in range(len(directories)):
-            # Where the writer puts it, unless a disk was full (storage.log.log_paths); then wherever it is.
-            directory = directories[(number + turn) % len(directories)]
-            try:
-                return self.maps.get(f"{directory}/{file_name(file_start)}").data
-            except FileNotFoundError:
-                continue
-        raise DataLossError(
-            f"the commit log {self._log_name} no longer holds physical offset {wanted}: its file was deleted"
-        )
-
-    @property
-    def _log_name(self) -> str:
-        return ", ".join(self._commit_log)
+        try:
+            return self._log_files.map_file(file_start)
+        except FileNotFoundError:
+            raise DataLossError(
+                f"the commit log {self._log_files} no longer holds physical offset {wanted}: its file was deleted"
+            ) from None
 
 
 def _found(records: list[bytes], next_offset: int, min_offset: int, max_offset: int) -> FetchResult:

@@ -23,7 +23,7 @@ from raymq.logfiles.directory import batch_queue_directory
 from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import Boundary
 from storage.files.write_handles import WriteHandles
-from storage.queue.queue_files import QueueFiles
+from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiqqqhii")
 
@@ -42,11 +42,8 @@ class BatchUnit(NamedTuple):
         return _UNIT.pack(*self, -1, 0)
 
 
-class BatchConsumeQueue:
-    """The units of one queue, with what a `ConsumeQueue` tells of itself; offsets count messages, not units.
-
-    One thread changes it (the store's append lock); offsets are plain reads.
-    """
+class BatchConsumeQueue(BaseConsumeQueue):
+    """The units of one queue, each of one inner batch; offsets count messages, not units."""
 
     def __init__(
         self,
@@ -59,39 +56,27 @@ class BatchConsumeQueue:
         handles: WriteHandles,
         repair: bool = False,
     ) -> None:
-        """Find the files of the queue, which `recover` reads; errors and `repair` as for a `ConsumeQueue`."""
-        self.topic, self.queue_id = topic, queue_id
-        self.directory = batch_queue_directory(root, topic, queue_id)
-        self._file_size = file_size
-        self._units_per_file = file_size // UNIT_BYTES
-        self._reader, self._handles = reader, handles
-        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
-        self._first = self._end = 0
-        """The number of the first unit whose record the log still has, and the number that the next one gets."""
-        self.min_offset = self.next_offset = self.visible_offset = 0
-        self.max_physical_offset = -1
-
-    @property
-    def exists(self) -> bool:
-        """Whether the queue is on disk."""
-        return bool(self._files.starts)
+        """Find the files of the queue; errors and `repair` as for `BaseConsumeQueue`."""
+        super().__init__(
+            root,
+            topic,
+            queue_id,
+            file_size,
+            directory=batch_queue_directory(root, topic, queue_id),
+            unit_bytes=UNIT_BYTES,
+            reader=reader,
+            handles=handles,
+            repair=repair,
+        )
+        self._first = 0
+        """The number of the first unit whose record the log still has."""
+        self._end = 0
+        """The number that the next unit gets."""
 
     @property
     def first_physical_offset(self) -> int | None:
-        """Where the record of the first unit starts; None for a queue that points to none."""
         first = self._number_at(0)
         return int(self._unit(first)["physical_offset"]) if first < self._end else None
-
-    def recover(self) -> None:
-        """Find the queue's end: the first unit that was never written, looking from the third-last file on."""
-        self._keep_good_units(self._files.starts[-3:], 2**63 - 1)
-
-    def recover_until(self, physical_limit: int) -> None:
-        """Keep the units of records before `physical_limit`, which are on disk, and remove all others."""
-        starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
-        self._keep_good_units(starts, physical_limit)
-        if self._files.starts and self._end == self._number_at(0):
-            self._truncate(0)
 
     def append(self, unit: BatchUnit) -> None:
         """Write the unit of a record that was found behind the others. OSError: the disk failed or is full."""
@@ -107,24 +92,19 @@ class BatchConsumeQueue:
         self.max_physical_offset = unit.physical_offset + unit.size
 
     def truncate_from(self, physical_limit: int) -> int:
-        """Remove the units of records that start at or after `physical_limit`; returns how many there were."""
         old_end = self._end
         if self.max_physical_offset > physical_limit:
             self._truncate(self._first_with("physical_offset", physical_limit, self._number_at(0)))
         return old_end - self._end
 
     def truncate_to(self, queue_offset: int) -> None:
-        """Remove the units that hold `queue_offset` or what is behind it."""
         self._truncate(self._holder(queue_offset))
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move `min_offset` to the first message of the first record at or after the log's first byte."""
         self._first = self._first_with("physical_offset", min_physical_offset, self._number_at(0))
         self.min_offset = self._base_of(self._first)
 
     def forget_before_min(self) -> list[Path]:
-        """Let the queue's files start at the one with the first unit that is still held; returns those before it, which
-        are now the caller's to delete. Never the last one."""
         return self._files.forget_before(self._first * UNIT_BYTES)
 
     def holder_of(self, queue_offset: int) -> BatchUnit | None:
@@ -146,14 +126,14 @@ class BatchConsumeQueue:
         number = self._first_with("store_timestamp", limit, self._first)
         return self._base_of(number if boundary is Boundary.LOWER else max(number - 1, self._first))
 
-    def take_dirty(self, least_pages: int = 0) -> set[Path]:
-        """The files and directories to flush, which then count as flushed; none if they have fewer pages to flush."""
-        end = self._end * UNIT_BYTES
-        return set() if least_pages and not self._files.is_flush_due(end, least_pages) else self._files.take_dirty(end)
+    def _end_byte(self) -> int:
+        return self._end * UNIT_BYTES
 
-    def delete(self) -> None:
-        """Remove the queue from the disk."""
-        self._files.delete()
+    def _has_no_units(self) -> bool:
+        return self._end == self._number_at(0)
+
+    def _remove_all_units(self) -> None:
+        self._truncate(0)
 
     def _units(self, start: int) -> NDArray[np.void]:
         return read_units(self._reader.maps, self._files.path(start))
@@ -189,8 +169,6 @@ class BatchConsumeQueue:
         return bool(unit["size"] > 0 and unit["physical_offset"] < physical_limit)
 
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
-        """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
-        are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
         end = self._number_at(0)
         physical_end = queue_end = 0
         for start in starts:

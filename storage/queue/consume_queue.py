@@ -15,7 +15,6 @@ the log.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,25 +24,17 @@ from numpy.typing import NDArray
 from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR
-from raymq.logfiles.ext_units import EXT_ADDRESS_MAX
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from raymq.record.layout import UNIT_DTYPE, record_ends
 from storage.files.write_handles import WriteHandles
-from storage.queue.consume_queue_ext import ConsumeQueueExt
-from storage.queue.queue_files import QueueFiles
+from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiq")
 _SCAN_UNITS: Final = 16_384
 
 
-class ConsumeQueue:
-    """The units of one queue. One thread appends (the store's lock); offsets are plain reads.
-
-    Queue offsets: `min_offset` is the first message still held, `next_offset` what the next one gets, `visible_offset`
-    the end of what consumers may read. `max_physical_offset` is the end of the last record in the queue, -1 if none.
-    `out_of_order`: recovery ended the queue before a file whose first unit points further back than the file before.
-    `take_dirty` tells what was written since it was last asked, files and directories.
-    """
+class ConsumeQueue(BaseConsumeQueue):
+    """The units of one queue, each of one message: the unit of queue offset n is the n-th of the queue."""
 
     def __init__(
         self,
@@ -55,30 +46,23 @@ class ConsumeQueue:
         reader: LogReader,
         handles: WriteHandles,
         repair: bool = False,
-        ext: ConsumeQueueExt | None = None,
     ) -> None:
-        """Find the files of the queue, which `recover` reads; `ext` is its extension.
-
-        StoreCorruptError when they do not form a queue. With `repair` (after a crash) those that do not fit are deleted
-        instead, and their units made again from the log.
-        """
-        self.topic, self.queue_id = topic, queue_id
-        self.directory = root / CONSUME_QUEUE_DIR / topic / str(queue_id)
-        self._file_size = file_size
-        self._units_per_file = file_size // UNIT_BYTES
-        self._reader = reader
-        self._handles = handles
-        self._ext = ext
-        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
-        self._writing: tuple[int, Path] | None = None  # The file written last, and dirty: where it starts.
-        self.min_offset = self.next_offset = self.visible_offset = 0
-        self.max_physical_offset = -1
+        """Find the files of the queue; errors and `repair` as for `BaseConsumeQueue`."""
+        super().__init__(
+            root,
+            topic,
+            queue_id,
+            file_size,
+            directory=root / CONSUME_QUEUE_DIR / topic / str(queue_id),
+            unit_bytes=UNIT_BYTES,
+            reader=reader,
+            handles=handles,
+            repair=repair,
+        )
+        self._writing: tuple[int, Path] | None = None
+        """The file written last, which counts as dirty, and where it starts; None if the next write must look."""
         self.out_of_order = False
-
-    @property
-    def exists(self) -> bool:
-        """Whether the queue is on disk."""
-        return bool(self._files.starts)
+        """True if recovery ended the queue before a file whose first unit points further back than the file before."""
 
     @property
     def first_offset(self) -> int:
@@ -87,7 +71,6 @@ class ConsumeQueue:
 
     @property
     def first_physical_offset(self) -> int | None:
-        """Where the record of the first unit starts; None for a queue that points to none."""
         units = self.units(self._first_at_or_after(0), 1)
         return int(units[0]["physical_offset"]) if len(units) else None
 
@@ -96,33 +79,17 @@ class ConsumeQueue:
         firsts = [start // UNIT_BYTES for start in self._files.starts if start < self.next_offset * UNIT_BYTES]
         return [(first, min(self._units_per_file, self.next_offset - first)) for first in firsts]
 
-    def recover(self) -> None:
-        """Find the queue's end: the first unit that was never written, looking from the third-last file on (spec §5).
-
-        What is behind that end is removed.
-        """
-        self._keep_good_units(self._files.starts[-3:], 2**63 - 1)
-
-    def recover_until(self, physical_limit: int) -> None:
-        """Keep the units of records before `physical_limit`, which are on disk, and remove all others.
-
-        After a crash those others may be anything. A sector that was not written is zero, and with it all of a unit or
-        its beginning or end, between units that are good: where it points, and which tag it has, must be read from the
-        log again.
-        """
-        starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
-        self._keep_good_units(starts, physical_limit)
-        if self._files.starts and self.next_offset == self.first_offset:
-            # The queue may begin anywhere, once the log is walked.
-            self.truncate_to(0)
-
     def _starts_before(self, start: int, physical_limit: int) -> bool:
         [unit] = self._reader.units(self.topic, self.queue_id, start // UNIT_BYTES, 1)
         return bool(unit["size"] > 0 and 0 < unit["physical_offset"] < physical_limit)
 
+    def _has_no_units(self) -> bool:
+        return self.next_offset == self.first_offset
+
+    def _remove_all_units(self) -> None:
+        self.truncate_to(0)
+
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
-        """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
-        are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
         self.next_offset = self._files.starts[0] // UNIT_BYTES if self._files.starts else 0
         self.out_of_order = False
         end_offset = 0
@@ -130,11 +97,15 @@ class ConsumeQueue:
             self._files.dirty.add(self._files.path(start))
             self.next_offset = start // UNIT_BYTES
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, self._units_per_file)
+            # Where each record begins and ends in the log. A unit that points to nothing ends nowhere.
+            points_nowhere = units["size"] == PRE_BLANK_SIZE
             begins = units["physical_offset"].astype(np.int64)
-            ends = np.where(units["size"] == PRE_BLANK_SIZE, 0, begins + units["size"])
+            ends = np.where(points_nowhere, 0, begins + units["size"])
+            # before[i]: how far the units before the i-th reach, those of earlier files included; one more than units.
             before = np.maximum.accumulate(np.concatenate(([end_offset], ends)))
-            out_of_order = (begins < before[:-1]) & (units["size"] != PRE_BLANK_SIZE)
+            out_of_order = (begins < before[:-1]) & ~points_nowhere
             bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
+            # The queue ends before the first bad unit, or goes on in the next file.
             self.next_offset += int(bad[0]) if len(bad) else len(units)
             self.out_of_order = bool(len(bad) and bad[0] == 0 and out_of_order[0] and units[0]["size"] > 0)
             end_offset = int(before[-1])
@@ -187,21 +158,17 @@ class ConsumeQueue:
 
         OSError: some of the units may be written, `next_offset` has not moved.
         """
-        if len(sizes) == 1 and self._ext is None:
+        if len(sizes) == 1:
             size = int(sizes[0])
             self._write(_UNIT.pack(physical_offset, size, tags_codes[0]))
             self.max_physical_offset = physical_offset + size
             return
-        begins = (record_ends(sizes) if ends is None else ends) - sizes
-        begins += physical_offset
-        self.append_scattered(begins, sizes, tags_codes)
+        self.append_scattered(begins_of(physical_offset, sizes, ends), sizes, tags_codes)
 
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
         """`append` for records anywhere in the log, in ascending order."""
-        if self._ext is not None:
-            tags_codes = self._ext.put(physical_offsets, tags_codes)
         units = np.empty(len(sizes), UNIT_DTYPE)
         units["physical_offset"] = physical_offsets
         units["size"] = sizes
@@ -225,26 +192,21 @@ class ConsumeQueue:
             self._write(blanks.view(np.uint8).data)
 
     def truncate_from(self, physical_limit: int) -> int:
-        """Remove the units of records that start at or after `physical_limit`; returns how many there were."""
         old_end = self.next_offset
         if self.max_physical_offset > physical_limit:
             self.truncate_to(self._first_at_or_after(physical_limit))
         return old_end - self.next_offset
 
-    def truncate_to(self, next_offset: int) -> None:
-        """Remove every unit from `next_offset` on, on disk too."""
-        end = next_offset * UNIT_BYTES
+    def truncate_to(self, queue_offset: int) -> None:
+        end = queue_offset * UNIT_BYTES
         self._files.cut(end)
-        self.next_offset = next_offset
-        self.min_offset = min(self.min_offset, next_offset)
+        self.next_offset = queue_offset
+        self.min_offset = min(self.min_offset, queue_offset)
         self.max_physical_offset = -1
         if self._files.starts and end > self._files.starts[0]:
-            [last] = self.units(next_offset - 1, 1)
+            [last] = self.units(queue_offset - 1, 1)
             if last["size"] != PRE_BLANK_SIZE:
                 self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
-        if self._ext is not None:
-            last_file = next(self._addresses(reversed(self.file_ranges())), None)
-            self._ext.end_behind(None if last_file is None else int(last_file[-1]))
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Move `min_offset` to the first message that starts at or after the log's first byte (spec §2).
@@ -256,28 +218,16 @@ class ConsumeQueue:
             self.min_offset = self._first_at_or_after(min_physical_offset)
 
     def forget_before_min(self) -> list[Path]:
-        """Let the queue's files start at the one that holds `min_offset`; returns those before it, which are now the
-        caller's to delete, with those of its extension. Never the last one. Called under the append lock."""
-        paths = self._files.forget_before(self.min_offset * UNIT_BYTES)
-        if self._ext is not None and len(self._ext.files.starts) > 1:
-            first_file = next(self._addresses(self.file_ranges()), None)
-            paths += self._ext.forget_before(None if first_file is None else int(first_file[0]))
-        return paths
+        return self._files.forget_before(self.min_offset * UNIT_BYTES)
 
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
-        """The files and directories to flush, which then count as flushed; none if they have fewer pages to flush."""
-        end = self.next_offset * UNIT_BYTES
-        if least_pages and not self._files.is_flush_due(end, least_pages):
-            return set()
-        dirty = self._files.take_dirty(end)
-        self._writing = None
-        return dirty if self._ext is None else dirty | self._ext.files.take_dirty()
+        dirty = super().take_dirty(least_pages)
+        if dirty:
+            self._writing = None
+        return dirty
 
-    def delete(self) -> None:
-        """Remove the queue from the disk."""
-        self._files.delete()
-        if self._ext is not None:
-            self._ext.files.delete()
+    def _end_byte(self) -> int:
+        return self.next_offset * UNIT_BYTES
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """The first queue offset, from `min_offset` on, whose record starts at or after; `visible_offset` if none of
@@ -308,14 +258,6 @@ class ConsumeQueue:
                 found, high = queue_offset, middle
         return found
 
-    def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
-        """The addresses in the extension that the units of these files hold, file by file, where there are any."""
-        for first, count in ranges:
-            from_offset = max(first, self.min_offset)
-            codes = self.units(from_offset, first + count - from_offset)["tags_code"].astype(np.int64)
-            if len(addresses := codes[codes <= EXT_ADDRESS_MAX]):
-                yield addresses
-
     def _write(self, data: bytes | memoryview) -> None:
         position = self.next_offset * UNIT_BYTES
         written = 0
@@ -330,3 +272,11 @@ class ConsumeQueue:
             self._handles.write(path, at - start, piece)
             written += len(piece)
         self.next_offset += len(data) // UNIT_BYTES
+
+
+def begins_of(physical_offset: int, sizes: NDArray[np.int32], ends: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The physical offsets of records of these sizes that lie back to back from `physical_offset` on. `ends`:
+    `record_ends` of the sizes, from a caller that has them."""
+    begins = (record_ends(sizes) if ends is None else ends) - sizes
+    begins += physical_offset
+    return begins

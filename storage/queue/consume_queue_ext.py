@@ -1,4 +1,4 @@
-"""Writing the extension of one consume queue: a unit for each message, with its tag code and store time.
+"""Consume queues with an extension, which has a unit for each message, with its tag code and store time.
 
 On disk: raymq/logfiles/ext_units.py. It is written with enable_consume_queue_ext, which is off by default, and read
 always. Of a topic whose messages wait (raymq.delay) there is none: its units hold times.
@@ -11,6 +11,7 @@ to; what a crash left behind that is cut when the queue finds its own end.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,21 +22,85 @@ from raymq.config.store import StoreSettings
 from raymq.delay import is_waiting_topic
 from raymq.errors import StoreCorruptError
 from raymq.logfiles.directory import CONSUME_QUEUE_EXT_DIR
-from raymq.logfiles.ext_units import EXT_UNIT_DTYPE, addresses_of, offsets_of
+from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, addresses_of, offsets_of
 from raymq.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
+from storage.queue.consume_queue import ConsumeQueue, begins_of
 from storage.queue.queue_files import QueueFiles
 
 logger = logging.getLogger(__name__)
 
 EXT_UNIT_BYTES: Final = EXT_UNIT_DTYPE.itemsize
-_ROOM_LEFT_BYTES: Final = 4
+_END_MARK_SPACE_BYTES: Final = 4
 _END_MARK: Final = b"\xff\xff"
 
 
+class ExtendedConsumeQueue(ConsumeQueue):
+    """A consume queue that has an extension, or is to have one: `QueueTable` makes others without."""
+
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        ext: ConsumeQueueExt,
+        *,
+        reader: LogReader,
+        handles: WriteHandles,
+        repair: bool,
+    ) -> None:
+        """Find the files of the queue, whose extension is `ext`; errors and `repair` as for `BaseConsumeQueue`."""
+        super().__init__(root, topic, queue_id, file_size, reader=reader, handles=handles, repair=repair)
+        self._ext = ext
+
+    def append(
+        self,
+        physical_offset: int,
+        sizes: NDArray[np.int32],
+        tags_codes: NDArray[np.int64],
+        ends: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.append_scattered(begins_of(physical_offset, sizes, ends), sizes, tags_codes)
+
+    def append_scattered(
+        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
+    ) -> None:
+        super().append_scattered(physical_offsets, sizes, self._ext.put(physical_offsets, tags_codes))
+
+    def truncate_to(self, queue_offset: int) -> None:
+        super().truncate_to(queue_offset)
+        last_file = next(self._addresses(reversed(self.file_ranges())), None)
+        self._ext.end_behind(None if last_file is None else int(last_file[-1]))
+
+    def forget_before_min(self) -> list[Path]:
+        """Do as other queues do; the files of the extension that are not needed any more are returned, too."""
+        paths = super().forget_before_min()
+        if len(self._ext.files.starts) > 1:
+            first_file = next(self._addresses(self.file_ranges()), None)
+            paths += self._ext.forget_before(None if first_file is None else int(first_file[0]))
+        return paths
+
+    def take_dirty(self, least_pages: int = 0) -> set[Path]:
+        if least_pages and not self._files.is_flush_due(self._end_byte(), least_pages):
+            return set()
+        return super().take_dirty() | self._ext.files.take_dirty()
+
+    def delete(self) -> None:
+        super().delete()
+        self._ext.files.delete()
+
+    def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
+        """The addresses in the extension that the units of these files hold, file by file, where there are any."""
+        for first, count in ranges:
+            from_offset = max(first, self.min_offset)
+            codes = self.units(from_offset, first + count - from_offset)["tags_code"].astype(np.int64)
+            if len(addresses := codes[codes <= EXT_ADDRESS_MAX]):
+                yield addresses
+
+
 class ConsumeQueueExt:
-    """The extension of one queue. For one thread at a time (the store's append lock). `writes`: whether the queue's new
-    messages get a unit; `files` are those of the extension."""
+    """The files of one queue's extension. For one thread at a time (the store's append lock)."""
 
     def __init__(
         self,
@@ -53,8 +118,9 @@ class ConsumeQueueExt:
         self._file_size = file_size
         self._reader, self._handles = reader, handles
         self.writes = writes
+        """True if new messages get a unit; False from when the disk does not take one."""
         self._end: int | None = None
-        """Where the next unit goes; None of a queue that is new, or whose end is not found yet."""
+        """The byte at which the next unit goes; None of a queue that is new, or whose end is not found yet."""
 
     @classmethod
     def of_queue(
@@ -109,7 +175,7 @@ class ConsumeQueueExt:
         end, done = self._end, 0
         while done < len(units):
             start = end - end % self._file_size
-            fitting = (start + self._file_size - _ROOM_LEFT_BYTES - end) // EXT_UNIT_BYTES
+            fitting = (start + self._file_size - _END_MARK_SPACE_BYTES - end) // EXT_UNIT_BYTES
             if fitting <= 0:
                 self._write(start, end, _END_MARK)
                 end = start + self._file_size

@@ -27,7 +27,7 @@ from storage.files.config_files import ConfigFiles, parse_fastjson
 from storage.files.write_handles import WriteHandles
 from storage.queue.batch_consume_queue import BatchConsumeQueue
 from storage.queue.consume_queue import ConsumeQueue
-from storage.queue.consume_queue_ext import ConsumeQueueExt
+from storage.queue.consume_queue_ext import ConsumeQueueExt, ExtendedConsumeQueue
 
 _DELETED_TOPICS: Final = "deletedTopics.json"
 
@@ -119,10 +119,15 @@ class QueueTable:
                 "not take; send to another topic"
             )
         if queue is None:
-            ext = ConsumeQueueExt.of_queue(self._settings, topic, queue_id, **self._parts)
-            queue = ConsumeQueue(self._root, topic, queue_id, self._file_size, ext=ext, **self._parts)
-            self._queues[topic, queue_id] = queue
+            queue = self._queues[topic, queue_id] = self._make_plain(topic, queue_id)
         return queue
+
+    def _make_plain(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """A queue of single messages, of the class that knows of extensions only if it has one or is to have one."""
+        ext = ConsumeQueueExt.of_queue(self._settings, topic, queue_id, **self._parts)
+        if ext is None:
+            return ConsumeQueue(self._root, topic, queue_id, self._file_size, **self._parts)
+        return ExtendedConsumeQueue(self._root, topic, queue_id, self._file_size, ext, **self._parts)
 
     def topics(self) -> dict[str, list[int]]:
         """The ids of the queues that are on disk, by topic, both sorted."""
