@@ -1,8 +1,13 @@
-"""The store's regular bookkeeping: queues to the disk, then the files that say how far everything is there.
+"""The store's regular flush: consume queues to the disk, then the snapshot and the checkpoint that say how far all is.
 
-Once a second (flush_interval_consume_queue_ms) for queues that have some pages to flush, and for all of them where one
-of those files is to say so: with a snapshot, once a minute, and at a clean stop. The order is what recovery relies on:
-the checkpoint never says more than what the queues' files, the progress of deliveries and the snapshot hold.
+A change to when queues are flushed, or to what the checkpoint and the snapshot may say, belongs here. It is done once a
+second (flush_interval_consume_queue_ms) for queues that have enough pages to flush, and for all queues where one of the
+two files is to say so: with each snapshot, once a minute (flush_consume_queue_thorough_interval_ms), and at a clean
+stop. Recovery relies on the order: the checkpoint never says more than the queues' files, the progress of deliveries
+and the snapshot hold.
+
+The service has a thread of its own, beside the log's flush thread: a store with thousands of queues needs a flush for
+each of them, and an append that waits for the log must not wait for those.
 """
 
 from __future__ import annotations
@@ -22,15 +27,20 @@ from storage.index.index_service import IndexService
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint, write_checkpoint
 from storage.recovery.snapshot import SNAPSHOT_FILE, QueueRow, take_snapshot, write_snapshot
+from storage.stats import StoreStats
 
 logger = logging.getLogger(__name__)
 
 STORE_SNAPSHOT_INTERVAL_BYTES: Final = 32 << 20
 STORE_SNAPSHOT_INTERVAL_S: Final = 10.0
+QUEUE_FLUSH_STOP_TIMEOUT_S: Final = 60.0
 
 
 class CheckpointService:
-    """Brings the queues of one store to the disk, and the checkpoint and the snapshot up to date. Thread-safe."""
+    """Flushes the consume queues of one store and keeps its snapshot and checkpoint up to date. Thread-safe.
+
+    Its thread runs from the construction until `close`. After an OSError it closes the write gate and stops.
+    """
 
     def __init__(
         self,
@@ -38,31 +48,57 @@ class CheckpointService:
         gate: WriteGate,
         appender: Appender,
         index: IndexService | None,
+        stats: StoreStats,
         checkpoint: Checkpoint,
     ) -> None:
-        self._parts, self._gate, self._appender, self._index = parts, gate, appender, index
+        """Start the thread. `checkpoint` is the one that was found when the store was opened."""
+        self._parts, self._gate, self._appender, self._index, self._stats = parts, gate, appender, index, stats
         settings = parts.settings
         self._root = settings.store_path_root_dir
+        self._interval_s = settings.flush_interval_consume_queue_ms / 1000
+        # A queue with fewer dirty pages waits for the next thorough flush.
         self._least_pages = settings.flush_consume_queue_least_pages
         self._thorough_interval_s = settings.flush_consume_queue_thorough_interval_ms / 1000
+        # The checkpoint that is in the file.
         self._checkpoint = checkpoint
+        # Held for a whole flush: one at a time.
         self._run_lock = threading.Lock()
+        # The log's end in the newest snapshot, and when it was taken (time.monotonic).
         self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
+        # When all queues were flushed last (time.monotonic).
         self._thorough_s = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="raymq-queue-flush", daemon=True)
+        self._thread.start()
 
-    def run(self, *, thorough: bool) -> None:
+    def close(self) -> None:
+        """Stop the thread; idempotent. Nothing is flushed: queues that are dirty stay so until `flush_queues`."""
+        self._stop.set()
+        self._thread.join(QUEUE_FLUSH_STOP_TIMEOUT_S)
+
+    def flush_queues(self, *, thorough: bool = True) -> None:
         """Flush the queues' files and write down how far log and queues are on disk; now and then take a snapshot.
 
-        If it is to be `thorough`, on return every unit that was written before is on disk, whoever flushed it; else
-        that is so only when it is time for it. OSError: the disk failed; what recovery finds is what was written down
-        before.
+        After a `thorough` flush every unit that was written before the call is on disk, whichever flush took it there.
+        A flush that is not thorough becomes so when it is time for one. OSError: the disk failed; recovery finds what
+        was written down before.
         """
+        self._stats.take_sample(time.monotonic())
         with self._run_lock:
-            self._run(thorough=thorough or time.monotonic() - self._thorough_s >= self._thorough_interval_s)
+            self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= self._thorough_interval_s)
 
-    def _run(self, *, thorough: bool) -> None:
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self.flush_queues(thorough=False)
+            except OSError as error:
+                logger.error("flushing the consume queues failed: %s", error)
+                self._gate.fail(error)
+                return
+
+    def _flush(self, *, thorough: bool) -> None:
         parts = self._parts
-        with self._gate.lock:
+        with parts.append_lock:
             # Units that wait for their records' commit would count as flushed.
             parts.log.commit()
             end, last = parts.log.end_offset, self._appender.last_record_offset
@@ -95,6 +131,8 @@ class CheckpointService:
         self._write_checkpoint(dispatched_ms)
 
     def _write_checkpoint(self, dispatched_ms: int) -> None:
+        """Write the checkpoint if it has moved. `dispatched_ms` is the store time up to which all queues are on disk; 0
+        if they were not all flushed."""
         known = self._checkpoint
         indexed_ms = 0 if self._index is None else self._index.flushed_timestamp_ms
         checkpoint = replace(
@@ -108,6 +146,7 @@ class CheckpointService:
             self._checkpoint = checkpoint
 
     def _snapshot_is_due(self, end_offset: int) -> bool:
+        """True if the log has grown enough since the last snapshot, or has grown at all and time has passed."""
         behind = end_offset - self._snapshot_end
         late = time.monotonic() - self._snapshot_s >= STORE_SNAPSHOT_INTERVAL_S
         return behind >= STORE_SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._gate.closed))

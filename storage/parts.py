@@ -1,7 +1,12 @@
-"""What one open store is made of, for those of its workers that need several parts of it at a time."""
+"""The parts of one open store: its files, and the tables in memory that go with them.
+
+A part that several of the store's services need is made here, once, when the store is opened; the services get the
+whole of it, and take what they need.
+"""
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -19,21 +24,32 @@ from storage.queue.queue_table import QueueTable
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """The files of a store, and the tables in memory that go with them. `after_crash`: nobody closed it before."""
+    """The parts of one open store. Each says itself which threads may use it."""
 
+    # The settings the store was opened with.
     settings: StoreSettings
+    # True if the store was not closed cleanly the last time.
     after_crash: bool
+    # Reads the log and the queues through maps.
     reader: LogReader
+    # The files in config/.
     config: ConfigFiles
+    # The commit log: all messages of the store, in the order they were stored.
     log: CommitLog
+    # The consume queues, by topic and queue id.
     queues: QueueTable
+    # What each producer has stored in each queue, to recognise messages that are sent twice.
     dedup: DedupTable
+    # How far the scheduler has delivered each queue of delayed messages.
     deliveries: DeliveryProgress
+    # The messages that are written and that consumers do not see yet.
     visibility: Visibility
+    # The append lock: its holder sees log and queues agree, and nobody else changes either of them.
+    append_lock: threading.Lock
 
     @classmethod
     def open(cls, settings: StoreSettings, resources: ExitStack, *, after_crash: bool) -> StoreParts:
-        """Find everything in the store's directory, ready to be recovered. `resources` gets what is to be closed.
+        """Open everything in the store's directory, ready to be recovered. `resources` closes it again.
 
         StoreCorruptError when the files do not form a store. OSError when they cannot be read.
         """
@@ -59,4 +75,6 @@ class StoreParts:
         deliveries = DeliveryProgress()
         deliveries.load(config)
         dedup = DedupTable(settings.dedup_producers_max)
-        return cls(settings, after_crash, reader, config, log, queues, dedup, deliveries, Visibility())
+        return cls(
+            settings, after_crash, reader, config, log, queues, dedup, deliveries, Visibility(), threading.Lock()
+        )

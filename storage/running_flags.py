@@ -1,6 +1,6 @@
-"""What a store may do now: one bit per reason against it, RocketMQ's numbers (spec/storage.md §9).
+"""The running flags of a store: a bit for each reason why it must not be read or written (spec/storage.md §9).
 
-Nothing of this is on disk: a store that is opened again starts without a flag, and finds out anew.
+The numbers are RocketMQ's. Flags are not on disk: a store that is opened again starts without any, and finds out anew.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class RunningFlag(IntFlag):
 
 
 AGAINST_APPENDS = RunningFlag(127) & ~RunningFlag.NOT_READABLE
+"""The flags that forbid appends."""
 AGAINST_REPLICATION = AGAINST_APPENDS & ~RunningFlag.FENCED
-"""A fenced store takes nothing but what its master sends."""
+"""The flags that forbid a master's chunks: a fenced store takes those, and nothing else."""
 
 
 class RunningFlags:
@@ -31,35 +32,38 @@ class RunningFlags:
     def __init__(self) -> None:
         self._reasons: dict[RunningFlag, str] = {}
 
-    def set(self, flag: RunningFlag, reason: str) -> bool:
-        """Set a flag; True if it was not set before. The first reason stays."""
+    def set_flag(self, flag: RunningFlag, reason: str) -> bool:
+        """Forbid reading or writing until `clear_flag`; callers are told the reason. True if the flag was not set
+        before. The first reason stays."""
         if flag in self._reasons:
             return False
         self._reasons[flag] = reason
         return True
 
-    def clear(self, flag: RunningFlag) -> bool:
-        """Take a flag away; True if it was set."""
+    def clear_flag(self, flag: RunningFlag) -> bool:
+        """Remove a flag with its reason; True if it was set."""
         return self._reasons.pop(flag, None) is not None
 
     @property
     def any_set(self) -> bool:
+        """True if any flag is set."""
         return bool(self._reasons)
 
     @property
     def bits(self) -> int:
-        """All flags as RocketMQ counts them."""
+        """The flags as one number, as RocketMQ counts them."""
         return sum(self._reasons.copy())
 
     @property
     def readable(self) -> bool:
+        """True unless reading is forbidden."""
         return RunningFlag.NOT_READABLE not in self._reasons
 
     @property
     def not_writable_reason(self) -> str:
-        """Why no append is taken; empty if appends are taken."""
+        """The reasons why no append is taken; empty if appends are taken."""
         return self.reason_against(AGAINST_APPENDS)
 
     def reason_against(self, flags: RunningFlag) -> str:
-        """Why what `flags` forbid must not be; empty if none of them is set."""
+        """The reasons of those of `flags` that are set, joined; empty if none of them is."""
         return "; ".join([reason for flag, reason in self._reasons.copy().items() if flag & flags])

@@ -1,4 +1,4 @@
-"""What a store counts: puts and gets, how long they took, and how many there were in the last seconds and minutes.
+"""The counters of a store: puts and gets, how long they took, and their rates in the last seconds and minutes.
 
 Nothing of this is on disk; everything counts from the opening of the store. The names in `runtime` are RocketMQ's
 (spec/storage.md §12, Store stats).
@@ -31,22 +31,27 @@ class _Sample(NamedTuple):
 
 
 class StoreStats:
-    """The counters of one store. Thread-safe; `put` and `get` cost about a microsecond."""
+    """The counters of one store. Thread-safe; a call to count costs about a microsecond."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._booted_ms = time.time_ns() // 1_000_000
+        # By topic: messages and bytes put.
         self._topics: dict[str, list[int]] = {}
+        # Appends by how long they took: in RocketMQ's buckets, and in finer ones for the percentiles.
         self._buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._fine = [0] * (len(_FINE_BOUNDS_MS) + 1)
+        # Appends that failed; queues of fetches with and without messages; messages fetched.
         self._puts_failed = self._gets_found = self._gets_missed = self._transferred = 0
+        # The slowest append, and the slowest fetch.
         self._put_max_ms = self._get_max_ms = 0.0
+        # The counters as they were, a sample each second, the oldest first.
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
-        self.sample(time.monotonic())
+        self.take_sample(time.monotonic())
 
-    def put(self, batches: Iterable[tuple[str, int, int]], took_s: float | None) -> None:
-        """An append of batches, each (topic, messages, bytes), that took so long, waiting for the disk included; None
-        for what another replica was sent: only messages and bytes are counted then."""
+    def count_puts(self, batches: Iterable[tuple[str, int, int]], took_s: float | None) -> None:
+        """Count an append of batches, each (topic, messages, bytes), that took `took_s`, the wait for the disk
+        included. None for a chunk from another replica: only its messages and bytes are counted."""
         with self._lock:
             for topic, messages, size in batches:
                 counts = self._topics.setdefault(topic, [0, 0])
@@ -59,21 +64,21 @@ class StoreStats:
             self._fine[bisect.bisect_left(_FINE_BOUNDS_MS, took_ms)] += 1
             self._put_max_ms = max(self._put_max_ms, took_ms)
 
-    def put_failed(self) -> None:
-        """An append that stored nothing, or of which it is unknown."""
+    def count_failed_put(self) -> None:
+        """Count an append that stored nothing, or of which that is unknown."""
         with self._lock:
             self._puts_failed += 1
 
-    def get(self, found: int, missed: int, messages: int, took_s: float) -> None:
-        """A fetch of several queues: in how many of them messages were found or not, and how many messages."""
+    def count_gets(self, found: int, missed: int, messages: int, took_s: float) -> None:
+        """Count a fetch of several queues: `found` of them had messages and `missed` had none, `messages` in all."""
         with self._lock:
             self._gets_found += found
             self._gets_missed += missed
             self._transferred += messages
             self._get_max_ms = max(self._get_max_ms, took_s * 1000)
 
-    def sample(self, now_s: float) -> None:
-        """Remember the counters now, at most once a second, for the rates. `now_s` is `time.monotonic`'s."""
+    def take_sample(self, now_s: float) -> None:
+        """Keep the counters as they are now, at most once a second, for the rates. `now_s` is `time.monotonic`'s."""
         with self._lock:
             if not self._samples or now_s - self._samples[-1].at_s >= 1.0:
                 self._samples.append(self._counters(now_s))
@@ -84,7 +89,7 @@ class StoreStats:
             return {topic: TopicPuts(*counts) for topic, counts in self._topics.items()}
 
     def latency_buckets(self) -> tuple[int, ...]:
-        """How many appends took up to 0, 10, 50 … 10,000 ms, and more."""
+        """The number of appends that took up to 0, 10, 50 … 10,000 ms, and more."""
         with self._lock:
             return tuple(self._buckets)
 

@@ -48,11 +48,10 @@ from raymq.errors import (
     ServiceNotAvailableError,
     StoreCorruptError,
 )
-from raymq.message import SendStatus
 from raymq.names import StorageName
 from raymq.protocol.store import AppendResult, FetchRequest, FetchResult
 from raymq.record.encode import EncodedBatch
-from storage.append.durability import degraded, must_wait
+from storage.append.durability import ReplicaAcks
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
 from storage.replication.epoch_file import EpochFile
@@ -241,8 +240,8 @@ class Replica:
             self._told_offset = -1
             self._wake_all()
         logger.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
-        self._store.clear_flag(RunningFlag.FENCED)
-        self._store.start_delivery()
+        self._store.flags.clear_flag(RunningFlag.FENCED)
+        self._store.schedule.start_delivery()
 
     def _follow(self, order: Follow) -> None:
         """From here on nothing is appended but what comes from the master."""
@@ -254,7 +253,7 @@ class Replica:
         logger.warning(
             "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
         )
-        self._store.stop_delivery()
+        self._store.schedule.stop_delivery()
         self._store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
 
     # The master's side
@@ -272,15 +271,11 @@ class Replica:
             assert self._sync is not None
             led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
             store = self._store
-        waits = must_wait(batches)
-        if waits and in_sync < self._rules.required_in_sync:
-            raise InSyncReplicasError(self._broker_name, in_sync, self._rules.required_in_sync)
-        results, end_offset = store.append_with_end(batches)
-        if not waits or self._wait_for_copies(end_offset, led):
-            return results
-        return degraded(results, batches, SendStatus.FLUSH_SLAVE_TIMEOUT)
+            required = self._rules.required_in_sync
+        not_enough = InSyncReplicasError(self._broker_name, in_sync, required) if in_sync < required else None
+        return store.append(batches, acks=ReplicaAcks(not_enough, partial(self._wait_for_copies, epoch=led)))
 
-    def _wait_for_copies(self, end_offset: int, epoch: int) -> bool:
+    def _wait_for_copies(self, end_offset: int, *, epoch: int) -> bool:
         with self._changed:
             copied = self._copied.wait_for(
                 lambda: not self._leads(epoch) or self._has_copies(end_offset), self._rules.slave_timeout_s
@@ -327,7 +322,7 @@ class Replica:
             entry = self._entry_at(physical_offset)
             following = [one.start_offset for one in self._epochs.entries if one.start_offset > physical_offset]
             end, confirm = self._store.stored_offset, self._sync.confirm_offset
-        data = self._store.read_log(physical_offset, max_bytes, min([end, *following]))
+        data = self._store.chunks.read_chunk(physical_offset, max_bytes, min([end, *following]))
         return LogChunk(physical_offset, data, entry, confirm, end)
 
     def _on_stored(self, end_offset: int) -> None:
@@ -399,7 +394,7 @@ class Replica:
             )
         logger.warning("%s replica %d is filled anew from %d", self._broker_name, self._replica, physical_offset)
         self._reopen(self._empty)
-        self._store.begin_at(physical_offset)
+        self._store.chunks.begin_at(physical_offset)
 
     def _empty(self) -> None:
         root = self._settings.store_path_root_dir
@@ -432,7 +427,7 @@ class Replica:
                     self._begin_epoch(*chunk.entry)
                 more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
                 wait = not more or self._store.end_offset - self._store.stored_offset >= UNFLUSHED_MAX_BYTES
-                if not self._store.append_log(chunk.physical_offset, chunk.data, wait=wait) and wait:
+                if not self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait) and wait:
                     self._store.flush_all()
             with self._changed:
                 self._heard_s = self._clock_s()

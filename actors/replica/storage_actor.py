@@ -96,7 +96,7 @@ class Storage:
             if self._lane is None:
                 if self._replication is None:
                     self._store = self._open_store(None)
-                    self._store.start_delivery()
+                    self._store.schedule.start_delivery()
                 else:
                     self._replica = self._open_replica(self._replication)
                 self._deleted = DeletedTopics(self._read_present, self._write_present)
@@ -192,18 +192,18 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
-        """The newest messages with a key (MessageStore.query_by_key)."""
-        return self._readable().query_by_key(topic, key, max_num, begin_ms, end_ms)
+        """The newest messages with a key (StoreQueries.by_key)."""
+        return self._readable().queries.by_key(topic, key, max_num, begin_ms, end_ms)
 
     @ray.method(concurrency_group="control")
     def query_by_unique_id(self, topic: str, message_id: str) -> QueryResult:
-        """The messages with a unique id (MessageStore.query_by_unique_id)."""
-        return self._readable().query_by_unique_id(topic, message_id)
+        """The messages with a unique id (StoreQueries.by_unique_id)."""
+        return self._readable().queries.by_unique_id(topic, message_id)
 
     @ray.method(concurrency_group="control")
     def record_at(self, physical_offset: int) -> bytes:
-        """The record that an offset message id names (MessageStore.record_at)."""
-        return self._readable().record_at(physical_offset)
+        """The record that an offset message id names (StoreQueries.by_physical_offset)."""
+        return self._readable().queries.by_physical_offset(physical_offset)
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
@@ -307,13 +307,13 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def deleted_young(self) -> list[DeletedRange] | None:
-        """The messages that a full disk took before their time (MessageStore.deleted_young)."""
-        return self._open().deleted_young()
+        """The messages that a full disk took before their time (Cleaner.deleted_young)."""
+        return self._open().cleaner.deleted_young()
 
     @ray.method(concurrency_group="control")
     def clean(self) -> None:
-        """Delete expired log files now, whatever the hour (MessageStore.clean)."""
-        self._open().clean()
+        """Delete expired log files now, whatever the hour (Cleaner.request_run)."""
+        self._open().cleaner.request_run()
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:

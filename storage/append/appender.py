@@ -1,29 +1,36 @@
-"""The append path: from batches to bytes in the files, everything that happens under the append lock.
+"""The append path of a store: from batches to bytes in the log and units in the queues, under the append lock.
 
-Nothing is written before every batch of the call is known to be good, new or a repeat, and to have room on the disk.
+Nothing is written before every batch of the call is known to be good, to be new or a repeat, and to have space on the
+disk. A step that only some settings want is not asked about here at each append: it is a part that the store chooses
+when it opens (`space_checks`, MultiDispatchAppender, FittedWrite).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from raymq.columnar.fields import Ints
 from raymq.delay import is_waiting_topic
-from raymq.errors import MessageIllegalError, StoreNotWritableError, SystemBusyError
+from raymq.errors import MessageIllegalError, StoreNotWritableError
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
 from raymq.record.check import validate_batch
 from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch
-from raymq.record.layout import BLANK_LENGTH, SYS_FLAG_STORE_HOST_IPV6, decode_host, record_ends
+from raymq.record.layout import (
+    BLANK_LENGTH,
+    IPV6_HOST_BYTES,
+    SYS_FLAG_STORE_HOST_IPV6,
+    decode_host,
+    record_ends,
+)
 from raymq.record.stamp import is_sealed, stamp_many, stamp_one
 from storage.append.checked_batch import CheckedBatch
-from storage.append.multi_append import MultiAppend, starts_of
-from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, PutMessageStatus, refusal, refuse_batch
+from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, refuse_batch, space_checks
 from storage.dispatch.delivery_progress import Delivery, Source, waiting_codes
 from storage.log.append_plan import AppendSpan
 from storage.parts import StoreParts
@@ -33,54 +40,53 @@ from storage.recovery.recovery import Recovered
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
-def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
-    """The batch with the offsets of its messages in other queues."""
-    sent = replace(checked.batch, records=checked.records)
-    batch = multi.dispatch(sent)
-    if batch is sent:
-        return checked
-    return CheckedBatch(batch, memoryview(batch.records), record_ends(batch.sizes))
+class AppendPlan(NamedTuple):
+    """Where an append will write, once every file for it is there."""
 
-
-def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
-    columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
-    sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
-    batch = multi.dispatch(sent, must=False)
-    return item if batch is sent else replace(item, record=bytearray(batch.records))
+    # For each batch, or each delivery, the queue it goes to.
+    queues: list[ConsumeQueue]
+    # For each batch, the spans of the log it goes to; none for a batch without new messages. Deliveries are one batch.
+    spans: list[list[AppendSpan]]
+    # The queues that get units, and how many; a queue may be there several times.
+    units: list[tuple[ConsumeQueue, int]]
 
 
 class Appender:
-    """Writes batches to the log and the queues. `append` is called under the append lock, `check` outside.
-
-    `messages_appended` and `duplicates_dropped` count since the store was opened. `last_record_offset` is where the
-    newest record starts, -1 in an empty log.
-    """
+    """Writes batches and due deliveries to the log and the queues. `check` is called outside the append lock,
+    everything else under it. With multi-dispatch the store has a MultiDispatchAppender instead."""
 
     def __init__(
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
     ) -> None:
+        """`store_host` (`encode_host`) is stamped into each record. `clock_ms` is the wall clock, in ms since 1970."""
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup = parts.log, parts.queues, parts.dedup
         self._deliveries, self._delay_levels_ms = parts.deliveries, settings.delay_levels_ms
         self._visibility, self._reader = parts.visibility, parts.reader
+        # The longest body, the longest record, and the most bytes of an append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
-        room = parts.log.file_size - BLANK_LENGTH
-        self._record_max_bytes = min(settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, room)
+        self._record_max_bytes = min(
+            settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
+        )
         self._append_max_bytes = settings.max_append_bytes
-        self._fast_fail = settings.fast_fail_if_no_buffer_in_store_pool
+        # Called with the bytes that are about to be written; they raise to refuse them. Which ones there are depends on
+        # the settings.
+        self._space_checks = space_checks(settings, parts.log)
         self.store_host = store_host
+        # The flag that records with a store host of this store's family have.
+        self._host_flag = SYS_FLAG_STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
         self._clock_ms = clock_ms
+        # The store time of the newest record; and the earliest that the next one may have.
         self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
+        # The physical offset of the newest record; -1 in an empty log.
         self.last_record_offset = recovered.last_record_offset
+        # Counters since the store was opened.
         self.messages_appended = self.duplicates_dropped = 0
-        self._multi_append = None
-        if MultiAppend.is_enabled(settings):
-            self._multi_append = partial(MultiAppend, settings, parts.queues, self._record_max_bytes)
 
     def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
-        """Raise MessageIllegalError unless all `batches` can be stored by one append. Their records are not copied:
-        they must not change until that append has returned."""
+        """Check that all `batches` can be stored by one append, else raise MessageIllegalError. Their records are not
+        copied: they must not change until that append has returned."""
         if len(batches) > 1 or (batches and len(batches[0]) > 1):
             total = sum([len(batch.records) for batch in batches])
             if total > self._append_max_bytes:
@@ -91,8 +97,7 @@ class Appender:
         return [self._check(batch) for batch in batches]
 
     def _check(self, batch: EncodedBatch) -> CheckedBatch:
-        if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
-            raise MessageIllegalError(f"queue id {batch.queue_id} is negative")
+        _check_queue_id(batch.queue_id)
         ends = record_ends(batch.sizes)
         facts = validate_batch(batch, ends)
         refused = refuse_batch(
@@ -102,42 +107,24 @@ class Appender:
         )
         if refused is not None:
             raise refused.error
-        if bool(facts.sys_flags & SYS_FLAG_STORE_HOST_IPV6) != (len(self.store_host) > 8):
+        if facts.sys_flags & SYS_FLAG_STORE_HOST_IPV6 != self._host_flag:
             raise MessageIllegalError(
-                f"the records have room for another kind of store host than this store's {decode_host(self.store_host)}"
+                f"the records are made for another kind of store host than this store's {decode_host(self.store_host)}"
             )
         return CheckedBatch(batch, memoryview(batch.records), ends)
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
         """Store `batches`. The results say SEND_OK; nothing is flushed.
 
-        MessageIllegalError, ClientStateError (see `DedupTable`), StoreNotWritableError for a disk without room, and
-        SystemBusyError for a pool without a buffer are raised before anything is written. OSError: the disk failed in
-        the middle.
+        MessageIllegalError, ClientStateError (see `DedupTable`), StoreNotWritableError for a disk without free space,
+        and SystemBusyError for a pool without a free buffer are raised before anything is written. OSError: the disk
+        failed in the middle.
         """
-        self._refuse_repeats_within(batches)
-        stored = [self._stored_prefix(checked.batch) for checked in batches]
+        stored = self._stored_before(batches)
         rests = [checked.without(len(prefix)) for checked, prefix in zip(batches, stored, strict=True)]
-        multi = None if self._multi_append is None else self._multi_append()
-        if multi is not None:
-            rests = [_dispatched(multi, rest) for rest in rests]
-        queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
-        places = self._log.plan_append([rest.ends for rest in rests])
-        if self._fast_fail:
-            self._require_buffer(sum([len(rest.records) for rest in rests]))
-        counts = [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)]
-        self._reserve(counts if multi is None else counts + multi.counts(), places)
-        self.look_at_the_clock()
-        self.last_store_timestamp_ms = self._earliest_ms
-        results = [
-            self._write(rest, queue, where)
-            if len(where) == 1 and not prefix and rest.batch.records is checked.batch.records
-            else self._write_rest(checked.batch, rest, queue, where, prefix)
-            for checked, rest, queue, where, prefix in zip(batches, rests, queues, places, stored, strict=True)
-        ]
-        if multi is not None:
-            self._show(multi.write(places))
-        return results
+        plan = self._plan(rests)
+        self._reserve(plan.units, plan.spans)
+        return self._write_batches(batches, rests, stored, plan)
 
     def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.
@@ -145,37 +132,70 @@ class Appender:
         MessageIllegalError, StoreNotWritableError and SystemBusyError are raised before anything is written. OSError:
         the disk failed in the middle.
         """
+        plan, _ = self._plan_deliveries(deliveries)
+        self._reserve(plan.units, plan.spans)
+        self._write_planned_deliveries(source, deliveries, plan)
+
+    def _stored_before(self, batches: Sequence[CheckedBatch]) -> list[list[int]]:
+        """For each batch the queue offsets of its first messages that an earlier send stored."""
+        self._refuse_repeats_within(batches)
+        return [self._stored_prefix(checked.batch) for checked in batches]
+
+    def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan:
+        """Plan where new messages go, and run the checks that depend on it."""
+        queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
+        spans = self._log.plan_append([rest.ends for rest in rests])
+        for check in self._space_checks:
+            check(sum([len(rest.records) for rest in rests]))
+        return AppendPlan(queues, spans, [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)])
+
+    def _write_batches(
+        self,
+        batches: Sequence[CheckedBatch],
+        rests: Sequence[CheckedBatch],
+        stored: Sequence[Sequence[int]],
+        plan: AppendPlan,
+    ) -> list[AppendResult]:
+        """Write `rests`, the new messages of `batches`, as planned and reserved. `stored` is from `_stored_before`."""
+        self.read_clock()
+        self.last_store_timestamp_ms = self._earliest_ms
+        return [
+            self._write(rest, queue, spans)
+            if len(spans) == 1 and not prefix and rest.batch.records is checked.batch.records
+            else self._write_rest(checked.batch, rest, queue, spans, prefix)
+            for checked, rest, queue, spans, prefix in zip(batches, rests, *plan[:2], stored, strict=True)
+        ]
+
+    def _plan_deliveries(self, deliveries: Sequence[Delivery]) -> tuple[AppendPlan, Ints]:
+        """Plan where deliveries go, and run the checks that depend on it; also returns where each record ends, counted
+        from the first one's start."""
         for item in deliveries:
-            if not 0 <= item.queue_id <= QUEUE_ID_MAX:
-                raise MessageIllegalError(f"queue id {item.queue_id} is negative")
-        multi = None if self._multi_append is None else self._multi_append()
-        if multi is not None:
-            deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
+            _check_queue_id(item.queue_id)
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
         ends = np.cumsum([len(item.record) for item in deliveries])
-        [places] = self._log.plan_append([ends])
-        if self._fast_fail:
-            self._require_buffer(int(ends[-1]))
-        counts = [(queue, 1) for queue in queues]
-        self._reserve(counts if multi is None else counts + multi.counts(), [places])
-        self.look_at_the_clock()
-        self.last_store_timestamp_ms = self._earliest_ms
-        for place in places:
-            part = slice(place.first, place.last)
-            self._write_deliveries(deliveries[part], queues[part], place.physical_offset)
-            self._deliveries.advance(source, deliveries[part][-1].epoch, deliveries[part][-1].queue_offset + 1)
-        if multi is not None:
-            starts = starts_of(places, np.diff(ends, prepend=0))
-            self._show(multi.write([[AppendSpan(0, 1, start)] for start in starts.tolist()]))
+        spans = self._log.plan_append([ends])
+        for check in self._space_checks:
+            check(int(ends[-1]))
+        return AppendPlan(queues, spans, [(queue, 1) for queue in queues]), ends
 
-    def _show(self, queues: Sequence[ConsumeQueue]) -> None:
-        """Show the ends of these queues when all that is written now is shown."""
+    def _write_planned_deliveries(self, source: Source, deliveries: Sequence[Delivery], plan: AppendPlan) -> None:
+        """Write deliveries as planned and reserved, and note that `source` is delivered up to the last of them."""
+        self.read_clock()
+        self.last_store_timestamp_ms = self._earliest_ms
+        for span in plan.spans[0]:
+            part = slice(span.first, span.last)
+            self._write_deliveries(deliveries[part], plan.queues[part], span.physical_offset)
+            self._deliveries.advance(source, deliveries[part][-1].epoch, deliveries[part][-1].queue_offset + 1)
+
+    def _show_with_log(self, queues: Sequence[ConsumeQueue]) -> None:
+        """Let consumers see the ends of these queues once they see all that is written now."""
         for queue in queues:
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _write_deliveries(
         self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
     ) -> None:
+        """Stamp and write deliveries that lie back to back in one file, from `physical_offset` on, and their units."""
         store_ms = self.last_store_timestamp_ms
         units: dict[ConsumeQueue, list[tuple[int, int, int]]] = {}
         position = physical_offset
@@ -194,27 +214,29 @@ class Appender:
         for queue, rows in units.items():
             columns = np.array(rows, np.int64)
             queue.append_scattered(columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
-        self._show(list(units))
+        self._show_with_log(list(units))
         self.messages_appended += len(deliveries)
 
     def commit(self) -> None:
-        """Have all records that were appended in the files, to be read. OSError: the disk failed."""
+        """Write all records that were appended to the files, to be read. OSError: the disk failed."""
         self._log.commit()
 
-    def look_at_the_clock(self) -> int:
-        """The time now. Nothing is stored with an earlier one from here on."""
+    def read_clock(self) -> int:
+        """The time now, in ms since 1970. No record gets an earlier store time from here on."""
         now_ms = self._clock_ms()
         self._earliest_ms = max(self._earliest_ms, now_ms)
         return now_ms
 
     def appended_elsewhere(self, last_record_offset: int, store_timestamp_ms: int) -> None:
-        """Records of another replica were appended, up to one at `last_record_offset`; none has a later store time.
-        What is stored here from now on is not earlier."""
+        """Note that records of another replica were appended, the last one at `last_record_offset`, none with a store
+        time after `store_timestamp_ms`. No record that is stored here from now on gets an earlier one."""
         self._earliest_ms = max(self._earliest_ms, store_timestamp_ms)
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)
         self.last_record_offset = last_record_offset
 
     def _refuse_repeats_within(self, batches: Sequence[CheckedBatch]) -> None:
+        """Raise MessageIllegalError if two batches are of one producer for one queue: the dedup table learns of the
+        first only once it is written."""
         if len(batches) > 1:
             keys = [
                 (batch.producer.producer_id, batch.topic, batch.queue_id)
@@ -225,26 +247,18 @@ class Appender:
                 raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
 
     def _stored_prefix(self, batch: EncodedBatch) -> list[int]:
+        """The queue offsets of the first messages of `batch` that an earlier send stored."""
         if batch.producer is None:
             return []
         return self._dedup.stored_prefix(batch.producer, batch.topic, batch.queue_id, len(batch))
 
-    def _require_buffer(self, size: int) -> None:
-        """Raise SystemBusyError if so many bytes, unless there are none, would have to wait for a buffer."""
-        if size and not self._log.has_buffer_for(size):
-            raise refusal(
-                PutMessageStatus.CREATE_MAPPED_FILE_FAILED,
-                "every buffer of the transient store pool holds what the disk has not taken yet; nothing was stored, "
-                "send again later",
-                SystemBusyError,
-            ).error
-
-    def _reserve(self, counts: Sequence[tuple[ConsumeQueue, int]], places: list[list[AppendSpan]]) -> None:
-        """Make every file that so many messages need, or raise StoreNotWritableError and leave all as it was."""
+    def _reserve(self, units: Sequence[tuple[ConsumeQueue, int]], spans: list[list[AppendSpan]]) -> None:
+        """Make every file that so many units and these spans need, or raise StoreNotWritableError and leave all as it
+        was."""
         needed: dict[ConsumeQueue, int] = {}
-        for queue, count in counts:
+        for queue, count in units:
             needed[queue] = needed.get(queue, 0) + count
-        written = [place for batch_places in places for place in batch_places]
+        written = [span for batch_spans in spans for span in batch_spans]
         try:
             if written:
                 self._log.reserve(written[-1].physical_offset)
@@ -252,23 +266,24 @@ class Appender:
                 queue.reserve(count)
         except OSError as error:
             raise StoreNotWritableError(
-                f"no room for another file in {self._root}: {error}; nothing was stored, make room and send again"
+                f"no space for another file in {self._root}: {error}; nothing was stored, make space and send again"
             ) from error
 
-    def _write(self, checked: CheckedBatch, queue: ConsumeQueue, places: Sequence[AppendSpan]) -> AppendResult:
-        """Write a batch to its places; the result is right if there is one place."""
+    def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
+        """Write a batch to its spans of the log; the result is right if there is one span."""
         batch, first_queue_offset = checked.batch, queue.next_offset
-        for place in places:
-            self._write_part(checked.part(place.first, place.last), queue, place.physical_offset)
+        for span in spans:
+            self._write_part(checked.part(span.first, span.last), queue, span.physical_offset)
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
         if batch.producer is not None:
             self._dedup.record(batch.producer, batch.topic, batch.queue_id, len(batch), first_queue_offset)
         self.messages_appended += len(batch)
         return AppendResult(
-            SendStatus.SEND_OK, first_queue_offset, places[0].physical_offset, self.last_store_timestamp_ms
+            SendStatus.SEND_OK, first_queue_offset, spans[0].physical_offset, self.last_store_timestamp_ms
         )
 
     def _write_part(self, checked: CheckedBatch, queue: ConsumeQueue, physical_offset: int) -> None:
+        """Stamp and write messages that lie back to back in one file, from `physical_offset` on, and their units."""
         batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
         values = (queue.next_offset, physical_offset, store_ms, self.store_host)
         stamp = partial(stamp_one, *values) if len(batch) == 1 else partial(stamp_many, checked.ends, *values)
@@ -284,14 +299,14 @@ class Appender:
         batch: EncodedBatch,
         rest: CheckedBatch,
         queue: ConsumeQueue,
-        places: Sequence[AppendSpan],
+        spans: Sequence[AppendSpan],
         stored: Sequence[int],
     ) -> AppendResult:
-        """Write what is left of a batch of which `stored` are the queue offsets that an earlier send got."""
+        """Write the new messages `rest` of a batch; an earlier send stored the others at the queue offsets `stored`."""
         self.duplicates_dropped += len(stored)
-        if not places:
+        if not spans:
             return self._result(batch, queue, stored, duplicate=True)
-        first = self._write(rest, queue, places).queue_offset
+        first = self._write(rest, queue, spans).queue_offset
         return self._result(batch, queue, [*stored, *range(first, queue.next_offset)], duplicate=False)
 
     def _result(
@@ -316,3 +331,8 @@ class Appender:
             None if back_to_back else tuple(physical_offsets),
             None if in_sequence else tuple(queue_offsets),
         )
+
+
+def _check_queue_id(queue_id: int) -> None:
+    if not 0 <= queue_id <= QUEUE_ID_MAX:
+        raise MessageIllegalError(f"queue id {queue_id} is negative")

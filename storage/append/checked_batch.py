@@ -1,4 +1,7 @@
-"""A batch on its way through an append (appender.py), from the checks to the files. Nothing of this is on disk."""
+"""A batch on its way through an append (appender.py), from the checks to the files.
+
+How a checked batch is divided, because some of its messages are stored already or because a file ends, belongs here.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ from raymq.record.encode import EncodedBatch
 
 @dataclass(frozen=True, slots=True)
 class CheckedBatch:
-    """A batch that may be stored: its records, which nobody changes any more, and where each of them ends."""
+    """A batch that may be stored."""
 
+    # The batch; of a part of one, only its sizes, tag codes and producer are those of the part.
     batch: EncodedBatch
+    # The bytes of the records, back to back. Nobody changes them any more.
     records: memoryview
+    # For each message, the end of its record in `records`.
     ends: NDArray[np.int64]
 
     def without(self, count: int) -> CheckedBatch:
-        """The batch without its first `count` messages, which an earlier send stored already."""
+        """The batch without its first `count` messages; itself for 0. The producer's sequence goes on behind them."""
         if not count:
             return self
         batch, start = self.batch, int(self.ends[count - 1])
@@ -30,7 +36,7 @@ class CheckedBatch:
         return CheckedBatch(rest, self.records[start:], self.ends[count:] - start)
 
     def part(self, first: int, last: int) -> CheckedBatch:
-        """Messages `first` to `last` (exclusive)."""
+        """The messages from `first` to `last` (exclusive)."""
         rest = self.without(first)
         count = last - first
         if count == len(rest.batch):

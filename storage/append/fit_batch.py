@@ -1,12 +1,14 @@
-"""What a store adds to a batch before it takes it: room for its own host, and for the property CRC.
+"""Adds to a batch the bytes that this store wants in its records: for an IPv6 store host, and for the property CRC.
 
 A producer encodes its records before it knows which store they end up in, and sends the same bytes again to another
-after a failover. What one store wants and another does not, is therefore the store's to add; the producer is told where
-each message is then, because it cannot know from its own records' sizes.
+store after a failover. So the store adds the bytes that it alone wants, and tells the producer each message's physical
+offset, which the producer cannot compute from the sizes of its own records. A store that wants neither does not come
+here: `MessageStore.open` chooses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,10 +25,29 @@ from raymq.record.layout import (
     windows,
 )
 from raymq.record.stamp import with_property_crc
+from storage.append.durability import Put, WriteBatches
+
+
+class FittedWrite:
+    """Fits batches before `write` gets them, and names in the results the offsets that the producer cannot know."""
+
+    def __init__(self, write: WriteBatches, *, property_crc: bool, ipv6_store_host: bool) -> None:
+        """Fit for the property CRC, for an IPv6 store host, or for both."""
+        self._write = write
+        self._property_crc, self._ipv6_store_host = property_crc, ipv6_store_host
+
+    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Put:
+        """`WriteBatches`. MessageIllegalError, before anything is written, as `fit_batch` raises it."""
+        fitted = [
+            fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
+            for batch in batches
+        ]
+        put = self._write(fitted, timeout_s, wait=wait)
+        return put._replace(results=[name_offsets(*row) for row in zip(put.results, batches, fitted, strict=True)])
 
 
 def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool) -> EncodedBatch:
-    """`batch` as this store wants it; itself if it is so already.
+    """`batch` with the bytes that this store wants; `batch` itself if it has them already.
 
     MessageIllegalError unless it is what `encode_batch` makes, and when its properties get too long.
     """
@@ -36,8 +57,8 @@ def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool)
     return with_ipv6_store_host(batch) if ipv6_store_host else batch
 
 
-def name_places(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch) -> AppendResult:
-    """`result` of a batch that was stored as `stored`, for the producer that knows only what it sent."""
+def name_offsets(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch) -> AppendResult:
+    """`result` with the physical offset of each message, if they follow from the sizes of `stored`, not of `sent`."""
     if stored is sent or len(sent) == 1 or result.physical_offsets is not None or result.physical_offset < 0:
         return result
     starts = result.physical_offset + np.cumsum(stored.sizes, dtype=np.int64) - stored.sizes
@@ -45,18 +66,22 @@ def name_places(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch) 
 
 
 def with_ipv6_store_host(batch: EncodedBatch) -> EncodedBatch:
-    """`batch` with room for an IPv6 store host in every record; itself if it has that already.
+    """`batch` with an IPv6 store host in every record, zeros still; `batch` itself if it has that already.
 
     MessageIllegalError unless it is what `encode_batch` makes.
     """
     sys_flags = validate_batch(batch).sys_flags
     if sys_flags & SYS_FLAG_STORE_HOST_IPV6:
         return batch
-    place = STORE_HOST_OFFSET + (IPV6_EXTRA if sys_flags & SYS_FLAG_BORN_HOST_IPV6 else 0)
+    # The store host's offset in a record; all records of a batch have the same flags.
+    host_offset = STORE_HOST_OFFSET + (IPV6_EXTRA if sys_flags & SYS_FLAG_BORN_HOST_IPV6 else 0)
     starts = np.cumsum(batch.sizes, dtype=np.int64) - batch.sizes
-    records = np.insert(np.frombuffer(batch.records, np.uint8), np.repeat(starts + place, IPV6_EXTRA), 0)
+    # Twelve zeros before each store host: with its four bytes it has sixteen then.
+    records = np.insert(np.frombuffer(batch.records, np.uint8), np.repeat(starts + host_offset, IPV6_EXTRA), 0)
+    # Record i has moved by what the i records before it have grown.
     starts += np.arange(len(starts)) * IPV6_EXTRA
     sizes = batch.sizes + np.int32(IPV6_EXTRA)
+    # Each record's first field is its size; then the flag that tells the longer host, in the last byte of the flags.
     windows(records, 4)[starts] = sizes.astype(">i4").view("V4")
     records[starts + SYS_FLAG_OFFSET + 3] |= SYS_FLAG_STORE_HOST_IPV6
     return replace(batch, records=records.tobytes(), sizes=sizes)

@@ -1,16 +1,19 @@
-"""Whether messages may be stored, and with which status: RocketMQ's put checks in their order (spec/storage.md §1).
+"""RocketMQ's put checks, in RocketMQ's order (spec/storage.md §1): they refuse messages before anything is written.
 
-`refuse_store` asks about the store, `refuse_batch` about the messages; the first check that fails decides. Left out are
-those whose matter cannot come this far: a topic or a body that a Message cannot have (raymq.record.encode refuses the
-bytes), and delays, which a producer files in their own queue before it sends (raymq.delay), as batches too.
+`refuse_store` checks the store, `refuse_batch` the messages; the first check that fails decides the status. Some of
+RocketMQ's checks are left out because their subject cannot come this far: a topic or a body that a Message cannot have
+(raymq.record.encode refuses the bytes), and delays, which a producer files in their own queue before it sends
+(raymq.delay), as batches too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from raymq.config.store import StoreSettings
 from raymq.errors import (
     MessageIllegalError,
     RaymqError,
@@ -26,15 +29,18 @@ from raymq.record.layout import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
+from storage.log.commit_log import CommitLog
 
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
+"""The most that a record may have beside a body of the size limit."""
 BUSY_MAX_MS: Final = 10_000_000
+"""An append that takes longer is a clock's error, not a busy disk (RocketMQ's bound)."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
 _MULTI_OFFSETS: Final = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 
 
 class PutMessageStatus(Enum):
-    """What became of a put, in RocketMQ's order and with its names."""
+    """The outcome of a put, with RocketMQ's names and numbers."""
 
     PUT_OK = 0
     FLUSH_DISK_TIMEOUT = 1
@@ -55,7 +61,7 @@ class PutMessageStatus(Enum):
 
     @property
     def send_status(self) -> SendStatus | None:
-        """What a producer is told of messages that are stored; None where they are not."""
+        """The status that a producer gets for messages that are stored; None if this status says they are not."""
         return _SEND_STATUS.get(self)
 
 
@@ -79,10 +85,13 @@ _ERRORS: Final[dict[PutMessageStatus, type[RaymqError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A put that is not carried out. `error` is what raymq raises for it."""
+    """A put that is not carried out."""
 
+    # The status that RocketMQ answers.
     status: PutMessageStatus
+    # The reason, and what to do.
     text: str
+    # The error that raymq raises.
     error: RaymqError
 
 
@@ -93,18 +102,21 @@ def refusal(status: PutMessageStatus, text: str, kind: type[RaymqError] | None =
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """What of a store decides on puts. `not_writable_reason` is empty for a store that may be written (spec §9);
-    `append_ms` is how long the append under way has been holding the append lock, 0 if there is none."""
+    """The state of a store that decides on puts."""
 
+    # The store's directory, for the error.
     root: str
     closed: bool
+    # Why the store must not be written (spec §9); empty if it may be.
     not_writable_reason: str
+    # How long the append under way has been holding the append lock; 0 if there is none.
     append_ms: int
+    # The longest that an append may hold it before others are refused (os_page_cache_busy_timeout_ms).
     busy_timeout_ms: int
 
 
 def refuse_store(state: StoreState) -> Refusal | None:
-    """Why this store takes no messages now; None if it does."""
+    """The refusal of any put by a store in this state; None if it takes messages."""
     if state.closed:
         return refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, f"the store {state.root} is closed")
     if state.not_writable_reason:
@@ -119,7 +131,10 @@ def refuse_store(state: StoreState) -> Refusal | None:
 
 
 def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_bytes: int) -> Refusal | None:
-    """Why these messages cannot be stored; None if they can. `record_max_bytes`: the longest a file has room for."""
+    """The refusal of a batch with these facts; None if it may be stored.
+
+    `max_message_size_bytes` limits a body, `record_max_bytes` a record: it has to fit into a file.
+    """
     if facts.sys_flags & SYS_FLAG_INNER_BATCH or _INNER_NUM in facts.first_properties:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches are read here, but not taken")
     if _MULTI_OFFSETS in facts.first_properties:
@@ -147,3 +162,24 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
             f"a body of {facts.longest_body} bytes exceeds this store's limit of {max_message_size_bytes}",
         )
     return None
+
+
+SpaceCheck = Callable[[int], None]
+"""Raises if so many bytes must not be written now. Called under the append lock, before anything is written."""
+
+
+def space_checks(settings: StoreSettings, log: CommitLog) -> list[SpaceCheck]:
+    """The checks that a store with these settings makes before it writes to `log`."""
+    if not settings.fast_fail_if_no_buffer_in_store_pool:
+        return []
+
+    def require_buffer(size: int) -> None:
+        if size and not log.has_buffer_for(size):
+            raise refusal(
+                PutMessageStatus.CREATE_MAPPED_FILE_FAILED,
+                "every buffer of the transient store pool holds what the disk has not taken yet; nothing was stored, "
+                "send again later",
+                SystemBusyError,
+            ).error
+
+    return [require_buffer]

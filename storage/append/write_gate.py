@@ -1,13 +1,13 @@
-"""The way to write to a store: one at a time, only while that is allowed, and waiting as long as the settings promise.
+"""The write gate of a store: one writer at a time, only while writing is allowed, and then the wait for the disk.
 
-A failure of the disk closes the gate for as long as the store is open: what is on the disk is not known any more, so
-nothing may be acknowledged.
+How writers take turns, when a write is refused, and how long one waits for the flush belongs here. A failure of the
+disk closes the gate for as long as the store is open: it is not known any more what is on the disk, so nothing may be
+acknowledged.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -27,34 +27,40 @@ T = TypeVar("T")
 
 
 class WriteGate:
-    """The gate of one store, with its flush thread. Thread-safe.
-
-    `lock` is the append lock: whoever holds it sees log and queues agree. `closed` is set by the store, under the lock.
-    `failure` says what the disk did, empty while all is well. What is as durable as the settings promise is shown to
-    consumers, or, with `on_stored`, told to whoever decides that: it is called with the end of it, by the flush thread
-    or, with ASYNC_FLUSH, under the append lock; with a transient store pool by the commit thread.
-    """
+    """The write gate of one store, with the threads that flush and commit its log. Thread-safe."""
 
     def __init__(
         self, parts: StoreParts, flags: RunningFlags, polls: LongPolls, on_stored: Callable[[int], None] | None = None
     ) -> None:
+        """Start the threads.
+
+        `on_stored` is called with the end of what is as durable as the settings promise, and decides what consumers
+        see (`show`); without it they see all of that at once. The flush thread calls it or, with ASYNC_FLUSH, the
+        writer under the append lock, or with a transient store pool the commit thread.
+        """
         settings = parts.settings
         self._root = settings.store_path_root_dir
-        self._log, self._visibility = parts.log, parts.visibility
+        self._log, self._visibility, self._append_lock = parts.log, parts.visibility, parts.append_lock
+        # The reasons against writing; and the fetches that wait for messages.
         self._flags, self._polls = flags, polls
+        # True if a write is durable once it is flushed, false if it is so once it is in the files.
         self._sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        # The longest wait for the append lock and the flush together; and, within it, for the lock.
         self._timeout_s = settings.sync_flush_timeout_ms / 1000
         self._queue_wait_ms = settings.wait_time_in_send_queue_ms
+        # A writer that holds the lock for longer has others refused.
         self._busy_timeout_ms = settings.os_page_cache_busy_timeout_ms
         self._on_stored = on_stored or self.show
+        # When the writer that holds the lock got it (time.monotonic); 0 if none does.
         self._entered_s = 0.0
-        self.lock = threading.Lock()
+        # True once the store closes; set by the store, under the append lock.
         self.closed = False
+        # The disk's failure, which is final; empty while all is well.
         self.failure = ""
         self._flush = FlushService(parts.log, settings, on_flushed=self._on_flushed, on_failed=self.fail)
         self._commit: CommitService | None = None
         if parts.log.has_pool:
-            # Who waits for other replicas, waits for the commit too.
+            # With `on_stored`, appends wait for other replicas, and so for the commit: it must not come late.
             self._commit = CommitService(
                 parts.log,
                 settings,
@@ -76,11 +82,11 @@ class WriteGate:
         *,
         wait: bool = True,
     ) -> tuple[T, int, bool]:
-        """Let `write` write, and wait as the settings say: its result, where the log ended then, and whether it is as
-        durable as they promise.
+        """Call `write` under the append lock, then wait for the disk as the settings say.
 
-        `timeout_s` (default: sync_flush_timeout_ms) is for both; without `wait` a flush is only asked for. `against`:
-        the flags that forbid it.
+        Returns the result of `write`, the log's end then, and whether all before it is as durable as the settings
+        promise. `timeout_s` (default: sync_flush_timeout_ms) is for the lock and the disk together; without `wait` a
+        flush is asked for, not waited for. `against`: the flags that forbid this write.
 
         Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
         StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
@@ -89,7 +95,7 @@ class WriteGate:
         start_s = time.monotonic()
         self.require_writable(against)
         wait_s = max(min(timeout_s, self._queue_wait_ms / 1000), 0)
-        if not self.lock.acquire(timeout=wait_s):
+        if not self._append_lock.acquire(timeout=wait_s):
             raise SystemBusyError(
                 f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {self._queue_wait_ms}); "
                 "nothing was stored, send again later"
@@ -109,7 +115,7 @@ class WriteGate:
                 self._on_stored(end_offset)
         finally:
             self._entered_s = 0.0
-            self.lock.release()
+            self._append_lock.release()
         left_s = start_s + timeout_s - time.monotonic() if wait else 0.0
         if self._sync and not self._flush.wait_for(end_offset, left_s):
             if self.failure:
@@ -118,7 +124,8 @@ class WriteGate:
         return result, end_offset, True
 
     def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
-        """Raise what the put checks say of the store (put_check.py)."""
+        """Raise the error of the put checks if the store takes no writes now (put_check.py). `against` as in
+        `write`."""
         if not (self.closed or self.failure or self._entered_s or self._flags.any_set):
             return
         reason = self._flags.reason_against(against)
@@ -131,17 +138,17 @@ class WriteGate:
             raise refused.error
 
     def wait_flushed(self, end_offset: int) -> bool:
-        """Have the log flushed up to `end_offset`; False if the disk takes too long, or fails."""
+        """Wait until the log is on disk up to `end_offset`; False if the disk takes too long, or fails."""
         return self._flush.wait_for(end_offset, self._timeout_s)
 
     def fail(self, error: OSError) -> None:
-        """The disk failed: nothing may be acknowledged from here on."""
+        """Close the gate for good because the disk failed: nothing may be acknowledged from here on."""
         if not self.failure:
             self.failure = f"the disk of {self._root} failed: {error}"
             logger.error("%s; no more appends are taken", self.failure)
 
     def close(self) -> None:
-        """End the threads, with a last commit and flush unless one has failed. Idempotent."""
+        """Commit and flush a last time, unless one has failed, and end the threads. Idempotent."""
         if self._commit is not None:
             self._commit.close()
         self._flush.close()
@@ -154,6 +161,7 @@ class WriteGate:
             self._on_stored(end_offset)
 
     def show(self, end_offset: int) -> None:
-        """Let consumers see what is stored before `end_offset`. By one thread at a time."""
+        """Let consumers see the messages that are stored before `end_offset`, and wake fetches that wait for them.
+        Called by one thread at a time."""
         for queue in self._visibility.advance(min(end_offset, self.stored_offset)):
             self._polls.wake((queue.topic, queue.queue_id))

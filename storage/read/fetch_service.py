@@ -67,7 +67,7 @@ class FetchService:
         results = self._fetch_all(requests, max_bytes, patient)
         found = sum(result.status is PullStatus.FOUND for result in results)
         messages = sum(result.count for result in results)
-        self._stats.get(found, len(results) - found, messages, time.monotonic() - start_s)
+        self._stats.count_gets(found, len(results) - found, messages, time.monotonic() - start_s)
         return results
 
     def _fetch_all(self, requests: Sequence[FetchRequest], max_bytes: int, patient: bool) -> list[FetchResult]:

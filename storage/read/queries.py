@@ -46,7 +46,9 @@ class StoreQueries:
         self._visible = visible
         self._max_num, self._wait_s = max_num, wait_s
 
-    def by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
+    def by_key(
+        self, topic: str, key: str, max_num: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> QueryResult:
         """The newest messages of `topic` with `key` among their keys, stored in [`begin_ms`, `end_ms`].
 
         Waits a bounded time for the index to know what is visible now. The index knows times to the second only.

@@ -82,7 +82,7 @@ def _fits(view: DispatchView, physical_offset: int) -> bool:
     return view.physical_offset == physical_offset and not is_implausible(view, physical_offset)
 
 
-class RawAppender:
+class ChunkAppender:
     """Appends another replica's chunks to a log, and their records to the queues and the dedup table."""
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
@@ -91,7 +91,7 @@ class RawAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._puts: list[tuple[str, int, int]] = []
 
-    def append(self, physical_offset: int, data: bytes) -> list[tuple[str, int, int]]:
+    def append_chunk(self, physical_offset: int, data: bytes) -> list[tuple[str, int, int]]:
         """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns what
         was put into queues: topic, messages, bytes.
 
@@ -111,7 +111,8 @@ class RawAppender:
         return self._puts
 
     def _append_block(self, physical_offset: int, data: memoryview) -> bool:
-        """`append` for a chunk that is one block. False, and nothing is done, if it has to be looked at singly."""
+        """`append_chunk` for a chunk that is one block. False, and nothing is done, if it has to be looked at
+        singly."""
         if len(data) > self._log.file_size - physical_offset % self._log.file_size:
             return False
         block = read_block(data, 0, physical_offset, check_crc=True, delay_levels_ms=self._delay_levels_ms)
@@ -155,7 +156,7 @@ class RawAppender:
         return queue is None or not queue.exists or queue.next_offset == units.queue_offset
 
     def _append_views(self, physical_offset: int, data: memoryview, views: Sequence[DispatchView]) -> None:
-        """`append` record by record."""
+        """`append_chunk` record by record."""
         anew = self._first_begun_anew(views)
         if anew is not None:
             first, topic = anew

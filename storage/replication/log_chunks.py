@@ -1,13 +1,16 @@
-"""The log as bytes, for replication: read from an offset, cut at an offset. Appending is in chunk_appender.py.
+"""The log as chunks of bytes, for replication: chunks are read and appended, and a log is cut at an offset.
 
-A chunk is what lies between two record boundaries of one file: whole records, and at the file's end its BLANK with what
-follows it. So a replica that appends chunk after chunk has the same files, byte for byte, and each step of the way is a
-log that recovery accepts. Queues, dedup table and index follow from the records as they do in recovery.
+A chunk consists of the bytes between two record boundaries of one file: whole records, and at the file's end its BLANK
+with the bytes behind it. So a replica that appends chunk after chunk has the same files, byte for byte, and after each
+of them it has a log that recovery accepts. Queues, dedup table and index follow from the records as they do in
+recovery; chunk_appender.py sees to that.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +19,66 @@ from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.logfiles.log_reader import LogReader
 from raymq.record.check import check_record
 from raymq.record.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
+from storage.append.appender import Appender
+from storage.append.write_gate import WriteGate
 from storage.files import disk
 from storage.files.lock import DirectoryLock
 from storage.log.commit_log import CommitLog
 from storage.log.log_paths import LogPaths
+from storage.parts import StoreParts
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
+from storage.replication.chunk_appender import ChunkAppender
+from storage.running_flags import AGAINST_REPLICATION
+from storage.stats import StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
 
 _INTS: Final = struct.Struct(">ii")
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
+
+
+class LogChunks:
+    """The log of one open store, in chunks, for the other replicas. Thread-safe."""
+
+    def __init__(
+        self,
+        parts: StoreParts,
+        gate: WriteGate,
+        appender: Appender,
+        stats: StoreStats,
+        *,
+        require_readable: Callable[[], None],
+    ) -> None:
+        """`require_readable` raises ServiceNotAvailableError if the store must not be read now."""
+        self._parts, self._gate, self._stats = parts, gate, stats
+        self._require_readable = require_readable
+        self._appender = ChunkAppender(parts, appender)
+
+    def read_chunk(self, physical_offset: int, max_bytes: int, limit: int | None = None) -> bytes:
+        """The log's bytes from a record's start on: whole records of one file, about `max_bytes`, at least a record.
+
+        Empty at `limit`, which is by default the end of what consumers see. Errors as of the function `read_chunk`;
+        ServiceNotAvailableError for a store that is closed, or must not be read now.
+        """
+        self._require_readable()
+        limit = self._parts.visibility.visible_offset if limit is None else limit
+        return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
+
+    def append_chunk(self, physical_offset: int, data: bytes, *, wait: bool = True) -> bool:
+        """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store takes it.
+
+        True if it is as durable as the settings promise, False if the disk was too slow for that or, without `wait`,
+        was only asked for it. Errors as of `WriteGate.write` and `ChunkAppender.append_chunk`.
+        """
+        write = partial(self._appender.append_chunk, physical_offset, data)
+        puts, _, on_disk = self._gate.write(write, against=AGAINST_REPLICATION, wait=wait)
+        self._stats.count_puts(puts, None)
+        return on_disk
+
+    def begin_at(self, physical_offset: int) -> None:
+        """Let an empty log begin at an offset, where a file of another replica's begins. InvalidArgumentError."""
+        with self._parts.append_lock:
+            self._parts.log.begin_at(physical_offset)
 
 
 def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: int, max_bytes: int) -> bytes:
@@ -45,7 +98,7 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
     data = reader.log_bytes(physical_offset, min(limit, file_end))
     max_bytes = min(max(max_bytes, 1), CHUNK_MAX_BYTES)
     if len(data) > max_bytes:
-        # Only sizes and magics are looked at: whoever appends the chunk checks it.
+        # Only sizes and magics are looked at: the replica that appends the chunk checks the rest.
         data = data[: _records_end(data, max_bytes)]
         if not data:
             raise StoreCorruptError(
@@ -56,7 +109,8 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
 
 
 def _records_end(data: memoryview, max_bytes: int) -> int:
-    """Where the record ends that reaches `max_bytes`; a BLANK goes to the end of `data`. 0 if no record is there."""
+    """The end of the first record that ends at or after `max_bytes`, or of the last record; a BLANK takes the rest of
+    `data`. 0 if `data` does not start with a record."""
     position, end, unpack_from = 0, len(data), _INTS.unpack_from
     while position < max_bytes:
         size, magic = unpack_from(data, position) if position <= end - _INTS.size else (0, 0)

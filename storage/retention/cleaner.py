@@ -1,12 +1,15 @@
-"""Retention at work: looks at the disk now and then, and deletes what storage/retention/rules.py says.
+"""The cleaner looks at the disk now and then, and deletes the files that storage/retention/rules.py names.
+
+A change to how files are deleted belongs here; a change to which files are deleted, into the rules.
 
 On disk
-    config/retentionHolds.json      {"TOPIC": {"QUEUE": offset}}: what a server keeps in its own topics from there on
+    config/retentionHolds.json      {"TOPIC": {"QUEUE": offset}}: a server keeps the messages of its own topics from
+                                    there on
 
-The queues are flushed before anything goes. Old log files go first, oldest first and one by one, so that a crash leaves
-no hole. The queues' first offsets move before the files go: whoever reads by then is told so, and who has a file mapped
-keeps its bytes. Then the queues' and the index' files follow that only lead to what is gone. Records that are still
-needed stay, with everything behind them: delayed messages that wait, and what the holds name.
+The queues are flushed before anything is deleted. Old log files go first, oldest first and one by one, so that a crash
+leaves no hole. The queues' first offsets move before the files go: a later read is told so, and a reader that has a
+file mapped keeps its bytes. Then go the files of the queues and of the index that lead only to deleted records. Records
+that are still needed stay, with everything behind them: delayed messages that wait, and those that the holds name.
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from raymq.logfiles.log_reader import LogReader
+from raymq.errors import ServiceNotAvailableError
 from raymq.protocol.store import DeletedRange, RetentionStatus
 from storage.files import disk
-from storage.files.config_files import ConfigFiles, parse_fastjson
+from storage.files.config_files import parse_fastjson
 from storage.files.disk_usage import UNKNOWN_USAGE, disk_usage
 from storage.index.index_service import IndexService
-from storage.log.commit_log import CommitLog
-from storage.queue.queue_table import QueueTable
+from storage.parts import StoreParts
 from storage.retention.rules import LogFile, RetentionRules, decide
 from storage.running_flags import RunningFlag, RunningFlags
 
@@ -42,51 +44,71 @@ LOGGED_MAX: Final = 10
 
 
 class Cleaner:
-    """The cleaning of one store, by a thread every `interval_s`, the first time after a minute. Thread-safe.
-
-    Nothing before `log_start_on_disk` comes back after a power cut: the log itself starts there a little earlier.
-    `pinned` tells from which physical offset on delayed messages wait; `flush_queues` brings the queues to the disk.
-    """
+    """Deletes the old files of one store, in a thread of its own that looks every clean_resource_interval_ms, the first
+    time after a minute. Thread-safe. Nothing before `log_start_on_disk` comes back after a power cut."""
 
     def __init__(
         self,
-        commit_log: CommitLog,
-        queues: QueueTable,
+        parts: StoreParts,
         index: IndexService | None,
-        reader: LogReader,
-        config: ConfigFiles,
         flags: RunningFlags,
-        rules: RetentionRules,
         *,
-        append_lock: threading.Lock,
-        pinned: Callable[[], int],
         flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],
-        interval_s: float,
     ) -> None:
-        self._log, self._queues, self._index = commit_log, queues, index
-        self._reader, self._config, self._flags, self._rules = reader, config, flags, rules
-        self._append_lock, self._pinned, self._on_failed = append_lock, pinned, on_failed
-        self._flush_queues = flush_queues
-        self._interval_s = interval_s
+        """Start the thread.
+
+        `flush_queues` brings all units of the queues to the disk, and raises OSError if it fails. `on_failed` is told
+        when the disk fails in the thread, which ends then.
+        """
+        settings = parts.settings
+        self._root = settings.store_path_root_dir
+        self._parts, self._log, self._queues = parts, parts.log, parts.queues
+        # The key index, None in a store without one: its files follow those of the log.
+        self._index = index
+        # DISK_FULL is set and cleared here.
+        self._flags = flags
+        self._rules = RetentionRules.from_settings(settings)
+        self._interval_s = settings.clean_resource_interval_ms / 1000
+        self._flush_queues, self._on_failed = flush_queues, on_failed
+        # Held for a whole run: one at a time.
         self._run_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
+        # The runs that are left of those somebody asked for.
         self._by_hand = 0
+        # The share of the fullest disk that is in use, by the last run.
         self._usage = UNKNOWN_USAGE
+        # Counters since the store was opened, of log files and of their bytes.
         self._files_deleted = self._bytes_deleted = self._young_files_deleted = 0
+        # By topic and queue id, the messages that a full disk took before their time.
         self._deleted_young: dict[tuple[str, int], DeletedRange] = {}
-        self.log_start_on_disk = commit_log.min_offset
+        # The log's first offset whose files before it are known to be gone; the log itself starts there a little
+        # earlier.
+        self.log_start_on_disk = parts.log.min_offset
+        # Why files were deleted last.
         self._last_reason = ""
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
         self._thread.start()
 
-    def request(self) -> None:
-        """Delete expired files now, whatever the hour; for 20 runs, so that many files go in small portions."""
+    def request_run(self) -> None:
+        """Delete expired files now, whatever the hour; for 20 runs, so that many files go in small portions.
+
+        ServiceNotAvailableError once the store is closed.
+        """
+        if self._stop.is_set():
+            raise ServiceNotAvailableError(f"the store {self._root} is closed")
         self._by_hand = RUNS_BY_HAND
         self._wake.set()
 
+    def pinned_physical_offset(self) -> int:
+        """The start of the first delayed message that still waits, which retention keeps; the log's end if none
+        does."""
+        with self._parts.append_lock:
+            first = self._parts.deliveries.pinned_physical_offset(self._queues.plain)
+            return self._log.end_offset if first is None else first
+
     def run_once(self, now: datetime) -> int:
-        """One look at the disk, and what follows from it; returns how many log files were deleted."""
+        """Look at the disk once and delete what the rules say; returns how many log files were deleted. OSError."""
         with self._run_lock:
             # Of several disks for the log, the emptiest counts.
             of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
@@ -100,7 +122,7 @@ class Cleaner:
                 usages=usages,
                 by_hand=self._by_hand > 0,
                 disk_full=bool(self._flags.bits & RunningFlag.DISK_FULL),
-                keep_from=min(self._pinned(), self._held_from()),
+                keep_from=min(self.pinned_physical_offset(), self._held_from()),
             )
             self._by_hand = max(self._by_hand - 1, 0)
             self._mark_disk(full=decision.disk_full)
@@ -110,7 +132,7 @@ class Cleaner:
             return 0
 
     def status(self) -> RetentionStatus:
-        """How the cleaning goes."""
+        """The disk's usage, and what was deleted since the store was opened."""
         return RetentionStatus(
             self._usage,
             self._files_deleted,
@@ -121,8 +143,8 @@ class Cleaner:
         )
 
     def deleted_young(self) -> list[DeletedRange] | None:
-        """Per queue the messages that were deleted before their time, since the store was opened; None where they never
-        are."""
+        """Per queue the messages that a full disk took before their time, since the store was opened; None if the
+        settings forbid it (clean_file_forcibly_enable)."""
         return list(self._deleted_young.copy().values()) if self._rules.forcibly else None
 
     def close(self) -> None:
@@ -154,9 +176,9 @@ class Cleaner:
         return files
 
     def _held_from(self) -> int:
-        """The first record that a hold keeps; the log's end if there is none."""
+        """The physical offset of the first record that a hold keeps; the log's end if there is none."""
         end_offset = self._log.end_offset
-        text = self._config.read(HOLDS_FILE)
+        text = self._parts.config.read(HOLDS_FILE)
         for topic, queues in parse_fastjson(text).items() if text else ():
             for queue_id, offset in queues.items():
                 queue = self._queues.get_plain(topic, int(queue_id))
@@ -171,15 +193,17 @@ class Cleaner:
                 f"the disk of {self._log.paths} is {self._usage:.0%} full, over "
                 "disk_space_warning_level_ratio; make room, or delete topics and shorten file_reserved_time_hours"
             )
-            if self._flags.set(RunningFlag.DISK_FULL, reason):
+            if self._flags.set_flag(RunningFlag.DISK_FULL, reason):
                 logger.error("%s; no appends are taken", reason)
-        elif self._flags.clear(RunningFlag.DISK_FULL):
+        elif self._flags.clear_flag(RunningFlag.DISK_FULL):
             logger.info("the disk of %s has room again; appends are taken", self._log.paths)
 
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
+        """Delete the log files that end at or before `limit`, and the files that lead only there; returns how many log
+        files. The files from `young_from` on go before their time."""
         # How far a queue went is in its units alone once its records are gone.
         self._flush_queues()
-        with self._append_lock:
+        with self._parts.append_lock:
             doomed = self._log.forget_before(limit)
         if not doomed:
             return 0
@@ -187,7 +211,7 @@ class Cleaner:
         queue_files: list[Path] = []
         lost: list[DeletedRange] = []
         for queue in self._queues:
-            with self._append_lock:
+            with self._parts.append_lock:
                 if self._queues.get(queue.topic, queue.queue_id) is queue:
                     young = None if young_from is None else queue.first_at_or_after(young_from)
                     queue.correct_min_offset(min_offset)
@@ -210,7 +234,7 @@ class Cleaner:
         return len(doomed)
 
     def _note_young(self, lost: list[DeletedRange], files: int) -> None:
-        """Messages go before their time: say which."""
+        """Log which messages go before their time, and remember them for `deleted_young`."""
         self._young_files_deleted += files
         for one in lost:
             key = (one.topic, one.queue_id)
@@ -230,7 +254,7 @@ class Cleaner:
         )
 
     def _unlink(self, path: Path) -> None:
-        """One by one: a power cut must not bring an old file back and keep a newer one away."""
+        """Delete one file, on disk on return: a power cut must not bring an old file back without a newer one."""
         disk.unlink(path)
         disk.sync_directory(path.parent)
-        self._reader.maps.forget(str(path))
+        self._parts.reader.maps.forget(str(path))

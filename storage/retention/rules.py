@@ -1,8 +1,8 @@
-"""Which log files to delete: the rules of spec/storage.md §9, and nothing but the rules.
+"""The rules of retention (spec/storage.md §9): they name the log files to delete, and delete nothing themselves.
 
 Time, the disk's usage and the files come in as arguments; the answer is a list of files and whether the disk counts as
-full. Nobody asks whether the messages were consumed. Files younger than their reserved time stay, and a full disk
-refuses appends instead, unless clean_file_forcibly_enable says otherwise.
+full. It does not matter whether the messages were consumed. Files younger than their reserved time stay, and a full
+disk refuses appends instead, unless clean_file_forcibly_enable says otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOUR_MS: Final = 3_600_000
 
 
 class LogFile(NamedTuple):
-    """A commit-log file: where it starts and ends, and when it was written last."""
+    """A commit-log file: its first and its end physical offset, and the time of its last write."""
 
     start: int
     end: int
@@ -27,18 +27,26 @@ class LogFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """The settings, as ratios and ms. `from_settings` puts them into RocketMQ's bounds."""
+    """The settings of retention, as ratios and ms."""
 
+    # The hours of the day, local time, in which expired files are deleted (delete_when).
     delete_hours: frozenset[int]
+    # The age up to which a file is kept.
     reserved_ms: int
+    # Over this share of a disk in use, expired files are deleted at any hour.
     max_used_ratio: float
+    # Over this share, files younger than their reserved time are deleted too, if `forcibly`.
     clean_forcibly_ratio: float
+    # Over this share, the disk counts as full and no appends are taken.
     warning_ratio: float
+    # True if a full disk may take files that are younger than their reserved time.
     forcibly: bool
+    # The most files that one run deletes.
     batch_max: int
 
     @classmethod
     def from_settings(cls, settings: StoreOptions) -> RetentionRules:
+        """The rules of a store with these settings, within RocketMQ's bounds."""
         return cls(
             frozenset(int(hour) for hour in settings.delete_when.split(";")),
             settings.file_reserved_time_hours * HOUR_MS,
@@ -56,13 +64,15 @@ def _clamp(percent: int, low: int, high: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """`delete`: the files to delete, oldest first. `disk_full`: whether appends are to be refused from now on.
-    `reason`: why files are deleted now, for the log; empty when it is not the time for it. `young_from`: where the
-    first of the deleted files starts that is younger than its reserved time, None if there is none."""
+    """The answer of `decide`."""
 
+    # The files to delete, oldest first.
     delete: tuple[LogFile, ...]
+    # True if appends are to be refused from now on.
     disk_full: bool
+    # Why files are deleted now, for the log; empty when it is not the time for it.
     reason: str
+    # The start of the first deleted file that is younger than its reserved time; None if there is none.
     young_from: int | None = None
 
 
@@ -77,11 +87,11 @@ def decide(
     disk_full: bool,
     keep_from: int,
 ) -> RetentionDecision:
-    """What to do now with `files`, all of the log's, oldest first.
+    """Decide which of `files`, the whole log's, oldest first, are to be deleted now.
 
-    `usages`: of each partition the store is on. `by_hand`: somebody asked for a run. `disk_full`: what the last
-    decision said. `keep_from`: the physical offset from which on everything is still needed, whatever its age.
-    The last file is never deleted, nor one behind a file that is kept.
+    `usages`: the share in use of each partition the store is on; negative if unknown. `by_hand`: true if somebody asked
+    for a run. `disk_full`: what the last decision said. `keep_from`: the physical offset from which on everything is
+    still needed, whatever its age. The last file is never deleted, nor one behind a file that is kept.
     """
     known = list(usages)
     fullest = max(known, default=UNKNOWN_USAGE)

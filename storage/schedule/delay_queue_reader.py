@@ -1,13 +1,12 @@
-"""The queues where messages wait, as the scheduler sees them: their ends, their units' times, their records.
+"""Reads the queues of delayed messages for the scheduler: their ends, their units' times, and their records.
 
-Everything here is a view of the store's own parts; nothing is kept. What is seen may not be on disk yet: a delivery
+The reader keeps nothing: it looks at the store's own parts. The messages it reads may not be on disk yet: a delivery
 comes after its source in the log, so a power cut that takes the source takes the delivery too.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
@@ -17,12 +16,12 @@ from numpy.typing import NDArray
 
 from raymq.delay import is_waiting_topic
 from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE
 from raymq.record.dispatch import dispatch_view
-from raymq.record.layout import RecordError
+from raymq.record.layout import IPV6_HOST_BYTES, RecordError
 from storage.append.appender import Appender
-from storage.dispatch.delivery_progress import DeliveryProgress, Source, SourceProgress
-from storage.queue.queue_table import QueueTable
+from storage.dispatch.delivery_progress import Source, SourceProgress
+from storage.parts import StoreParts
 from storage.schedule.delay_queues import Bounds
 
 _NO_CODES: Final = np.empty(0, np.int64)
@@ -31,37 +30,30 @@ logger = logging.getLogger(__name__)
 
 
 class DelayQueueReader:
-    """What the scheduler reads of one store, and how it tells how far it got. Thread-safe."""
+    """The scheduler's view of one store's delay queues, and its note of how far they are delivered. Thread-safe."""
 
-    def __init__(
-        self,
-        append_lock: threading.Lock,
-        appender: Appender,
-        queues: QueueTable,
-        deliveries: DeliveryProgress,
-        reader: LogReader,
-        levels_ms: tuple[int, ...],
-    ) -> None:
-        self._append_lock = append_lock
+    def __init__(self, parts: StoreParts, appender: Appender) -> None:
+        """`appender` says the time, and writes what was appended to the files, to be read."""
+        self._append_lock = parts.append_lock
         self._appender = appender
-        self._queues = queues
-        self._deliveries = deliveries
-        self._reader = reader
-        self._levels_ms = levels_ms
+        self._queues = parts.queues
+        self._deliveries = parts.deliveries
+        self._reader = parts.reader
+        self._levels_ms = parts.settings.delay_levels_ms
 
     @property
     def store_host_ipv6(self) -> bool:
-        """Whether the store's records carry an IPv6 store host."""
-        return len(self._appender.store_host) == 20
+        """True if the store's records carry an IPv6 store host."""
+        return len(self._appender.store_host) == IPV6_HOST_BYTES
 
-    def look(self) -> tuple[int, dict[Source, Bounds]]:
-        """The time now, and what is in the queues. Nothing will be stored with an earlier time from here on.
+    def read_bounds(self) -> tuple[int, dict[Source, Bounds]]:
+        """The time now in ms, and the bounds of each delay queue. No message gets an earlier store time from here on.
 
-        OSError: what was appended cannot be brought to the log's files, to be read.
+        OSError: the appended records cannot be written to the log's files, to be read.
         """
         with self._append_lock:
             self._appender.commit()
-            now_ms = self._appender.look_at_the_clock()
+            now_ms = self._appender.read_clock()
             bounds = {
                 (queue.topic, queue.queue_id): Bounds(queue.min_offset, queue.next_offset)
                 for queue in self._queues
@@ -69,35 +61,36 @@ class DelayQueueReader:
             }
         return now_ms, bounds
 
-    def codes(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
-        """The times of at most `count` units; fewer where a file ends.
+    def delivery_times(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
+        """The delivery times, in ms, of at most `count` units from an offset on; fewer where a file ends.
 
-        A unit that RocketMQ made again holds its tag's code, 32 bits, and no time: then the record says when.
+        A unit that RocketMQ made again holds its tag's code, 32 bits, and no time: then the time is in the record.
         """
         queue = self._queues.get_plain(*source)
         if queue is None:
             return _NO_CODES
         units = queue.units(from_offset, count)
         codes = self._reader.tags_codes(*source, units)[0]
+        # A time has more than 32 bits: codes that fit into them are of tags, or of units without a record.
         for row in np.flatnonzero((codes == codes.astype(np.int32)) & (units["size"] != PRE_BLANK_SIZE)).tolist():
             codes[row] = self._time_of(units[row : row + 1], int(codes[row]))
         return codes
 
     def _time_of(self, units: NDArray[np.void], otherwise: int) -> int:
-        """What the record of one unit says of its time; `otherwise` if it cannot be read."""
+        """The delivery time that the record of one unit holds; `otherwise` if it cannot be read."""
         view = self._record(units)
         try:
             return otherwise if view is None else dispatch_view(view, delay_levels_ms=self._levels_ms).tags_code
         except RecordError:
             return otherwise
 
-    def records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
-        """The records of these units; None for one that is gone."""
+    def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
+        """The records at these offsets of a queue; None for one that is gone."""
         queue = self._queues.get_plain(*source)
         if queue is None:
             return [None] * len(queue_offsets)
         first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
-        pieces = {}  # by their first offset; the units of a queue lie in several files
+        pieces = {}  # By their first offsets: the units of a queue lie in several files.
         while first < end and len(units := queue.units(first, end - first)):
             pieces[first] = units
             first += len(units)
@@ -111,6 +104,7 @@ class DelayQueueReader:
         return found
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
+        """The record of the first unit; None without one, or if the record is lost, which is logged."""
         if not len(units) or units[0]["size"] == PRE_BLANK_SIZE:
             return None
         try:
@@ -120,16 +114,16 @@ class DelayQueueReader:
             return None
 
     def progress(self, source: Source) -> SourceProgress:
-        """How far a queue is delivered."""
+        """The progress of a queue's delivery."""
         with self._append_lock:
             return self._deliveries.get(source)
 
     def advance(self, source: Source, epoch: int, queue_offset: int) -> None:
-        """A message was delivered, or given up, and so were those before it."""
+        """Note that a message was delivered or given up, as were those before it."""
         with self._append_lock:
             self._deliveries.advance(source, epoch, queue_offset + 1)
 
     def raise_low(self, source: Source, low: int) -> None:
-        """No message of a timer queue before `low` waits any more."""
+        """Note that no message of a timer queue before offset `low` waits any more."""
         with self._append_lock:
             self._deliveries.raise_low(source, low)

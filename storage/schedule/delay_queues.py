@@ -1,15 +1,16 @@
-"""What the scheduler decides: which of the messages that wait in a queue are due, in which order. Pure: time comes in.
+"""Decides which messages of a delay queue are due, and in which order. Pure: the time is an argument.
 
-Two kinds of queues, told apart by how their units' times lie. Both give what is due in one fixed order, and both know
-from a Progress (storage.dispatch.delivery_progress) where they were when the process ended.
+There are two kinds of delay queues, by the order of their units' times. Both return due messages in one fixed order,
+and both start from the progress of the last process (storage.dispatch.delivery_progress.SourceProgress).
 
-    LevelQueue    each message waits as long as every other: what was stored first is due first. One number is all it
-                  holds: the next offset.
-    TimerQueue    any times. The times and offsets of those due in the next minutes are held, sorted; the others are
-                  looked up again in the units when the first of them is due. Its order is that of (time, offset).
+    LevelQueue    Each message waits equally long: the one that was stored first is due first. The queue holds one
+                  number, the next offset.
+    TimerQueue    Each message has a time of its own. The times and offsets of those due in the next minutes are held,
+                  sorted; the others are read again from the units when the first of them is due. The order is that of
+                  (time, offset).
 
 For a TimerQueue's order to be complete, a unit that is appended after `due` was called with a time must have a later
-one. The store sees to it (raymq.delay), as long as it was told that time before.
+one. The store takes care of that (raymq.delay), as long as it was told that time before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from storage.dispatch.delivery_progress import SourceProgress
 
 Ints = NDArray[np.int64]
 Codes = Callable[[int, int], Ints]
-"""The times in at most so many units from a queue offset on; fewer where a file ends."""
+"""Returns the times in the units from a queue offset on, at most so many; fewer where a file ends."""
 
 WINDOW_MS: Final = 600_000
 HELD_MAX: Final = 1_000_000
@@ -34,15 +35,17 @@ _NO_INTS: Final = np.empty(0, np.int64)
 
 
 class Due(NamedTuple):
-    """A message that is due. `epoch` is what places it in its queue's order before its offset does."""
+    """A message that is due."""
 
     queue_offset: int
+    # Orders the messages of a queue before their offsets do: in a timer queue the time, else 0.
     epoch: int
+    # The time it was due at.
     due_ms: int
 
 
 class Bounds(NamedTuple):
-    """The queue offsets that are there now: `min_offset` up to `end`, exclusive."""
+    """The queue offsets that a queue holds now: `min_offset` up to `end`, exclusive."""
 
     min_offset: int
     end: int
@@ -70,7 +73,7 @@ class LevelQueue:
         self._wake_ms: int | None = None
 
     def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
-        """The first of those that are due at `now_ms`, at most `limit`.
+        """The first messages that are due at `now_ms`, at most `limit`.
 
         A time further ahead than the delay says that the clock was set back, or the level changed: then it is due now
         (spec/storage.md §12).
@@ -91,15 +94,15 @@ class LevelQueue:
         return dues
 
     def done(self, dues: Sequence[Due]) -> None:
-        """The first of those that `due` gave were delivered or given up."""
+        """Note that `dues`, the first of those that `due` returned, were delivered or given up."""
         self._position = dues[-1].queue_offset + 1
 
     def wake_ms(self) -> int | None:
-        """When the next will be due, as far as the last `due` saw."""
+        """The time the next message will be due, as far as the last `due` saw; None if it saw none."""
         return self._wake_ms
 
     def pending(self, bounds: Bounds) -> int:
-        """How many wait."""
+        """The number of messages that wait."""
         return bounds.end - min(max(self._position, bounds.min_offset), bounds.end)
 
 
@@ -111,21 +114,27 @@ class TimerQueue:
     ) -> None:
         self._codes = codes
         self._window_ms, self._held_max = window_ms, held_max
+        # Everything before this (time, offset) is done.
         self._mark = (progress.epoch, progress.next_offset)
+        # The offset up to which units were looked at.
         self._seen = progress.low
-        # Sorted by (time, offset), with the place of the first that is not done.
+        # The messages that are held: their times and offsets, sorted by (time, offset); `_at` is the index of the first
+        # that is not done.
         self._held_codes = self._held_offsets = _NO_INTS
         self._at = 0
-        # Appended since, and due before the horizon: later in the queue than everything held.
+        # Messages that were appended since, and are due before the horizon, in the order of their offsets: all of them
+        # are later in the queue than everything held.
         self._fresh_codes = self._fresh_offsets = _NO_INTS
+        # The last time of which messages are held; -1 before the first look.
         self._horizon_ms = -1
-        # Not held: in the order of (time, offset) they come after all that is.
+        # The messages beyond the horizon, which are not held: the first time and the lowest offset of any, and how many
+        # there are. In the order of (time, offset) they come after all that is held.
         self._beyond_ms: int | None = 0
         self._beyond_low: int | None = progress.low
         self._beyond = 0
 
     def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
-        """The first of those that are due at `now_ms`, at most `limit`."""
+        """The first messages that are due at `now_ms`, at most `limit`."""
         self._seen = max(self._seen, bounds.min_offset)
         if self._horizon_ms >= 0:
             self._look_at_new(bounds.end)
@@ -141,12 +150,12 @@ class TimerQueue:
         ]
 
     def done(self, dues: Sequence[Due]) -> None:
-        """The first of those that `due` gave were delivered or given up."""
+        """Note that `dues`, the first of those that `due` returned, were delivered or given up."""
         self._mark = (dues[-1].epoch, dues[-1].queue_offset + 1)
         self._at += len(dues)
 
     def wake_ms(self) -> int | None:
-        """When the next will be due, of those that `due` has seen."""
+        """The time the next message will be due, of those that `due` has seen; None if there is none."""
         firsts = [] if self._beyond_ms is None else [self._beyond_ms]
         if self._at < len(self._held_codes):
             firsts.append(int(self._held_codes[self._at]))
@@ -155,11 +164,11 @@ class TimerQueue:
         return min(firsts) if firsts else None
 
     def pending(self, bounds: Bounds) -> int:
-        """How many wait, of those that `due` has seen."""
+        """The number of messages that wait, of those that `due` has seen."""
         return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
 
     def low(self) -> int:
-        """No message before this offset waits any more."""
+        """The offset before which no message waits any more."""
         lows = [self._seen] if self._beyond_low is None else [self._beyond_low]
         if self._at < len(self._held_offsets):
             lows.append(int(self._held_offsets[self._at :].min()))
@@ -168,9 +177,11 @@ class TimerQueue:
         return min(lows)
 
     def _ready(self, now_ms: int, limit: int) -> int:
+        """The number of held messages that are due, at most `limit`: their times are sorted."""
         return int(np.searchsorted(self._held_codes[self._at : self._at + limit], now_ms, "right"))
 
     def _look_at_new(self, end: int) -> None:
+        """Read the units from `_seen` up to `end`: those within the horizon are fresh, the others beyond it."""
         while self._seen < end:
             codes = self._codes(self._seen, min(end - self._seen, SCAN_UNITS))
             if not len(codes):
@@ -185,6 +196,7 @@ class TimerQueue:
                 self._merge_fresh(None)
 
     def _leave_beyond(self, codes: Ints, offsets: Ints) -> None:
+        """Count these messages as beyond the horizon."""
         if len(codes):
             first_ms, low = int(codes.min()), int(offsets.min())
             self._beyond_ms = first_ms if self._beyond_ms is None else min(self._beyond_ms, first_ms)
@@ -192,33 +204,37 @@ class TimerQueue:
             self._beyond += len(codes)
 
     def _merge_fresh(self, now_ms: int | None) -> None:
-        """Sort the fresh ones in: all if one of them is due, none if not. None: in any case."""
+        """Move the fresh messages to the held ones if one of them is due at `now_ms`; with None in any case."""
         fresh = self._fresh_codes
         if not len(fresh) or (now_ms is not None and fresh.min() > now_ms):
             return
+        # Sort them by time; a stable sort keeps the order of offsets within a time.
         order = np.argsort(fresh, kind="stable")
         fresh, offsets = fresh[order], self._fresh_offsets[order]
+        # Of the held ones only those that are not done are kept.
         codes, held_offsets = self._held_codes[self._at :], self._held_offsets[self._at :]
-        places = np.searchsorted(codes, fresh, "right")
-        self._held_codes = np.insert(codes, places, fresh)
-        self._held_offsets = np.insert(held_offsets, places, offsets)
+        # Each fresh one goes behind the held ones of its time, whose offsets are all lower.
+        positions = np.searchsorted(codes, fresh, "right")
+        self._held_codes = np.insert(codes, positions, fresh)
+        self._held_offsets = np.insert(held_offsets, positions, offsets)
         self._at = 0
         self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._trim()
 
     def _trim(self) -> None:
-        """Keep the first `held_max` of those held; the others are beyond the horizon from here on."""
+        """Hold only the first `held_max` messages; the others are beyond the horizon from here on."""
         last = self._at + self._held_max
         if last < len(self._held_codes):
             self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
-            # What comes later with the same time as the last one comes after those left out now.
+            # A later unit with the time of the last one held comes after those left out now: it is beyond, too.
             self._horizon_ms = int(self._held_codes[last - 1]) - 1
             self._held_codes = self._held_codes[self._at : last].copy()
             self._held_offsets = self._held_offsets[self._at : last].copy()
             self._at = 0
 
     def _reload(self, bounds: Bounds, now_ms: int) -> None:
-        """Look through all units that may wait, and hold those that are due within the window."""
+        """Read all units that may wait, and hold those that are due within the window."""
+        # Before everything is forgotten: the lowest offset that may wait.
         offset = max(self.low(), bounds.min_offset)
         self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._at = 0
@@ -232,17 +248,20 @@ class TimerQueue:
             if not len(codes):
                 break
             offsets = np.arange(offset, offset + len(codes))
+            # Those that are not done yet, in the order of (time, offset); of them, those within the window.
             waits = (codes > epoch) | ((codes == epoch) & (offsets >= next_offset))
             near = waits & (codes <= self._horizon_ms)
             self._leave_beyond(codes[waits & ~near], offsets[waits & ~near])
             parts.append((codes[near], offsets[near]))
             offset += len(codes)
+            # Now and then the parts are cut to what may be held, so that memory stays bounded.
             if sum(len(part) for part, _ in parts) > 2 * self._held_max:
                 parts = self._hold(parts)
         self._hold(parts)
         self._seen = offset
 
     def _hold(self, parts: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
+        """Hold the messages of these parts (times and offsets), as many as may be held; returns them as one part."""
         codes = np.concatenate([part for part, _ in parts]) if parts else _NO_INTS
         offsets = np.concatenate([part for _, part in parts]) if parts else _NO_INTS
         order = np.lexsort((offsets, codes))

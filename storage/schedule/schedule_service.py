@@ -1,17 +1,28 @@
-"""The thread in which the scheduler of a master works; what it does is in storage.schedule.scheduler.
+"""Starts and stops the delivery of delayed messages (RocketMQ's ScheduleMessageService); the scheduler does the work.
 
-Only a master may run it, or a message would be delivered by two stores. After a fault of its own it pauses for 10 s, as
-RocketMQ's does (spec/storage.md §12).
+A change to when a store delivers belongs here; a change to what it delivers, into storage.schedule.scheduler. Only a
+master may deliver, or a message would be delivered by two stores. After a fault of its own the scheduler pauses for
+10 s, as RocketMQ's does (spec/storage.md §12).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from raymq.errors import ServiceNotAvailableError
 from raymq.protocol.store import ScheduleStatus
+from storage.append.appender import Appender
+from storage.append.write_gate import WriteGate
+from storage.dispatch.delivery_progress import Delivery, Source
+from storage.parts import StoreParts
+from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.scheduler import Scheduler
+from storage.stats import StoreStats
 
 FAULT_PAUSE_S: Final = 10.0
 SCHEDULE_STOP_TIMEOUT_S: Final = 60.0
@@ -20,10 +31,68 @@ logger = logging.getLogger(__name__)
 
 
 class ScheduleService:
-    """Calls the scheduler's rounds from when it is made until `close`."""
+    """The delivery of one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
+
+    def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
+        """`gate` and `appender` store what is due, and `stats` counts it."""
+        self._parts, self._gate, self._appender, self._stats = parts, gate, appender, stats
+        # Held while delivery starts or stops; never while the thread ends.
+        self._lock = threading.Lock()
+        # The thread that delivers; None while nothing is delivered. A closed store keeps its last one, for `status`.
+        self._thread: DeliveryThread | None = None
+        self._closed = False
+
+    def start_delivery(self) -> None:
+        """Deliver delayed messages from here on, until `stop_delivery` or `close`. Only a master may. Idempotent.
+
+        ServiceNotAvailableError once the store is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ServiceNotAvailableError(f"the store {self._parts.settings.store_path_root_dir} is closed")
+            if self._thread is None:
+                self._thread = DeliveryThread(self.new_scheduler())
+
+    def stop_delivery(self) -> None:
+        """Deliver no more delayed messages: this store is no master any more. Idempotent.
+
+        On return the append under way has ended.
+        """
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close()
+
+    def close(self) -> None:
+        """Stop delivery for good, as `stop_delivery` does. Idempotent."""
+        with self._lock:
+            self._closed, thread = True, self._thread
+        if thread is not None:
+            thread.close()
+
+    def status(self) -> ScheduleStatus | None:
+        """The messages that wait, by the scheduler's last round; None while nothing is delivered."""
+        thread = self._thread
+        return None if thread is None else thread.scheduler.status()
+
+    def new_scheduler(self) -> Scheduler:
+        """A scheduler that goes on where the store's progress says. One at a time may run."""
+        reader = DelayQueueReader(self._parts, self._appender)
+        return Scheduler(reader, self._store_deliveries, self._parts.settings.delay_levels_ms)
+
+    def _store_deliveries(self, source: Source, deliveries: Sequence[Delivery]) -> None:
+        """Store messages that waited in `source`. Raises as `MessageStore.append` does."""
+        start_s = time.monotonic()
+        self._gate.write(partial(self._appender.deliver, source, deliveries))
+        took_s = time.monotonic() - start_s
+        self._stats.count_puts([(item.topic, 1, len(item.record)) for item in deliveries], took_s)
+
+
+class DeliveryThread:
+    """Calls the rounds of `scheduler` from its construction until `close`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="raymq-schedule", daemon=True)
         self._thread.start()
@@ -31,17 +100,13 @@ class ScheduleService:
     def close(self) -> None:
         """Stop after the append under way. Idempotent."""
         self._stop.set()
-        self._scheduler.stop()
+        self.scheduler.stop()
         self._thread.join(SCHEDULE_STOP_TIMEOUT_S)
-
-    def status(self) -> ScheduleStatus:
-        """What waits, by the last round."""
-        return self._scheduler.status()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                pause_s = self._scheduler.round()
+                pause_s = self.scheduler.round()
             except Exception:  # a fault here must not end delivery for good
                 logger.exception("the scheduler pauses for %g s", FAULT_PAUSE_S)
                 pause_s = FAULT_PAUSE_S

@@ -1,14 +1,15 @@
-"""The scheduler's work, a round at a time: delayed messages are stored in the queues they are for, once they are due.
+"""The scheduler stores delayed messages in the queues they are for, once they are due.
 
-It goes round the queues where messages wait (raymq.delay), takes from each what is due (storage.schedule.delay_queues),
-and appends it as any producer would. What is due later than a day is filed again, nearer to its time: so no message
-keeps the log's files for longer than about a day after it was stored last.
+In each round it visits the delay queues (raymq.delay), takes the due messages of each (storage.schedule.delay_queues),
+and appends them as any producer would. A message that is due in more than a day is filed again, nearer to its time: so
+no message keeps the log's files for longer than about a day after it was stored last.
 
-Rules of RocketMQ's (spec/storage.md §12): a message that cannot be read, or whose target is the half topic, is given up
-with a line in the log; a put that was refused is tried again in 100 ms. Unlike RocketMQ, a put that was stored but not
-known to be on disk in time is not repeated.
+The rules are RocketMQ's (spec/storage.md §12): a message that cannot be read, or whose target is the half topic, is
+given up with a line in the log; a put that was refused is tried again in 100 ms. Unlike in RocketMQ, a put that was
+stored but not known to be on disk in time is not repeated.
 
-It holds nothing that must survive: storage.dispatch.delivery_progress tells the next process how far this one got.
+The scheduler holds nothing that must survive: storage.dispatch.delivery_progress tells the next process how far this
+one got.
 """
 
 from __future__ import annotations
@@ -54,18 +55,23 @@ class Scheduler:
 
     def __init__(
         self,
-        waiting: DelayQueueReader,
+        reader: DelayQueueReader,
         store: Callable[[Source, Sequence[Delivery]], None],
         levels_ms: tuple[int, ...],
     ) -> None:
-        self._waiting = waiting
+        self._reader = reader
         self._store = store
         self._levels_ms = levels_ms
+        # The delay queues that were seen, and their bounds in the last round.
         self._queues: dict[Source, LevelQueue | TimerQueue] = {}
         self._bounds: dict[Source, Bounds] = {}
+        # Queues of which a put was refused: when it is tried again.
         self._retry_at_ms: dict[Source, int] = {}
+        # When the timer queues' lows were last noted.
         self._low_at_ms = 0
+        # How late the latest message of the last round was.
         self._late_ms = 0
+        # Counters of messages since the scheduler was made.
         self._delivered = self._given_up = 0
         self._stopping = False
 
@@ -74,7 +80,7 @@ class Scheduler:
         self._stopping = True
 
     def status(self) -> ScheduleStatus:
-        """What waits, by the last round."""
+        """The messages that wait, by the last round, and the counters."""
         pending: dict[str, int] = {}
         for (topic, queue_id), queue in self._queues.copy().items():
             count = queue.pending(self._bounds[topic, queue_id])
@@ -84,8 +90,9 @@ class Scheduler:
         return ScheduleStatus(pending, self._late_ms, self._delivered, self._given_up)
 
     def round(self) -> float:
-        """Deliver a chunk of what is due from each queue; returns the seconds to wait before the next round."""
-        now_ms, self._bounds = self._waiting.look()
+        """Deliver the first due messages of each queue, up to a bound; returns the seconds to wait before the next
+        round."""
+        now_ms, self._bounds = self._reader.read_bounds()
         late_ms, wake_ms = 0, now_ms + DELIVERY_POLL_MS
         for source, bounds in self._bounds.items():
             if self._stopping:
@@ -107,15 +114,15 @@ class Scheduler:
             self._low_at_ms = now_ms
             for source, queue in self._queues.items():
                 if isinstance(queue, TimerQueue):
-                    self._waiting.raise_low(source, queue.low())
+                    self._reader.raise_low(source, queue.low())
         return max(wake_ms - now_ms, 0) / 1000
 
     def _queue(self, source: Source) -> LevelQueue | TimerQueue:
         queue = self._queues.get(source)
         if queue is None:
             topic, queue_id = source
-            codes = partial(self._waiting.codes, source)
-            progress = self._waiting.progress(source)
+            codes = partial(self._reader.delivery_times, source)
+            progress = self._reader.progress(source)
             if topic == SCHEDULE_TOPIC:
                 queue = LevelQueue(codes, level_delay_ms(queue_id + 1, self._levels_ms), progress)
             elif queue_id == TIMER_ROLL_QUEUE:
@@ -126,13 +133,13 @@ class Scheduler:
         return queue
 
     def _deliver(self, source: Source, queue: LevelQueue | TimerQueue, dues: list[Due], now_ms: int) -> bool:
-        """Store what is due, in its order; False if the store did not take it."""
+        """Store due messages in their order; False if the store refused them, to be tried again."""
         deliveries: list[Delivery] = []
         done: list[Due] = []
         size = 0
-        views = self._waiting.records(source, [due.queue_offset for due in dues])
+        views = self._reader.read_records(source, [due.queue_offset for due in dues])
         for due, view in zip(dues, views, strict=True):
-            delivery = self._moved(source, due, view, now_ms)
+            delivery = self._prepare_delivery(source, due, view, now_ms)
             if delivery is not None:
                 deliveries.append(delivery)
                 size += len(delivery.record)
@@ -151,26 +158,25 @@ class Scheduler:
             logger.warning("%s:%d: delivering is tried again: %s", *source, error)
             return False
         last = done[-1]
-        self._waiting.advance(source, last.epoch, last.queue_offset)
+        self._reader.advance(source, last.epoch, last.queue_offset)
         queue.done(done)
         self._delivered += len(deliveries)
         self._given_up += len(done) - len(deliveries)
         return True
 
-    def _moved(self, source: Source, due: Due, view: memoryview | None, now_ms: int) -> Delivery | None:
-        """What is to be stored of the record `view`, in the message's next place; None if there is nothing."""
+    def _prepare_delivery(self, source: Source, due: Due, view: memoryview | None, now_ms: int) -> Delivery | None:
+        """The delivery of the message whose record is `view` to its next queue; None if it is gone or is given up,
+        which is logged."""
         if view is None:
             logger.warning("%s:%d: the message at offset %d is gone", *source, due.queue_offset)
             return None
         producer = ProducerSequence(delivery_producer_id(*source), due.epoch, due.queue_offset)
         try:
             record = read_waiting(view)
-            topic, queue_id, code = _next_place(source, record, now_ms)
+            topic, queue_id, code = _next_queue(source, record, now_ms)
             if topic == _HALF_TOPIC:
                 raise RecordError("its target is the half topic")
-            data = move_record(
-                record, topic, queue_id, producer=producer, store_host_ipv6=self._waiting.store_host_ipv6
-            )
+            data = move_record(record, topic, queue_id, producer=producer, store_host_ipv6=self._reader.store_host_ipv6)
         except _UNREADABLE as error:
             self._log_given_up(source, due, error)
             return None
@@ -180,8 +186,9 @@ class Scheduler:
         logger.error("%s:%d: the message at offset %d cannot be delivered: %s", *source, due.queue_offset, error)
 
 
-def _next_place(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
-    """Topic, queue id and tag code of the record to be stored now: where the message is for, or waits next."""
+def _next_queue(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
+    """The topic, queue id and tag code with which the message is stored next: in the queue it is for, or in the timer
+    queue where it waits next."""
     if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) and (record.deliver_at_ms or 0) > now_ms:
         deliver_at_ms = record.deliver_at_ms or 0
         return TIMER_TOPIC, timer_queue(deliver_at_ms, now_ms), deliver_at_ms

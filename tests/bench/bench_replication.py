@@ -98,7 +98,8 @@ def bench_copy(directory: Path, mib: int) -> None:
     started, started_cpu = time.perf_counter(), time.thread_time()
     while slave.end_offset < end:
         # As a slave does that is far behind: the disk works while the next chunk is read.
-        slave.append_log(slave.end_offset, master.read_log(slave.end_offset, CHUNK_MAX_BYTES, end), wait=False)
+        chunk = master.chunks.read_chunk(slave.end_offset, CHUNK_MAX_BYTES, end)
+        slave.chunks.append_chunk(slave.end_offset, chunk, wait=False)
     slave.flush_all()
     seconds, cpu = time.perf_counter() - started, time.thread_time() - started_cpu
     row(

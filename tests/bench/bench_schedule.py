@@ -112,7 +112,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="bench-schedule-", dir=arguments.directory))
     try:
         store = open_store(directory / "store")
-        store.start_delivery()
+        store.schedule.start_delivery()
         before = anonymous_bytes()
         start_s = time.monotonic()
         fill(store, arguments.pending, arguments.due, arguments.over, dice)
@@ -127,7 +127,7 @@ def main() -> None:
         store.close()
         start_s = time.monotonic()
         store = open_store(directory / "store")
-        store.start_delivery()
+        store.schedule.start_delivery()
         opened_s = time.monotonic() - start_s
         while not (schedule := store.status().schedule) or schedule.pending.get("deliver_at", 0) < arguments.pending:
             time.sleep(0.01)

@@ -129,7 +129,7 @@ def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any
             store.append([batch])
             end = time.perf_counter()
             times.append(end - start)
-        store.query_by_key("bench", "none")
+        store.queries.by_key("bench", "none")
         return times, time.perf_counter() - end
 
 
@@ -175,7 +175,7 @@ def bench_columns(directory: Path, seconds: float) -> None:
         with open_store(directory / "store", ASYNC) as store:
             for _ in range(total // 100):
                 store.append([batch])
-            reader = store._reader
+            reader = store._parts.reader
 
             def read(reader: LogReader = reader) -> None:
                 for offset in range(0, total, step):

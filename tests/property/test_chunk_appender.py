@@ -19,7 +19,7 @@ import pytest
 import storage.replication.chunk_appender
 from raymq.errors import InvalidArgumentError
 from storage.message_store import MessageStore
-from storage.replication.chunk_appender import RawAppender
+from storage.replication.chunk_appender import ChunkAppender
 from tests.support.stores.random_logs import FILE_BYTES, Log
 from tests.support.stores.stores import open_store
 
@@ -68,7 +68,7 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 def outcome(store: MessageStore, physical_offset: int, data: bytes) -> str:
     """What appending the chunk comes to: an error's text, or nothing."""
     try:
-        store.append_log(physical_offset, data)
+        store.chunks.append_chunk(physical_offset, data)
     except InvalidArgumentError as error:
         return str(error)
     return ""
@@ -124,16 +124,16 @@ def run(seed: int, directory: Path) -> int:
         with mock.patch.object(storage.replication.chunk_appender, "read_block", return_value=None):
             return outcome(singly, physical_offset, data)
 
-    append_block = RawAppender._append_block
+    append_block = ChunkAppender._append_block
 
-    def counted(self: RawAppender, physical_offset: int, data: memoryview) -> bool:
+    def counted(self: ChunkAppender, physical_offset: int, data: memoryview) -> bool:
         nonlocal taken
         whole = append_block(self, physical_offset, data)
         taken += whole
         return whole
 
     many = mock.patch.object(storage.replication.chunk_appender, "BLOCK_RECORDS_MIN", 1)
-    with many, mock.patch.object(RawAppender, "_append_block", counted):
+    with many, mock.patch.object(ChunkAppender, "_append_block", counted):
         for physical_offset, data in chunks_of(log, dice):
             tries = [damaged(data, dice), data] if dice.random() < 0.3 else [data]
             for chunk in tries:

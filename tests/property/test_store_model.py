@@ -160,7 +160,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """Old files of the log go, and no other message than those in them."""
         starts = self.store._log.starts
         before = self.store.status().min_physical_offset
-        clean = self.store._cleaner
+        clean = self.store.cleaner
         clean._by_hand = 1
         deleted = clean.run_once(datetime.now() + timedelta(hours=100))
         self.log_start = self.store.status().min_physical_offset

@@ -30,7 +30,7 @@ def main() -> None:
     sequences = dict(zip(("level", "timer"), map(int, following), strict=True))
     os.write(1, b"open\n")
     store = open_store(Path(directory), flush_interval_consume_queue_ms=50)
-    store.start_delivery()
+    store.schedule.start_delivery()
     dice = random.Random()
     while True:
         for kind, topic in (("level", SCHEDULE_TOPIC), ("timer", TIMER_TOPIC)):

@@ -498,7 +498,7 @@ def test_swapped_index_files_are_made_again_and_every_key_leads_to_its_message(t
     store = open_store(tmp_path / "original", max_index_num=100)
     for index in range(COUNT):
         store.append([make_batch([BODIES[index]], extra_properties={"KEYS": f"k{index}"})])
-    assert store.query_by_key("orders", "none").complete
+    assert store.queries.by_key("orders", "none").complete
     root = killed_copy(tmp_path / "original", tmp_path / "killed")
     store.close()
     root = tmp_path / "original" if stopped else root
@@ -508,7 +508,7 @@ def test_swapped_index_files_are_made_again_and_every_key_leads_to_its_message(t
     for _ in range(2):
         store = open_store(root, max_index_num=100)
         for index in range(0, COUNT, 7):
-            found = store.query_by_key("orders", f"k{index}")
+            found = store.queries.by_key("orders", f"k{index}")
             assert found.complete
             assert [message.body for message in decode_records(found.records)] == [BODIES[index]], index
         store.close()

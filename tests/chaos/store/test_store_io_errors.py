@@ -116,7 +116,7 @@ class Script:
         """What the store's own thread does each second, and what it does about an error."""
         assert self.store is not None
         try:
-            self.store._flush_queues()
+            self.store._checkpoints.flush_queues()
         except OSError as error:
             self.store._fail(error)
 

@@ -241,12 +241,12 @@ class Life:
     def flush_queues(self) -> None:
         """What the store's own thread does each second."""
         assert self.store is not None
-        self.store._flush_queues()
+        self.store._checkpoints.flush_queues()
 
     def age(self) -> None:
         """Old files go, whatever they hold."""
         assert self.store is not None
-        clean = self.store._cleaner
+        clean = self.store.cleaner
         clean._by_hand = 1
         clean.run_once(datetime.now() + timedelta(hours=100))
         self.known.gone = {queue: self.min_offset(self.store, queue) for queue in QUEUES}

@@ -60,7 +60,7 @@ def test_what_was_acknowledged_is_delivered_once_over_every_kill(tmp_path):
         run_and_kill(root, acknowledged, dice.uniform(0.1, LONGEST_LIFE_S))
     store = open_store(root)
     waiting = sum(store.queue_bounds(topic, 0).max_offset for topic in (SCHEDULE_TOPIC, TIMER_TOPIC))
-    store.start_delivery()
+    store.schedule.start_delivery()
     queues = [("orders", queue_id) for queue_id in range(TARGET_QUEUES)]
     eventually(lambda: sum(store.queue_bounds(*queue).max_offset for queue in queues) >= waiting, "all is delivered")
     eventually(lambda: store.status().schedule.pending == {}, "nothing waits")

@@ -65,9 +65,9 @@ def add_batch(store: MessageStore, index: int) -> None:
     end = store.status().max_physical_offset
     room = LOG_FILE_BYTES - end % LOG_FILE_BYTES
     if len(record(end)) + 8 > room:
-        store.append_log(end, room.to_bytes(4) + bytes.fromhex("cbd43194") + bytes(room - 8))
+        store.chunks.append_chunk(end, room.to_bytes(4) + bytes.fromhex("cbd43194") + bytes(room - 8))
         end += room
-    store.append_log(end, record(end))
+    store.chunks.append_chunk(end, record(end))
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_a_time_and_a_key_lead_into_the_queue(root):
         time_ms = 1_700_000_000_000 + index
         assert store.offset_by_time("batched", 0, time_ms) == BASES[index]
         assert store.offset_by_time("batched", 0, time_ms, Boundary.UPPER) == BASES[index]
-        found = decode_records(store.query_by_key("batched", f"batch-{index}").records)
+        found = decode_records(store.queries.by_key("batched", f"batch-{index}").records)
         assert [message.queue_offset for message in found] == list(range(BASES[index], BASES[index] + SIZES[index]))
     assert store.offset_by_time("batched", 0, 1_700_000_000_000 + BATCHES) == COUNT
     store.close()
@@ -252,8 +252,8 @@ def test_batches_go_by_their_age_and_their_queue_files_with_them(root, monkeypat
     now = datetime(2023, 11, 15, 3)
     for path in sorted((root / "commitlog").iterdir())[:1]:
         os.utime(path, (now.timestamp() - 360_000,) * 2)
-    store._cleaner._by_hand = 1
-    assert store._cleaner.run_once(now) == 1
+    store.cleaner._by_hand = 1
+    assert store.cleaner.run_once(now) == 1
     first = store.queue_bounds("batched", 0).min_offset
     assert 0 < first < COUNT
     assert first in BASES
@@ -293,7 +293,8 @@ def test_offsets_may_be_higher_than_so_many_records_would_need_bytes(tmp_path):
     for index in range(20):
         end = store.status().max_physical_offset
         tiny = [BatchItem(b"", {})] * 100
-        store.append_log(end, inner_batch_record(tiny, base_offset=100 * index, physical_offset=end, compressed=True))
+        data = inner_batch_record(tiny, base_offset=100 * index, physical_offset=end, compressed=True)
+        store.chunks.append_chunk(end, data)
     root = killed_copy(tmp_path / "original", tmp_path / "killed")
     store.close()
     store = open_batched(root)
@@ -305,7 +306,7 @@ def test_offsets_may_be_higher_than_so_many_records_would_need_bytes(tmp_path):
 def test_a_record_that_does_not_say_what_it_holds_is_in_no_queue(tmp_path):
     store = open_batched(tmp_path / "original")
     broken = inner_batch_record([BatchItem(b"x", {})], base_offset=0, physical_offset=0, num=0)
-    store.append_log(0, broken)
+    store.chunks.append_chunk(0, broken)
     store.append([make_batch([b"plain"])])
     root = killed_copy(tmp_path / "original", tmp_path / "killed")
     store.close()
@@ -327,7 +328,7 @@ def test_a_slave_has_the_queues_that_its_master_recovered(root, tmp_path, monkey
     master, slave = open_batched(root), open_batched(tmp_path / "slave")
     end = master.status().max_physical_offset
     while (position := slave.status().max_physical_offset) < end:
-        slave.append_log(position, master.read_log(position, max_bytes))
+        slave.chunks.append_chunk(position, master.chunks.read_chunk(position, max_bytes))
     check(slave)
     master.close()
     slave.close()
@@ -376,7 +377,7 @@ def test_what_is_not_of_its_queues_kind_is_in_no_queue_of_a_slave_as_after_recov
     monkeypatch.setattr(raw_append, "BLOCK_RECORDS_MIN", 1)
     slave = open_batched(tmp_path / "slave")
     for chunk in [b"".join(mixed_log())] if together else mixed_log():
-        slave.append_log(slave.status().max_physical_offset, chunk)
+        slave.chunks.append_chunk(slave.status().max_physical_offset, chunk)
     assert [slave.queue_bounds(topic, 0).max_offset for topic in "ab"] == [5, 4]
     root = killed_copy(tmp_path / "slave", tmp_path / "recovered")
     producers = slave._parts.dedup.rows()

@@ -97,16 +97,16 @@ def check_queries(store: MessageStore, root: Path) -> None:
     for _, topic, _, _, keys, _, physical_offset, _, message_id, crc in manifest(root):
         place = parse_offset_message_id(message_id).physical_offset
         assert place == int(physical_offset)
-        message = decode_record(store.record_at(place))
+        message = decode_record(store.queries.by_physical_offset(place))
         assert crc32(message.body) & 0x7FFFFFFF == int(crc)
         assert message.offset_message_id == message_id
         assert message.topic in (topic, "SCHEDULE_TOPIC_XXXX")
         if message.message_id != message.offset_message_id:
-            [found] = decode_records(store.query_by_unique_id(message.topic, message.message_id).records)
+            [found] = decode_records(store.queries.by_unique_id(message.topic, message.message_id).records)
             assert found == message
         at = message.store_timestamp_ms
         for key in [] if keys == "null" else keys.split(" "):
-            found = store.query_by_key(message.topic, key, 64, at - 1000, at + 1000)
+            found = store.queries.by_key(message.topic, key, 64, at - 1000, at + 1000)
             assert found.complete
             assert message in decode_records(found.records), (key, message.physical_offset)
         first = store.offset_by_time(message.topic, message.queue_id, at)
@@ -117,10 +117,12 @@ def check_queries(store: MessageStore, root: Path) -> None:
 def test_every_message_of_the_manifest_is_found_by_key_id_place_and_time(root):
     store = open_store(root)
     check_queries(store, root)
-    assert store.earliest_store_time_ms() == decode_record(store.record_at(0)).store_timestamp_ms
+    assert (
+        store.queries.earliest_store_time_ms() == decode_record(store.queries.by_physical_offset(0)).store_timestamp_ms
+    )
     store.append([make_batch([b"%d" % i for i in range(300)], topic="Topic0")])
     check_queries(store, root)
-    assert store.query_by_unique_id("Topic0", f"{299:032X}").count == 1
+    assert store.queries.by_unique_id("Topic0", f"{299:032X}").count == 1
     store.close()
 
 

@@ -68,8 +68,8 @@ def test_a_record_whose_last_property_ends_in_nul_is_whole(tmp_path, which, cras
 def test_a_replica_takes_records_whose_last_property_ends_in_nul(tmp_path, max_bytes):
     end = write_log(tmp_path / "a", [Row("T", 0, i, NUL % i) for i in range(1000)])
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.read_log(target.end_offset, max_bytes):
-        assert target.append_log(target.end_offset, data)
+    while data := source.chunks.read_chunk(target.end_offset, max_bytes):
+        assert target.chunks.append_chunk(target.end_offset, data)
     assert target.end_offset == end
     assert offsets(target) == list(range(1000))
     source.close()
@@ -107,8 +107,8 @@ def test_readers_see_the_nul(tmp_path):
     rows += [Row("T", 1, i, b"UNIQ_KEY\x01N%d\x02TAGS\x01red\0" % i) for i in range(200)]
     write_log(tmp_path / "store", rows)
     store = open_store(tmp_path / "store")
-    assert store.query_by_key("T", "k17\0").count == 1
-    assert store.query_by_key("T", "k17").count == 0
+    assert store.queries.by_key("T", "k17\0").count == 1
+    assert store.queries.by_key("T", "k17").count == 0
     request = FetchRequest("T", 1, 0, 1000, frozenset([tags_code("red\0")]))
     [found] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     assert found.count == 200
@@ -160,8 +160,8 @@ def test_delayed_and_retried_messages_are_in_other_queues_too(tmp_path, crashed)
 def test_a_replica_puts_them_there_too(tmp_path):
     write_log(tmp_path / "a", lmq_rows(ELSEWHERE))
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.read_log(target.end_offset, 500):
-        target.append_log(target.end_offset, data)
+    while data := source.chunks.read_chunk(target.end_offset, 500):
+        target.chunks.append_chunk(target.end_offset, data)
     assert offsets_in_lmq(target) == [str(offset) for offset in range(21)]
     source.close()
     target.close()
@@ -185,8 +185,8 @@ def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
     rows = [*lmq_rows({}), Row("%RETRY%g", 0, 0, lmq(0)), Row("%RETRY%g", 0, 1, lmq(3))]
     write_log(tmp_path / "a", rows, crashed=True)
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.read_log(target.end_offset, 500):
-        target.append_log(target.end_offset, data)
+    while data := source.chunks.read_chunk(target.end_offset, 500):
+        target.chunks.append_chunk(target.end_offset, data)
     for store in (source, target):
         assert offsets_in_lmq(store) == [str(offset) for offset in range(21)]
         store.close()
@@ -256,8 +256,8 @@ def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_q
     rows += [Row("T", 0, 101 + i, sent(ours, i, FOR_T).replace(b"EPOCH\x011", b"EPOCH\x010")) for i in range(150)]
     write_log(tmp_path / "a", rows)
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.read_log(target.end_offset, 1 << 20):
-        target.append_log(target.end_offset, data)
+    while data := source.chunks.read_chunk(target.end_offset, 1 << 20):
+        target.chunks.append_chunk(target.end_offset, data)
     for store in (source, target):
         [(producer, topic, _, _, runs), *others] = sorted(store._parts.dedup.rows(), reverse=True)
         assert (producer, topic, runs) == ("P", "T", [(0, 1, 0)])
@@ -289,8 +289,8 @@ def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ah
     file.write_bytes(units)
     store = open_store(tmp_path, clock_ms=lambda: now_ms)
     source = (TIMER_TOPIC, queue_id)
-    scheduler = store._make_scheduler()
-    assert scheduler._waiting.codes(source, 0, 10).tolist() == [before]
+    scheduler = store.schedule.new_scheduler()
+    assert scheduler._reader.delivery_times(source, 0, 10).tolist() == [before]
     scheduler.round()
     assert store.queue_bounds("T", 0).max_offset == 0
     assert store.end_offset == len(batch.records)

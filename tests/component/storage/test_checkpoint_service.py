@@ -37,7 +37,7 @@ def opened(root: Path, **changes: Any) -> MessageStore:
     sizes = {"mapped_file_size_consume_queue_bytes": UNITS_PER_FILE * 20, "mapped_file_size_commit_log_bytes": 1 << 20}
     store = open_store(root, flush_interval_consume_queue_ms=60_000, **sizes, **changes)
     send(store, 0, 1)
-    store._flush_queues()
+    store._checkpoints.flush_queues()
     return store
 
 
@@ -50,12 +50,12 @@ def test_a_queue_waits_until_it_has_so_many_pages_to_flush(tmp_path, flushed):
     flushed.clear()
     send(store, 0, 10)
     send(store, 1, PAGES_OF_UNITS)
-    store._flush_queues(thorough=False)
+    store._checkpoints.flush_queues(thorough=False)
     assert flushed == ["1"]
     send(store, 1, 10)
-    store._flush_queues(thorough=False)
+    store._checkpoints.flush_queues(thorough=False)
     assert flushed == ["1"]
-    store._flush_queues()
+    store._checkpoints.flush_queues()
     assert sorted(flushed[1:]) == ["0", "1"]
     store.close()
 
@@ -63,10 +63,10 @@ def test_a_queue_waits_until_it_has_so_many_pages_to_flush(tmp_path, flushed):
 def test_a_file_that_is_full_does_not_wait(tmp_path, flushed):
     store = opened(tmp_path)
     send(store, 0, UNITS_PER_FILE - 11)
-    store._flush_queues(thorough=False)
+    store._checkpoints.flush_queues(thorough=False)
     flushed.clear()
     send(store, 0, 10)
-    store._flush_queues(thorough=False)
+    store._checkpoints.flush_queues(thorough=False)
     assert flushed == ["0"]
     store.close()
 
@@ -79,8 +79,8 @@ def test_with_these_settings_every_flush_is_of_all_queues(tmp_path, flushed, cha
     for queue_id in (0, 1, 0):
         flushed.clear()
         send(store, queue_id, 1)
-        store._bookkeeper._thorough_s -= 1
-        store._flush_queues(thorough=False)
+        store._checkpoints._thorough_s -= 1
+        store._checkpoints.flush_queues(thorough=False)
         assert flushed == [str(queue_id)]
     store.close()
 
@@ -90,10 +90,10 @@ def test_the_checkpoint_counts_only_what_all_queues_have_on_disk(tmp_path):
     store = opened(tmp_path, clock_ms=lambda: now_ms[0])
     now_ms[0] += 5000
     send(store, 0, 1)
-    store._flush_queues(thorough=False)
+    store._checkpoints.flush_queues(thorough=False)
     checkpoint = read_checkpoint(tmp_path / "checkpoint")
     assert checkpoint.logics_msg_timestamp == 1_700_000_000_000
-    store._flush_queues()
+    store._checkpoints.flush_queues()
     assert read_checkpoint(tmp_path / "checkpoint").logics_msg_timestamp == now_ms[0]
     store.close()
 
@@ -107,7 +107,7 @@ def test_a_power_cut_takes_no_message_whose_unit_still_waited(tmp_path, monkeypa
     for queue_id in range(3):
         send(store, queue_id, count)
         send(store, queue_id, 5)
-        store._flush_queues(thorough=False)
+        store._checkpoints.flush_queues(thorough=False)
     copy = cuts.copy_after_cut(tmp_path / "copy")
     expected = [len(bodies_of(store, queue_id=queue_id)) for queue_id in range(3)]
     store.close()

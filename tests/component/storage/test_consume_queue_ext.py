@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raymq.delay import DELAY_LEVELS_MS
 from raymq.errors import StoreCorruptError
 from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, addresses_of, are_units, offsets_of, units_at
 from raymq.logfiles.log_reader import LogReader
@@ -183,10 +181,8 @@ def test_the_scheduler_finds_the_times_that_rocketmq_put_into_an_extension(root)
     extension = root / "consumequeue_ext" / source[0] / "17" / f"{0:020d}"
     extension.parent.mkdir(parents=True)
     extension.write_bytes(np.array((20, 1_800_000_000_000, 1, 0), EXT_UNIT_DTYPE).tobytes() + bytes(980))
-    waiting = DelayQueueReader(
-        threading.Lock(), store._appender, store._queues, store._parts.deliveries, store._parts.reader, DELAY_LEVELS_MS
-    )
-    assert waiting.codes(source, 0, 1).tolist() == [1_800_000_000_000]
+    reader = DelayQueueReader(store._parts, store._appender)
+    assert reader.delivery_times(source, 0, 1).tolist() == [1_800_000_000_000]
     store.close()
 
 
@@ -211,7 +207,7 @@ def test_after_a_crash_it_is_as_it_was(root, tmp_path, monkeypatch, cut):
     monkeypatch.setattr(os, "fdatasync", cuts.fdatasync)
     store = open_store(root, **ON)
     fill(store, 0, 70)
-    store._flush_queues()
+    store._checkpoints.flush_queues()
     fill(store, 70, 70)
     copy = cuts.copy_after_cut(tmp_path / "copy") if cut else killed_copy(root, tmp_path / "copy")
     before = queues_of(root)
@@ -226,7 +222,7 @@ def test_what_a_crash_left_behind_the_last_address_goes(root, tmp_path):
     """The log's end is lost, and with it the queue's: the extension must not keep units that nobody names."""
     store = open_store(root, **ON)
     fill(store, 0, 30)
-    store._flush_queues()
+    store._checkpoints.flush_queues()
     end = store.end_offset
     before = queues_of(root)
     fill(store, 30, 90)
@@ -316,8 +312,8 @@ def test_files_go_with_the_messages_that_they_are_about(root, monkeypatch):
     store = open_store(root, file_reserved_time_hours=0, **ON)
     fill(store, 0, 1500, size=100)
     for _ in range(3):
-        store.clean()
-        store._cleaner.run_once(cleaner.datetime.now())
+        store.cleaner.request_run()
+        store.cleaner.run_once(cleaner.datetime.now())
     first = store.queue_bounds("orders", 0).min_offset
     assert first > 500
     names = sorted(path.name for path in (root / "consumequeue_ext" / "orders" / "0").iterdir())
@@ -345,7 +341,7 @@ def test_a_replica_makes_the_same(root, tmp_path):
     store.append([make_batch([b"x"] * 200, tags="odd")])
     fill(store, 200, 60)
     while slave.end_offset < store.end_offset:
-        slave.append_log(slave.end_offset, store.read_log(slave.end_offset, 10_000))
+        slave.chunks.append_chunk(slave.end_offset, store.chunks.read_chunk(slave.end_offset, 10_000))
     assert log_of(tmp_path / "slave") == log_of(root)
     assert queues_of(tmp_path / "slave") == queues_of(root)
     slave.close()

@@ -65,7 +65,7 @@ def test_producers_use_such_a_store_as_any_other(tmp_path, prop_crc):
     messages = read_queue(store)
     assert [message.body for message in messages] == BODIES
     assert {message.store_host for message in messages} == {"[fd00::17]:10911"}
-    [found] = decode_records(store.record_at(messages[7].physical_offset))
+    [found] = decode_records(store.queries.by_physical_offset(messages[7].physical_offset))
     assert found.body == BODIES[7]
     assert found.offset_message_id == offset_message_id("fd00::17", 10911, found.physical_offset)
     assert single.physical_offset == 0

@@ -197,7 +197,7 @@ def append_keyed(store, first: int, count: int) -> None:
 
 
 def found_numbers(store, key: str, **arguments) -> list[int]:
-    result = store.query_by_key("orders", key, **arguments)
+    result = store.queries.by_key("orders", key, **arguments)
     assert result.complete
     messages = decode_records(result.records)
     assert len(messages) == result.count
@@ -207,7 +207,7 @@ def found_numbers(store, key: str, **arguments) -> list[int]:
 def check_all(store, count: int) -> None:
     for number in range(0, count, 7):
         assert found_numbers(store, f"n{number}") == [number], number
-        assert store.query_by_unique_id("orders", f"ID{number:06d}").count == 1
+        assert store.queries.by_unique_id("orders", f"ID{number:06d}").count == 1
     assert found_numbers(store, "ten3", max_num=5) == [n for n in range(count) if n % 10 == 3][-5:]
 
 
@@ -240,10 +240,10 @@ class TestIndexOfAStore:
         store = open_store(tmp_path / "store")
         assert index_key_hash("orders", "Aa") == index_key_hash("orders", "BB")
         store.append([keyed_batch([("Aa",), ("BB",), ("Aa", "BB")])])
-        assert [m.queue_offset for m in decode_records(store.query_by_key("orders", "Aa").records)] == [0, 2]
-        assert [m.queue_offset for m in decode_records(store.query_by_key("orders", "BB").records)] == [1, 2]
-        assert store.query_by_unique_id("orders", "Aa").count == 0
-        assert store.query_by_key("other", "Aa").count == 0
+        assert [m.queue_offset for m in decode_records(store.queries.by_key("orders", "Aa").records)] == [0, 2]
+        assert [m.queue_offset for m in decode_records(store.queries.by_key("orders", "BB").records)] == [1, 2]
+        assert store.queries.by_unique_id("orders", "Aa").count == 0
+        assert store.queries.by_key("other", "Aa").count == 0
         store.close()
 
     def test_a_time_range_selects(self, tmp_path):
@@ -251,9 +251,9 @@ class TestIndexOfAStore:
         store = open_store(tmp_path / "store", clock_ms=lambda: next(times), max_index_num=10)
         for _ in range(30):
             store.append([keyed_batch([("k",)])])
-        every = [m.store_timestamp_ms for m in decode_records(store.query_by_key("orders", "k").records)]
+        every = [m.store_timestamp_ms for m in decode_records(store.queries.by_key("orders", "k").records)]
         assert len(every) == 30
-        found = store.query_by_key("orders", "k", begin_ms=every[7], end_ms=every[19])
+        found = store.queries.by_key("orders", "k", begin_ms=every[7], end_ms=every[19])
         stored = [m.store_timestamp_ms for m in decode_records(found.records)]
         assert set(every[8:19]) <= set(stored) <= set(every[6:21])
         store.close()
@@ -262,17 +262,17 @@ class TestIndexOfAStore:
         store = open_store(tmp_path / "store")
         for arguments in (("orders", ""), ("orders", "k", 0), ("orders", "k", 1, 5, 4), ("a b", "k")):
             with pytest.raises(InvalidArgumentError):
-                store.query_by_key(*arguments)
+                store.queries.by_key(*arguments)
         store.close()
         without = open_store(tmp_path / "store", message_index_enable=False)
         with pytest.raises(InvalidArgumentError, match="message_index_enable"):
-            without.query_by_key("orders", "k")
+            without.queries.by_key("orders", "k")
         without.close()
 
     def test_at_most_64_messages_are_returned(self, tmp_path):
         store = open_store(tmp_path / "store")
         store.append([keyed_batch([("k",)] * 100)])
-        assert store.query_by_key("orders", "k", 1000).count == 64
+        assert store.queries.by_key("orders", "k", 1000).count == 64
         store.close()
 
     @pytest.mark.parametrize("crashed", [False, True], ids=["clean stop", "crash"])
@@ -361,7 +361,7 @@ class TestIndexOfAStore:
         monkeypatch.setattr(disk, "preallocate", fail)
         store = open_store(tmp_path / "store")
         append_keyed(store, 0, 20)
-        assert not store.query_by_key("orders", "n3").complete
+        assert not store.queries.by_key("orders", "n3").complete
         with pytest.raises(StoreNotWritableError, match="the index cannot be written"):
             append_keyed(store, 20, 20)
         assert store.status().running_flags == 8
@@ -407,7 +407,7 @@ def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
     full = FullDisk(monkeypatch, kind, error)
     store.append([keyed(0, 50)])
     eventually(lambda: os.strerror(error) in store.status().not_writable_reason, "the store says so")
-    assert not store.query_by_key("T", "k49").complete
+    assert not store.queries.by_key("T", "k49").complete
     with pytest.raises(StoreNotWritableError, match="the index cannot be written"):
         store.append([keyed(50, 1)])
     met = full.met
@@ -416,12 +416,12 @@ def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
     eventually(lambda: store.status().writable, "the store takes appends again")
     store.append([keyed(50, 50)])
     for number in range(100):
-        found = store.query_by_key("T", f"k{number}")
+        found = store.queries.by_key("T", f"k{number}")
         assert (found.complete, found.count) == (True, 1), number
     store.close()
     assert not (tmp_path / "store" / "abort").exists()
     store = open_store(tmp_path / "store", max_index_num=20)
-    assert [store.query_by_key("T", f"k{number}").count for number in range(100)] == [1] * 100
+    assert [store.queries.by_key("T", f"k{number}").count for number in range(100)] == [1] * 100
     store.close()
 
 
@@ -435,9 +435,9 @@ def test_an_index_that_meets_a_log_file_cut_short_goes_on_once_the_file_is_back(
     log = root / "commitlog" / f"{0:020d}"
     whole = log.read_bytes()
     os.truncate(log, 1000)
-    assert not store.query_by_key("T", "k0").complete
+    assert not store.queries.by_key("T", "k0").complete
     assert store.status().writable
     log.write_bytes(whole)
-    eventually(lambda: store.query_by_key("T", "k19").complete, "the index goes on")
-    assert store.query_by_key("T", "k19").count == 1
+    eventually(lambda: store.queries.by_key("T", "k19").complete, "the index goes on")
+    assert store.queries.by_key("T", "k19").count == 1
     store.close()

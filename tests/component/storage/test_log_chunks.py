@@ -27,8 +27,8 @@ def filled(root: Path) -> MessageStore:
 
 
 def copy_log(source: MessageStore, target: MessageStore, max_bytes: int) -> None:
-    while data := source.read_log(target.status().max_physical_offset, max_bytes):
-        assert target.append_log(target.status().max_physical_offset, data)
+    while data := source.chunks.read_chunk(target.status().max_physical_offset, max_bytes):
+        assert target.chunks.append_chunk(target.status().max_physical_offset, data)
 
 
 def log_bytes(root: Path) -> bytes:
@@ -44,7 +44,7 @@ def test_a_copied_log_is_the_same_store(tmp_path, max_bytes):
     [repeat] = target.append([make_batch(BODIES[475:], producer=("p", 0, 475))])
     assert repeat.duplicate
     assert target.append([make_batch([b"new"])])[0].queue_offset == len(BODIES)
-    found = target.query_by_unique_id("orders", f"{24:032X}")
+    found = target.queries.by_unique_id("orders", f"{24:032X}")
     assert found.complete
     assert found.count > 0
     source.append([make_batch([b"new"])])
@@ -70,18 +70,18 @@ def test_files_are_the_same_byte_for_byte(tmp_path):
 
 def test_what_does_not_continue_the_log_is_refused_and_nothing_is_written(tmp_path):
     source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
-    chunk = source.read_log(0, 2000)
+    chunk = source.chunks.read_chunk(0, 2000)
     first = int(record_starts(chunk)[1])
     flipped = bytearray(chunk)
     flipped[100] ^= 1
     for offset, data in ((first, chunk[first:]), (0, chunk[first:]), (0, chunk[:-1]), (0, flipped), (0, b"x" * 200)):
         with pytest.raises(InvalidArgumentError):
-            target.append_log(offset, bytes(data))
+            target.chunks.append_chunk(offset, bytes(data))
     assert target.status().max_physical_offset == 0
     assert target.topics() == {}
-    assert target.append_log(0, chunk)
+    assert target.chunks.append_chunk(0, chunk)
     with pytest.raises(InvalidArgumentError):
-        target.append_log(0, chunk)
+        target.chunks.append_chunk(0, chunk)
     source.close()
     target.close()
 
@@ -89,13 +89,13 @@ def test_what_does_not_continue_the_log_is_refused_and_nothing_is_written(tmp_pa
 def test_reading_outside_the_log_is_an_error(tmp_path):
     store = filled(tmp_path / "a")
     end = store.status().max_physical_offset
-    assert store.read_log(end, 1000) == b""
+    assert store.chunks.read_chunk(end, 1000) == b""
     with pytest.raises(InvalidArgumentError):
-        store.read_log(end + 1, 1000)
-    with store._append_lock:
+        store.chunks.read_chunk(end + 1, 1000)
+    with store._parts.append_lock:
         store._log.forget_before(LOG_FILE_BYTES)
     with pytest.raises(DataLossError):
-        store.read_log(0, 1000)
+        store.chunks.read_chunk(0, 1000)
     store.close()
 
 
@@ -125,7 +125,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_so_in_the_copy(tmp_path, 
 def test_a_log_is_cut_at_a_record_and_everything_follows(tmp_path, keep):
     root = tmp_path / "a"
     store = filled(root)
-    unit = store._reader.units("orders", 0, keep, 1)
+    unit = store._parts.reader.units("orders", 0, keep, 1)
     place = int(unit[0]["physical_offset"])
     settings = small_settings(root)
     with pytest.raises(StoreLockedError):
@@ -142,8 +142,8 @@ def test_a_log_is_cut_at_a_record_and_everything_follows(tmp_path, keep):
     [result] = store.append([make_batch(BODIES[keep:], producer=("p", 0, keep))])
     assert not result.duplicate
     assert bodies_of(store) == BODIES
-    assert store.query_by_key("orders", "none").complete
-    assert store.query_by_unique_id("orders", f"{0:032X}").count > 0
+    assert store.queries.by_key("orders", "none").complete
+    assert store.queries.by_unique_id("orders", f"{0:032X}").count > 0
     store.close()
 
 
@@ -163,7 +163,7 @@ def test_what_is_stored_here_later_is_not_earlier_than_what_another_replica_stor
 def test_a_chunk_ends_before_damage_and_damage_is_told(tmp_path):
     store = filled(tmp_path / "a")
     end = store.status().max_physical_offset
-    whole = store.read_log(0, 5000)
+    whole = store.chunks.read_chunk(0, 5000)
     store.close()
     path = tmp_path / "a" / "commitlog" / f"{0:020d}"
     second = int(record_starts(whole)[1])

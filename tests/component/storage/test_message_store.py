@@ -710,11 +710,11 @@ class TestLifeCycle:
         before = len(open_below(root))
         for queue_id in range(80):
             store.append([make_batch([b"x" * 400] * 15, queue_id=queue_id)])
-        assert store.query_by_unique_id("orders", f"{14:032X}").count == 32
+        assert store.queries.by_unique_id("orders", f"{14:032X}").count == 32
         for queue_id in range(80):
             assert len(bodies_of(store, queue_id=queue_id)) == 15
         assert len(list((root / "commitlog").iterdir())) > 8
-        assert len(store._reader.maps._maps) <= 8
+        assert len(store._parts.reader.maps._maps) <= 8
         # Beside them: the log file that is written, the one that is ready, and the newest index file, twice.
         # What a thread of the store has open for a moment only, is not meant.
         eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 4, "so few files are open")
@@ -738,7 +738,7 @@ class TestLifeCycle:
     def test_views_stay_readable_after_the_file_is_deleted_and_the_store_closed(self, store, root):
         store.append([make_batch([b"kept"])])
         queue = store._queues.get("orders", 0)
-        [view] = store._reader.views(queue.units(0, 1))
+        [view] = store._parts.reader.views(queue.units(0, 1))
         store.close()
         (root / "commitlog" / "00000000000000000000").unlink()
         assert b"kept" in bytes(view)
@@ -755,7 +755,7 @@ def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
     store = open_store(root, clock_ms=lambda: now_ms)
     store.append([make_batch([b"early"] * 10)])
     queue = store._queues.get_plain("orders", 0)
-    with store._append_lock:
+    with store._parts.append_lock:
         queue.start_at(20)
     now_ms = 5000
     store.append([make_batch([b"late"] * 10)])

@@ -76,7 +76,7 @@ def test_a_message_is_in_the_queues_that_it_names_and_says_where(tmp_path):
     request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # "red"
     [found] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     assert found.count == 2
-    assert store.query_by_unique_id("orders", f"{1:032X}").count == 2
+    assert store.queries.by_unique_id("orders", f"{1:032X}").count == 2
     store.close()
 
 
@@ -190,7 +190,7 @@ def test_a_delayed_message_is_dispatched_when_it_is_delivered(tmp_path):
     )
     store.append([batch])
     assert store.topics() == {SCHEDULE_TOPIC: [0]}
-    store.start_delivery()
+    store.schedule.start_delivery()
     eventually(lambda: store.queue_bounds("%LMQ%a", 0).max_offset == 2, "both are delivered")
     assert bodies_in(store, "%LMQ%a") == [b"one", b"two"]
     assert offsets_said(messages_in(store, "%LMQ%a")) == ["0", "1"]
@@ -248,8 +248,8 @@ def test_slaves_have_the_same_queues(tmp_path, max_bytes):
     master.delete_topic("%LMQ%a")
     master.append([batch_for("%LMQ%a,%LMQ%b", b"new one")])
     master.append([batch_for("%LMQ%a", b"new two")])
-    while data := master.read_log(slave.end_offset, max_bytes):
-        slave.append_log(slave.end_offset, data)
+    while data := master.chunks.read_chunk(slave.end_offset, max_bytes):
+        slave.chunks.append_chunk(slave.end_offset, data)
     assert bodies_in(slave, "%LMQ%a") == [b"new one", b"new two"]
     assert bodies_in(slave, "%LMQ%b") == bodies_in(master, "%LMQ%b")
     master.close()
@@ -259,9 +259,9 @@ def test_slaves_have_the_same_queues(tmp_path, max_bytes):
 
 def test_a_slave_whose_log_begins_later_keeps_the_offsets(tmp_path):
     master, slave = filled(tmp_path / "a"), open_store(tmp_path / "b")
-    slave.begin_at(LOG_FILE_BYTES)
-    while data := master.read_log(slave.end_offset, 4000):
-        slave.append_log(slave.end_offset, data)
+    slave.chunks.begin_at(LOG_FILE_BYTES)
+    while data := master.chunks.read_chunk(slave.end_offset, 4000):
+        slave.chunks.append_chunk(slave.end_offset, data)
     bounds = slave.queue_bounds("%LMQ%b", 0)
     assert 0 < bounds.min_offset < bounds.max_offset == 360
     assert bodies_in(slave, "%LMQ%b") == bodies_in(master, "%LMQ%b")[bounds.min_offset :]

@@ -230,7 +230,7 @@ def _drop_first_file(group: LocalReplicas) -> None:
     """Retention, as it were: the running stores lose the first file of their logs."""
     for replica in group.replicas.values():
         store = replica.any_store
-        with store._append_lock:
+        with store._parts.append_lock:
             for path in store._log.forget_before(store._log.file_size + 1):
                 path.unlink()
             for queue in store._queues:
@@ -446,7 +446,7 @@ def test_epochs_of_which_retention_left_nothing_are_forgotten_and_all_follow_on(
     group.settle()
     for replica in group.replicas.values():
         store = replica.any_store
-        assert store._cleaner._delete_log_files(store.end_offset, "the test wants it") > 0
+        assert store.cleaner._delete_log_files(store.end_offset, "the test wants it") > 0
         assert replica._epochs.entries[0].epoch == first
     group.open(depose(group))
     group.master.append([make_batch(bodies(1000, 100), producer=("p", 0, 1000))])

@@ -129,8 +129,8 @@ def age(root: Path, count: int, now: datetime, hours: float = 100) -> None:
 
 
 def clean_by_hand(store: MessageStore) -> int:
-    store._cleaner._by_hand = 1
-    return store._cleaner.run_once(THREE_O_CLOCK)
+    store.cleaner._by_hand = 1
+    return store.cleaner.run_once(THREE_O_CLOCK)
 
 
 def check_shortened(store: MessageStore, root: Path, removed: int) -> None:
@@ -146,12 +146,12 @@ def check_shortened(store: MessageStore, root: Path, removed: int) -> None:
 def test_log_queues_and_index_get_shorter_together_and_stay_so_over_a_restart(root):
     store = filled_store(root, max_index_num=100)
     age(root, 2, THREE_O_CLOCK)
-    index_files = len(list((root / "index").iterdir())) if store.query_by_key("orders", "none").complete else 0
+    index_files = len(list((root / "index").iterdir())) if store.queries.by_key("orders", "none").complete else 0
     assert clean_by_hand(store) == 2
     check_shortened(store, root, 2)
     assert len(list((root / "index").iterdir())) < index_files
     assert store.status().retention.files_deleted == 2
-    assert store.query_by_unique_id("orders", f"{0:032X}").count > 0
+    assert store.queries.by_unique_id("orders", f"{0:032X}").count > 0
     killed = killed_copy(root, root.with_name("killed"))
     store.close()
     for path in (root, killed):
@@ -166,8 +166,8 @@ def test_nothing_goes_at_another_hour(root, monkeypatch):
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.5)
     store = filled_store(root)
     age(root, 2, THREE_O_CLOCK)
-    assert store._cleaner.run_once(THREE_O_CLOCK) == 0
-    assert store._cleaner.run_once(THREE_O_CLOCK.replace(hour=4)) == 2
+    assert store.cleaner.run_once(THREE_O_CLOCK) == 0
+    assert store.cleaner.run_once(THREE_O_CLOCK.replace(hour=4)) == 2
     store.close()
 
 
@@ -175,14 +175,14 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
     usage = 0.95
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: usage)
     store = filled_store(root, clean_file_forcibly_enable=False)
-    store._cleaner.run_once(THREE_O_CLOCK)
+    store.cleaner.run_once(THREE_O_CLOCK)
     with pytest.raises(StoreNotWritableError, match="95% full"):
         store.append([make_batch([b"x"])])
     assert bodies_of(store) == BODIES
     assert store.status().running_flags == 16
     assert "95% full" in store.status().not_writable_reason
     usage = 0.80
-    store._cleaner.run_once(THREE_O_CLOCK)
+    store.cleaner.run_once(THREE_O_CLOCK)
     assert store.append([make_batch([b"x"])])[0].queue_offset == len(BODIES)
     store.close()
 
@@ -192,11 +192,11 @@ def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     store = filled_store(root)
     for hour in (3, 4):
-        assert store._cleaner.run_once(datetime.now().replace(hour=hour)) == 0
+        assert store.cleaner.run_once(datetime.now().replace(hour=hour)) == 0
     with pytest.raises(StoreNotWritableError, match="99% full"):
         store.append([make_batch([b"x"])])
     assert bodies_of(store) == BODIES
-    assert store.deleted_young() is None
+    assert store.cleaner.deleted_young() is None
     store.close()
 
 
@@ -214,10 +214,10 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     store = filled_store(root, clean_file_forcibly_enable=True)
     before = len(list((root / "commitlog").iterdir()))
     age(root, 1, datetime.now())
-    count = store._cleaner.run_once(datetime.now())
+    count = store.cleaner.run_once(datetime.now())
     assert count > 2
     bounds = store.queue_bounds("orders", 0)
-    [lost] = store.deleted_young()
+    [lost] = store.cleaner.deleted_young()
     assert (lost.topic, lost.queue_id, lost.end_offset) == ("orders", 0, bounds.min_offset)
     assert 100 < lost.begin_offset < lost.end_offset  # the first file had reached its time
     assert store.status().retention.young_files_deleted == count - 1
@@ -241,7 +241,7 @@ def test_what_a_hold_names_stays(root):
 
 def test_a_view_of_a_deleted_file_stays_readable_and_an_old_offset_is_told_the_new_first(root):
     store = filled_store(root)
-    view = store._reader.views(store._reader.units("orders", 0, 0, 1))[0]
+    view = store._parts.reader.views(store._parts.reader.units("orders", 0, 0, 1))[0]
     age(root, 2, THREE_O_CLOCK)
     clean_by_hand(store)
     [message] = decode_records(view)
@@ -325,7 +325,7 @@ def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
 def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, monkeypatch):
     """Right after the store was opened, its thread looks at all files, and retention takes the first of them."""
     store = filled_store(root, max_index_num=100)
-    assert store.query_by_key("orders", "none").complete
+    assert store.queries.by_key("orders", "none").complete
     store.close()
     age(root, 2, THREE_O_CLOCK)
     looking, cleaned = threading.Event(), threading.Event()
@@ -342,11 +342,11 @@ def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, mon
     assert looking.wait(60)
     assert clean_by_hand(store) == 2
     cleaned.set()
-    assert store.query_by_key("orders", "none").complete
+    assert store.queries.by_key("orders", "none").complete
     assert store.status().not_writable_reason == ""
     assert store.status().index_files == len(list((root / "index").iterdir())) < before
     store.append([make_batch(BODIES[:300])])
-    assert store.query_by_key("orders", "none").complete
+    assert store.queries.by_key("orders", "none").complete
     store.close()
 
 

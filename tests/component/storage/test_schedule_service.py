@@ -54,7 +54,7 @@ def opened(tmp_path, clock) -> Iterator[Callable[..., MessageStore]]:
         store = open_store(root, clock_ms=clock, **changes)
         stores.append(store)
         if deliver:
-            store.start_delivery()
+            store.schedule.start_delivery()
         return store
 
     yield open_one
@@ -108,9 +108,9 @@ def wait_for_bodies(store: MessageStore, expected: list[bytes]) -> None:
 
 def wait_for_a_round(store: MessageStore) -> None:
     """Until the scheduler has looked at the queues at the time that it is now."""
-    looked = store._appender.look_at_the_clock
+    looked = store._appender.read_clock
     rounds = []
-    store._appender.look_at_the_clock = lambda: rounds.append(1) or looked()  # type: ignore[method-assign]
+    store._appender.read_clock = lambda: rounds.append(1) or looked()  # type: ignore[method-assign]
     eventually(lambda: len(rounds) >= 2, "a round of the scheduler")
 
 
@@ -200,13 +200,13 @@ def test_a_message_for_next_week_is_filed_again_every_day_and_delivered_once(ope
     def is_filed(times: int) -> bool:
         return sum(store.queue_bounds(*place).max_offset for place in places) == times
 
-    pins = [store.pinned_physical_offset()]
+    pins = [store.cleaner.pinned_physical_offset()]
     for day in range(1, 6):
         clock.now_ms += DAY_MS
         eventually(partial(is_filed, day + 1), "it is filed again")
         assert bodies(store) == []
-        store._flush_queues()
-        pins.append(store.pinned_physical_offset())
+        store._checkpoints.flush_queues()
+        pins.append(store.cleaner.pinned_physical_offset())
     assert pins == sorted(set(pins))
     clock.now_ms = due - 1
     wait_for_a_round(store)
@@ -306,7 +306,7 @@ def test_a_message_without_a_target_is_given_up_and_those_behind_it_are_delivere
 
 def test_a_put_that_is_refused_is_tried_again(opened, clock, caplog):
     store = opened(deliver=False)
-    deliver, refused = store._deliver, []
+    deliver, refused = store.schedule._store_deliveries, []
 
     def refuse_twice(*arguments: Any) -> None:
         if len(refused) < 2:
@@ -314,9 +314,9 @@ def test_a_put_that_is_refused_is_tried_again(opened, clock, caplog):
             raise ServiceNotAvailableError("not now")
         deliver(*arguments)
 
-    store._deliver = refuse_twice  # type: ignore[method-assign]
+    store.schedule._store_deliveries = refuse_twice  # type: ignore[method-assign]
     store.append([waiting_batch([level(b"%d" % n) for n in range(300)], clock)])
-    store.start_delivery()
+    store.schedule.start_delivery()
     clock.now_ms += 10_000
     eventually(lambda: len(refused) == 1, "the first attempt")
     clock.now_ms += 100
@@ -342,18 +342,22 @@ def test_a_store_that_does_not_deliver_keeps_everything(opened, clock):
 
 def test_the_first_message_that_waits_pins_the_log(opened, clock):
     store = opened()
-    assert store.pinned_physical_offset() == store.status().max_physical_offset == 0
+    assert store.cleaner.pinned_physical_offset() == store.status().max_physical_offset == 0
     [first] = store.append([waiting_batch([level(b"x")], clock)])
     [second] = store.append([waiting_batch([timed(b"y", clock.now_ms + 20_000)], clock)])
-    assert store.pinned_physical_offset() == first.physical_offset == 0
+    assert store.cleaner.pinned_physical_offset() == first.physical_offset == 0
     clock.now_ms += 10_000
     wait_for_bodies(store, [b"x"])
-    store._flush_queues()
-    assert store.pinned_physical_offset() == second.physical_offset
+    store._checkpoints.flush_queues()
+    assert store.cleaner.pinned_physical_offset() == second.physical_offset
     clock.now_ms += 10_000
     wait_for_bodies(store, [b"x", b"y"])
-    eventually(lambda: store._flush_queues() or store.pinned_physical_offset() == store.status().max_physical_offset,
-             "nothing is pinned")  # fmt: skip
+
+    def nothing_is_pinned() -> bool:
+        store._checkpoints.flush_queues()
+        return store.cleaner.pinned_physical_offset() == store.status().max_physical_offset
+
+    eventually(nothing_is_pinned, "nothing is pinned")
 
 
 def test_the_status_tells_what_waits(opened, clock):

@@ -174,8 +174,8 @@ def test_without_the_disk_of_the_last_file_the_store_does_not_open_either(disks,
 
 def test_old_files_go_from_every_disk(disks, tmp_path):
     store = disks.filled()
-    store._flush_queues()
-    cleaner = store._cleaner
+    store._checkpoints.flush_queues()
+    cleaner = store.cleaner
     cleaner._by_hand = 1
     assert cleaner.run_once(datetime.now() + timedelta(hours=100)) > 3
     kept = bodies_of(store)
@@ -195,7 +195,7 @@ def test_old_files_go_from_every_disk(disks, tmp_path):
 def test_the_store_is_full_when_all_the_disks_of_its_log_are(disks, monkeypatch, usages, refused):
     monkeypatch.setattr("storage.retention.cleaner.disk_usage", lambda path: usages.get(path.name, 0.5))
     store = disks.filled(clean_file_forcibly_enable=False)
-    store._cleaner.run_once(datetime.now().replace(hour=3))
+    store.cleaner.run_once(datetime.now().replace(hour=3))
     assert store.status().writable is not refused
     store.close()
 

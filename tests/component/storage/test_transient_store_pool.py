@@ -73,7 +73,7 @@ def test_a_message_is_acknowledged_at_once_and_shown_once_it_is_committed(root):
     assert store.end_offset > 0
     assert (store.stored_offset, store.visible_offset) == (0, 0)
     assert bodies_of(store) == []
-    assert store.read_log(0, 1000) == b""
+    assert store.chunks.read_chunk(0, 1000) == b""
     assert (root / "commitlog" / f"{0:020d}").read_bytes() == bytes(LOG_FILE_BYTES)
     assert store.flush_all() == store.stored_offset == store.end_offset
     store._gate._commit._wake.set()
@@ -165,7 +165,7 @@ def test_delayed_messages_in_the_pool_are_delivered(root):
     store = open_store(root, clock_ms=lambda: clock[0], **POOL, **NO_COMMITS)
     store.append([waiting_batch()])
     clock[0] += 2000
-    store.start_delivery()
+    store.schedule.start_delivery()
     eventually(lambda: (s := store.status().schedule) is not None and s.delivered == 1, "the delivery")
     store.close()
     store = open_store(root, **POOL)
@@ -189,11 +189,11 @@ def test_what_is_committed_is_found_by_key_and_goes_by_its_age(root):
     for first in range(0, 3000, 50):
         append(store, first, 50)
     assert shown(store) == list(range(3000))
-    assert store.query_by_unique_id("orders", f"{0:032X}").count
-    found = dispatch_view(store.record_at(0))
+    assert store.queries.by_unique_id("orders", f"{0:032X}").count
+    found = dispatch_view(store.queries.by_physical_offset(0))
     assert found.queue_offset == 0
     store.flush_all()
-    assert store._cleaner._delete_log_files(2 * LOG_FILE_BYTES, "a test") == 2
+    assert store.cleaner._delete_log_files(2 * LOG_FILE_BYTES, "a test") == 2
     assert store.min_offset == 2 * LOG_FILE_BYTES
     assert numbers(store)[-1] == 2999
     store.close()
@@ -329,7 +329,7 @@ def test_who_asks_for_a_unit_gets_it_whether_or_not_it_was_committed(root):
 def test_the_bookkeeping_flushes_units_with_their_records(root, tmp_path):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 10)
-    store._flush_queues()
+    store._checkpoints.flush_queues()
     assert store._log.committed_offset == store.end_offset
     assert units_on_disk(root) > 9 * 20
     store.close()

@@ -31,10 +31,13 @@ def watch_over(store, changed: list[GroupConfig] | None = None, **options):
     state = BrokerState()
     for change in [state.decide_topic("orders", 1, 1), *state.decide_group("slow"), *state.decide_group("quick")]:
         state.apply(change, 0)
+    answers = {
+        "statistics": store.statistics,
+        "deleted_young": store.cleaner.deleted_young,
+        "status": lambda: asdict(store.status()),
+    }
     storage = SimpleNamespace(
-        control=lambda method, timeout_s: (
-            getattr(store, method)() if method in ("statistics", "deleted_young") else asdict(store.status())
-        ),
+        control=lambda method, timeout_s: answers[method](),
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s),
     )
     changed = [] if changed is None else changed
@@ -112,7 +115,7 @@ def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go
     state.offsets.set("quick", "orders", {0: 290}, {})
     watch.note_deletions()
     assert watch.unread() == []
-    assert store._cleaner.run_once(datetime.now()) > 0
+    assert store.cleaner.run_once(datetime.now()) > 0
     first = store.queue_bounds("orders", 0).min_offset
     assert 10 < first < 290
     state.offsets.set("slow", "orders", {0: first}, {})  # as a consumer does that meets the gap
@@ -129,4 +132,4 @@ def test_a_store_that_deletes_nothing_before_its_time_has_nothing_to_tell(store)
     watch, state = watch_over(store)
     fall_behind(store, state)
     watch.note_deletions()
-    assert (store.deleted_young(), watch.unread()) == (None, [])
+    assert (store.cleaner.deleted_young(), watch.unread()) == (None, [])

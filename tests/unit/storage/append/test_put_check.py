@@ -82,28 +82,28 @@ def test_flags_have_rocketmqs_numbers_and_those_that_forbid_writing_say_why():
     flags = RunningFlags()
     assert (flags.bits, flags.readable, flags.not_writable_reason) == (0, True, "")
     for flag in RunningFlag:
-        assert flags.set(flag, flag.name or "")
-        assert not flags.set(flag, "again")
+        assert flags.set_flag(flag, flag.name or "")
+        assert not flags.set_flag(flag, "again")
     assert flags.bits == 127
     assert flags.not_writable_reason == "NOT_WRITABLE; QUEUE_ERROR; INDEX_ERROR; DISK_FULL; FENCED; QUEUE_DISK_FULL"
     assert not flags.readable
-    assert flags.clear(RunningFlag.NOT_READABLE)
-    assert not flags.clear(RunningFlag.NOT_READABLE)
+    assert flags.clear_flag(RunningFlag.NOT_READABLE)
+    assert not flags.clear_flag(RunningFlag.NOT_READABLE)
 
 
 @pytest.mark.usefixtures("no_flushes")
 class TestStore:
     def test_flags_stop_reading_and_writing_until_they_are_cleared(self, tmp_path):
         store = open_store(tmp_path / "store")
-        store.set_flag(RunningFlag.FENCED, "another replica is master")
+        store.flags.set_flag(RunningFlag.FENCED, "another replica is master")
         with pytest.raises(StoreNotWritableError, match="another replica"):
             store.append([make_batch([b"x"])])
-        store.clear_flag(RunningFlag.FENCED)
+        store.flags.clear_flag(RunningFlag.FENCED)
         store.append([make_batch([b"x"])])
-        store.set_flag(RunningFlag.NOT_READABLE, "by hand")
+        store.flags.set_flag(RunningFlag.NOT_READABLE, "by hand")
         with pytest.raises(ServiceNotAvailableError):
             bodies_of(store)
-        store.clear_flag(RunningFlag.NOT_READABLE)
+        store.flags.clear_flag(RunningFlag.NOT_READABLE)
         assert bodies_of(store) == [b"x"]
         store.close()
 
@@ -123,7 +123,7 @@ class TestStore:
                               message_ids=[""], append_prop_crc=True)  # fmt: skip
         for batch in [*batches, sealed]:
             store.append([batch])
-        data = store.read_log(0, 1 << 20)
+        data = store.chunks.read_chunk(0, 1 << 20)
         starts = record_starts(data).tolist()
         assert len(starts) == 4
         for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
@@ -178,7 +178,7 @@ class TestStore:
         assert {m.store_host for m in messages} == {"[2001:db8::1]:10911"}
         assert born in messages[0].born_host
         assert len(messages[1].offset_message_id) == 56
-        assert decode_records(store.query_by_unique_id(topic, "two").records)[0].body == b"b"
+        assert decode_records(store.queries.by_unique_id(topic, "two").records)[0].body == b"b"
         store.close()
 
     def test_statistics_count_puts_and_gets(self, tmp_path):
@@ -221,7 +221,7 @@ class TestStore:
         for number in range(3):
             store.append([make_batch([b"%d" % number], topic="other", queue_id=number)])
         while slave.end_offset < store.end_offset:
-            slave.append_log(slave.end_offset, store.read_log(slave.end_offset, 1000))
+            slave.chunks.append_chunk(slave.end_offset, store.chunks.read_chunk(slave.end_offset, 1000))
         assert slave.statistics().topics == store.statistics().topics
         assert sum(slave.statistics().put_latency_buckets) == 0
         slave.close()

@@ -1,0 +1,248 @@
+"""The appender of a store with multi-dispatch: it puts messages into the other queues that they name, too.
+
+A store has this appender if enable_lmq and enable_multi_dispatch are on (`open_appender`).
+storage.dispatch.multi_dispatch says what such a record holds. Only the append lock fixes an offset, and the record has
+it as text: so each of these records gets its last property, and its final size, under the lock, before anything is
+written. Their units are written after those of their own queues; recovery makes again those that a crash takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from raymq.columnar.fields import Ints, find_fields
+from raymq.config.store import StoreSettings
+from raymq.errors import MessageIllegalError
+from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
+from raymq.names import LMQ_PREFIX
+from raymq.protocol.store import AppendResult
+from raymq.record.crc import PROPERTY_CRC_LENGTH
+from raymq.record.encode import EncodedBatch
+from raymq.record.layout import decode_properties, record_ends
+from raymq.record.stamp import is_sealed
+from storage.append.appender import Appender
+from storage.append.checked_batch import CheckedBatch
+from storage.append.put_check import PutMessageStatus, refusal
+from storage.dispatch.delivery_progress import Delivery, Source
+from storage.dispatch.multi_dispatch import LMQ_QUEUE_ID, SEPARATOR, QueueKey, can_be_queue, is_dispatched, split_names
+from storage.log.append_plan import AppendSpan
+from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.queue_table import QueueTable
+from storage.recovery.recovery import Recovered
+
+_NAMES_MARK: Final = f"{PROPERTY_INNER_MULTI_DISPATCH}\x01".encode()
+_OFFSETS_MARK: Final = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
+
+logger = logging.getLogger(__name__)
+
+
+def open_appender(
+    parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
+) -> Appender:
+    """The appender that the settings of the store ask for."""
+    settings = parts.settings
+    multi_dispatch = settings.enable_lmq and settings.enable_multi_dispatch
+    kind = MultiDispatchAppender if multi_dispatch else Appender
+    return kind(parts, recovered, store_host=store_host, clock_ms=clock_ms)
+
+
+class MultiDispatchAppender(Appender):
+    """An Appender that also puts messages into the queues that their INNER_MULTI_DISPATCH names."""
+
+    def __init__(
+        self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
+    ) -> None:
+        super().__init__(parts, recovered, store_host=store_host, clock_ms=clock_ms)
+        self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, self._record_max_bytes)
+
+    def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
+        """`Appender.append`. MessageIllegalError also as `MultiAppend.dispatch` and `count_units` raise it."""
+        stored = self._stored_before(batches)
+        multi = self._new_multi_append()
+        rests = [
+            _dispatched(multi, checked.without(len(prefix))) for checked, prefix in zip(batches, stored, strict=True)
+        ]
+        plan = self._plan(rests)
+        self._reserve(plan.units + multi.count_units(), plan.spans)
+        results = self._write_batches(batches, rests, stored, plan)
+        self._show_with_log(multi.write_units(plan.spans))
+        return results
+
+    def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
+        """`Appender.deliver`. A message that cannot be put into the queues it names goes to its own queue only."""
+        multi = self._new_multi_append()
+        deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
+        plan, ends = self._plan_deliveries(deliveries)
+        self._reserve(plan.units + multi.count_units(), plan.spans)
+        self._write_planned_deliveries(source, deliveries, plan)
+        starts = starts_of(plan.spans[0], np.diff(ends, prepend=0))
+        self._show_with_log(multi.write_units([[AppendSpan(0, 1, start)] for start in starts.tolist()]))
+
+
+def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
+    """The batch with the offsets of its messages in other queues; itself if none of them names one."""
+    sent = replace(checked.batch, records=checked.records)
+    batch = multi.dispatch(sent)
+    if batch is sent:
+        return checked
+    return CheckedBatch(batch, memoryview(batch.records), record_ends(batch.sizes))
+
+
+def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
+    """The delivery with its offsets in other queues; itself if it names none."""
+    columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
+    sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
+    batch = multi.dispatch(sent, must=False)
+    return item if batch is sent else replace(item, record=bytearray(batch.records))
+
+
+class MultiAppend:
+    """The units that one append adds to other queues. Used under the append lock: first `dispatch` for each batch in
+    the order they are written, then `count_units`, then `write_units`."""
+
+    def __init__(self, settings: StoreSettings, queues: QueueTable, record_max_bytes: int) -> None:
+        self._queues = queues
+        # The longest that a record may get with its offsets.
+        self._record_max_bytes = min(record_max_bytes, settings.max_message_size_bytes)
+        # The most queues of this kind that the store may have.
+        self._max_queues = settings.max_lmq_consume_queue_num
+        # The batches of this append, with the offsets.
+        self._batches: list[EncodedBatch] = []
+        # For each other queue its messages, in order: the batch's index, and the row in it.
+        self._rows: dict[QueueKey, list[tuple[int, int]]] = {}
+        # For each other queue that a message names, its next offset before this append.
+        self._firsts: dict[QueueKey, int] = {}
+
+    def dispatch(self, batch: EncodedBatch, *, must: bool = True) -> EncodedBatch:
+        """`batch` with the offsets of its messages in other queues; itself if none of them names one.
+
+        MessageIllegalError for a name that such a queue cannot have, for more queues than there may be, and for a
+        record that gets too long; the append must be given up then. Unless it `must`, nothing is raised: the batch goes
+        to its own queue only, and that is logged.
+        """
+        data = bytes(batch.records)
+        rows: dict[QueueKey, list[int]] = {}
+        if len(batch) and _NAMES_MARK in data and is_dispatched(batch.topic):
+            try:
+                batch = self._with_offsets(batch, data, rows)
+            except MessageIllegalError as error:
+                if must:
+                    raise
+                logger.error("a message is put into %s:%d only: %s", batch.topic, batch.queue_id, error)
+                rows = {}
+        for key, added in rows.items():
+            self._rows.setdefault(key, []).extend((len(self._batches), row) for row in added)
+        self._batches.append(batch)
+        return batch
+
+    def count_units(self) -> list[tuple[ConsumeQueue, int]]:
+        """The queues that get units, and how many. MessageIllegalError if messages are also sent to one of them: the
+        units would be out of order."""
+        for batch in self._batches:
+            if len(batch) and (batch.topic, batch.queue_id) in self._rows:
+                raise MessageIllegalError(
+                    f"one append sends messages to {batch.topic!r} and has others dispatched there"
+                )
+        return [(self._queues.get_or_create(*key), len(rows)) for key, rows in self._rows.items()]
+
+    def write_units(self, spans: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
+        """Write the units of the batches, which were written to these spans of the log; returns the queues that got
+        some."""
+        queues = []
+        # For each batch the physical offset of each of its records.
+        starts = [
+            starts_of(batch_spans, batch.sizes.astype(np.int64))
+            for batch_spans, batch in zip(spans, self._batches, strict=True)
+        ]
+        for key, rows in self._rows.items():
+            queue = self._queues.get_or_create(*key)
+            queue.append_scattered(
+                np.array([starts[batch][row] for batch, row in rows], np.int64),
+                np.array([self._batches[batch].sizes[row] for batch, row in rows], np.int32),
+                np.array([self._batches[batch].tag_codes[row] for batch, row in rows], np.int64),
+            )
+            queues.append(queue)
+        return queues
+
+    def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
+        """`batch`, whose records are `data`, with the offsets. The rows of the messages that each queue gets are added
+        to `rows`."""
+        ends = record_ends(batch.sizes)
+        fields = find_fields(np.frombuffer(data, np.uint8), ends - batch.sizes)
+        records: list[bytes] = []
+        columns = (fields.starts.tolist(), fields.properties_at.tolist(), ends.tolist())
+        for row, (start, at, end) in enumerate(zip(*columns, strict=True)):
+            properties = data[at:end]
+            names = split_names(decode_properties(properties).get(PROPERTY_INNER_MULTI_DISPATCH, ""))
+            if not names:
+                records.append(data[start:end])
+                continue
+            if batch.topic in names:
+                raise MessageIllegalError(f"a message of {batch.topic!r} cannot be dispatched there, too")
+            offsets = {name: self._offset_in((name, LMQ_QUEUE_ID), rows) for name in names}
+            for name in offsets:
+                rows.setdefault((name, LMQ_QUEUE_ID), []).append(row)
+            text = SEPARATOR.join(str(offsets[name]) for name in names)
+            records.append(self._record(data[start:at], _put_in(properties, text)))
+        sizes = np.array([len(record) for record in records], np.int32)
+        return replace(batch, records=b"".join(records), sizes=sizes)
+
+    def _offset_in(self, key: QueueKey, rows: dict[QueueKey, list[int]]) -> int:
+        """The offset that the next message gets in the queue `key`, behind those of this append."""
+        if key not in self._firsts:
+            self._firsts[key] = self._end_of(key)
+        return self._firsts[key] + len(self._rows.get(key, ())) + len(rows.get(key, ()))
+
+    def _end_of(self, key: QueueKey) -> int:
+        """The next offset of the queue `key`, 0 for a new one. MessageIllegalError if there can be no such queue."""
+        name = key[0]
+        if not name.startswith(LMQ_PREFIX) or not can_be_queue(name) or self._queues.holds_batches(*key):
+            raise MessageIllegalError(
+                f"{PROPERTY_INNER_MULTI_DISPATCH} names {name!r}, which cannot be such a queue: "
+                f"their names begin with {LMQ_PREFIX}"
+            )
+        queue = self._queues.get_plain(*key)
+        if queue is not None:
+            return queue.next_offset
+        new = sum(self._queues.get(*other) is None for other in self._firsts)
+        if self._queues.count_topics(LMQ_PREFIX) + new >= self._max_queues:
+            raise refusal(
+                PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED,
+                f"no more than {self._max_queues} {LMQ_PREFIX} queues (max_lmq_consume_queue_num): {name!r} is new",
+            ).error
+        return 0
+
+    def _record(self, head: bytes, properties: bytes) -> bytes:
+        """A record from the bytes `head` before its properties and from new properties. MessageIllegalError if it gets
+        too long."""
+        size = len(head) + len(properties)
+        if len(properties) > MAX_PROPERTIES_BYTES or size > self._record_max_bytes:
+            raise MessageIllegalError(
+                f"with its offsets in other queues a record has {size} bytes and properties of {len(properties)}; "
+                f"{self._record_max_bytes} and {MAX_PROPERTIES_BYTES} are allowed"
+            )
+        return size.to_bytes(4) + head[4:-2] + len(properties).to_bytes(2) + properties
+
+
+def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
+    """The physical offset of each record of a batch that was written to `spans` of the log."""
+    # First as if all lay back to back from 0 on; then each span's records are moved to where the span is.
+    starts = np.cumsum(sizes) - sizes
+    for span in spans:
+        part = slice(span.first, span.last)
+        starts[part] += span.physical_offset - starts[span.first]
+    return starts
+
+
+def _put_in(properties: bytes, offsets: str) -> bytes:
+    """Properties with these offsets behind the others, and before the bytes of a property CRC."""
+    end = len(properties) - PROPERTY_CRC_LENGTH if is_sealed(properties) else len(properties)
+    pieces = [*filter(None, properties[:end].split(b"\x02")), _OFFSETS_MARK + offsets.encode(), properties[end:]]
+    return b"\x02".join(pieces)
