@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from actors.core.broker import state as broker_state
-from actors.core.broker.state import STATE_TOPIC, BrokerState, Change
+from actors.core.broker.snapshot import dump_snapshot, load_snapshot
+from actors.core.broker.state import MARK, STATE_TOPIC, BrokerState, Change, encode_change, replay
 from raymq.errors import NotMasterError, RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
 from raymq.message import Message, SendResult, SendStatus
 from raymq.protocol.store import FetchRequest
@@ -123,7 +123,7 @@ class StateLog:
             self._ready.set()
 
     def _load(self, storage: StorageClient) -> tuple[BrokerState, int, int]:
-        state, position = broker_state.load_snapshot(
+        state, position = load_snapshot(
             lambda name: storage.control("read_config", name, timeout_s=CALL_TIMEOUT_S), parse_fastjson
         )
         # Before anything is changed: retention keeps the state's records from here on until a snapshot has them.
@@ -140,7 +140,7 @@ class StateLog:
                 bounds.max_offset,
             )
             position = bounds.max_offset
-            _write(storage, broker_state.dump_snapshot(state, position))
+            _write(storage, dump_snapshot(state, position))
         # A snapshot may be behind a log whose start was deleted by retention: what is missing then is in the snapshot.
         snapshot_position = position = max(position, bounds.min_offset)
         self._snapshots[storage.name] = snapshot_position
@@ -158,7 +158,7 @@ class StateLog:
         [result] = storage.fetch([request], 4 << 20, wait_s, CALL_TIMEOUT_S)
         if result.count:
             records = decode_records(result.records, broker_name=self._broker_name)
-            broker_state.replay(state, [(record.body, record.store_timestamp_ms) for record in records])
+            replay(state, [(record.body, record.store_timestamp_ms) for record in records])
         return max(position, result.next_offset)
 
     def change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
@@ -167,7 +167,7 @@ class StateLog:
         with self._held() as state:
             before = state.topics_version
             if self._doubtful:
-                self._store([broker_state.MARK])
+                self._store([MARK])
             decided = decide(state)
             changes = [decided] if isinstance(decided, dict) else list(decided or ())
             if changes:
@@ -194,7 +194,7 @@ class StateLog:
         """Have records of changes in the log, and them and everything before them in the state."""
         self._doubtful = True
         try:
-            results = self._send([Message(STATE_TOPIC, broker_state.encode_change(change)) for change in changes])
+            results = self._send([Message(STATE_TOPIC, encode_change(change)) for change in changes])
         except SendUnknownError:
             # Stored or not, storing the same changes again does no harm: the caller may try again.
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", STORE_TIMEOUT_S) from None
@@ -250,7 +250,7 @@ class StateLog:
             position, storage, copies = self._position, self._storage, self._copies
             if position == self._snapshot_position or not self._ready.is_set():
                 return  # while another store's state is not read, what is here is not its
-            files = broker_state.dump_snapshot(self._state, position)
+            files = dump_snapshot(self._state, position)
         self._write_snapshot(storage, files, position)
         with self._lock:
             if self._storage is storage and self._ready.is_set():

@@ -6,7 +6,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from actors.core.broker.offsets import Owners
-from actors.core.broker.state import BrokerState, dump_snapshot, load_snapshot
+from actors.core.broker.snapshot import dump_snapshot, load_snapshot
+from actors.core.broker.state import BrokerState
 from raymq.protocol.group import OffsetCommit, QueueOffset
 from storage.files.config_files import parse_fastjson
 

@@ -1,4 +1,6 @@
-"""What a broker group remembers besides messages: topics, consumer groups and their committed offsets.
+"""A broker group's state besides its messages: topics, consumer groups and their committed offsets.
+
+A change of what a broker decides about a topic, a group or a commit belongs here.
 
 Every change is one JSON record in the internal topic `rmq_sys_broker_state`, queue 0, of the group's own store, so it
 is flushed, recovered and replicated as messages are (design §3). The state is what the records say, applied in order:
@@ -10,20 +12,20 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "group_delete", "group": G}
     {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
-    {"kind": "mark"}         says nothing: who has read up to it has read everything before
+    {"kind": "mark"}         changes nothing: whoever has read up to it has read everything before it
 
 Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
-before the place the snapshot in `config/*.json` covers. The snapshot has RocketMQ's names and shapes (spec/storage.md
-§4) and is only a shortcut, except that it lets retention delete old records.
+before the position that the snapshot in `config/*.json` covers (actors.core.broker.snapshot). The snapshot is only a
+shortcut, except that it lets retention delete old records.
 
-After a crash: every change that was acknowledged is in the log, hence here.
+After a crash every change that was acknowledged is in the log, and so in the state that is read from it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
@@ -41,23 +43,21 @@ from raymq.protocol.route import DataVersion, TopicConfig, check_perm, merge_lay
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
 QUEUE_NUMS_MAX: Final = 1024
 
-TOPICS_FILE: Final = "topics.json"
-GROUPS_FILE: Final = "subscriptionGroup.json"
-OFFSETS_FILE: Final = "consumerOffset.json"
-POSITION_FILE: Final = "brokerStatePosition.json"
-"""raymq's own: {"queueOffset": n}, the first state record that the other three files do not contain; and for what
-RocketMQ's files have no place, "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
-"orderConfigs" {"topic": "broker-a:4"} and "layouts" {"topic": "broker-a:4;broker-b:4"}."""
-
 Change = dict[str, Any]
 
 MARK: Final[Change] = {"kind": "mark"}
 
+_TOPIC_FIELDS: Final = tuple(one.name for one in fields(TopicConfig) if one.name != "topic")
+_GROUP_FIELDS: Final = tuple(one.name for one in fields(GroupConfig) if one.name != "group")
+"""The fields of a record besides its kind and its name. A record of an older raymq may lack some: the defaults hold."""
+
 
 @dataclass(slots=True)
 class BrokerState:
-    """Pure state of one broker group. `decide_…` checks a request and returns the record to store, changing nothing;
-    `apply` carries a stored record out. None from a decision means: it is so already."""
+    """The state of one broker group.
+
+    `decide_…` checks a request and returns the record to store, and changes nothing; None or an empty list if the state
+    is as requested already. `apply` carries a stored record out."""
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, GroupConfig] = field(default_factory=dict)
@@ -124,6 +124,7 @@ class BrokerState:
         return [_topic_change(TopicConfig(topic, queues, queues, layout=merge_layouts(layout)))]
 
     def decide_topic_delete(self, topic: str) -> Change:
+        """Remove a topic and the offsets committed in it. IllegalNameError (a system topic), TopicNotExistError."""
         check_user_topic(topic)
         self.require_topic(topic)
         return {"kind": "topic_delete", "topic": topic, "next_reset_version": self.offsets.next_version(topic)}
@@ -161,6 +162,7 @@ class BrokerState:
         return [_topic_change(replace(known, read_queue_nums=read_queue_nums, write_queue_nums=write_queue_nums))]
 
     def decide_group_delete(self, group: str) -> Change:
+        """Remove a group and its offsets. GroupNotExistError."""
         self.require_group(group)
         return {"kind": "group_delete", "group": group}
 
@@ -257,7 +259,7 @@ class BrokerState:
 
     def _apply_topic(self, change: Change, now_ms: int) -> None:
         topic = change["topic"]
-        values = {name: change[name] for name in (*_TOPIC_KEYS, *_OWN_TOPIC_KEYS) if name in change}
+        values = {name: change[name] for name in _TOPIC_FIELDS if name in change}
         self.topics[topic] = TopicConfig(topic, **values)
         self.topics_version = self.topics_version.next(now_ms)
 
@@ -268,7 +270,7 @@ class BrokerState:
         self.topics_version = self.topics_version.next(now_ms)
 
     def _apply_group(self, change: Change, now_ms: int) -> None:
-        values = {name: change[name] for name in _GROUP_KEYS if name in change}
+        values = {name: change[name] for name in _GROUP_FIELDS if name in change}
         self.groups[change["group"]] = GroupConfig(change["group"], **values)
 
     def _apply_group_delete(self, change: Change, now_ms: int) -> None:
@@ -276,8 +278,8 @@ class BrokerState:
         self.offsets.drop_group(change["group"])
 
     def _apply_offsets(self, change: Change, now_ms: int) -> None:
-        versions = _by_queue(change.get("reset_versions", {}))
-        self.offsets.set(change["group"], change["topic"], _by_queue(change["offsets"]), versions)
+        versions = offsets_by_queue(change.get("reset_versions", {}))
+        self.offsets.set(change["group"], change["topic"], offsets_by_queue(change["offsets"]), versions)
 
     def _apply_mark(self, change: Change, now_ms: int) -> None:
         """Nothing changes."""
@@ -317,7 +319,8 @@ def _group_change(config: GroupConfig) -> Change:
     return {"kind": "group", **asdict(config)}
 
 
-def _by_queue(table: Mapping[str, int]) -> dict[int, int]:
+def offsets_by_queue(table: Mapping[str, int]) -> dict[int, int]:
+    """A table of offsets or versions, with numbers for the texts that JSON makes of queue ids."""
     return {int(queue_id): value for queue_id, value in table.items()}
 
 
@@ -338,131 +341,14 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(body: bytes) -> Change:
+    """The change in the body of a record; InvalidArgumentError if that is not a JSON object."""
     change = json.loads(body)
     if not isinstance(change, dict):
         raise InvalidArgumentError(f"state record {body[:80]!r} is not a JSON object")
     return change
 
 
-def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
-    """The state as RocketMQ's config files (spec/storage.md §4), name to text, in the order they must be written: the
-    position last, so that a crash in between leaves an older position, which is harmless."""
-    version = state.topics_version
-    data_version = {
-        "counter": version.counter,
-        "stateVersion": version.state_version,
-        "timestamp": version.timestamp_ms,
-    }
-    topics = {
-        config.topic: {
-            "attributes": {},
-            "order": config.order,
-            "perm": config.perm,
-            "readQueueNums": config.read_queue_nums,
-            "topicFilterType": "SINGLE_TAG",
-            "topicName": config.topic,
-            "topicSysFlag": 0,
-            "writeQueueNums": config.write_queue_nums,
-        }
-        for config in state.topics.values()
-    }
-    groups = {group: _group_entry(config) for group, config in sorted(state.groups.items())}
-    tables = sorted(state.offsets.tables.items())
-    offsets = {f"{topic}@{group}": {q: at.queue_offset for q, at in table.items()} for (topic, group), table in tables}
-    versions = {
-        f"{topic}@{group}": {q: at.reset_version for q, at in table.items()} for (topic, group), table in tables
-    }
-    own = {
-        "queueOffset": position,
-        "resetVersions": versions,
-        "firstResetVersions": state.offsets.first_versions,
-        **{
-            key: {topic: getattr(config, name) for topic, config in state.topics.items() if getattr(config, name)}
-            for name, key in _OWN_TOPIC_KEYS.items()
-        },
-    }
-    return {
-        TOPICS_FILE: _pretty({"dataVersion": data_version, "topicConfigTable": topics}),
-        GROUPS_FILE: _pretty({"dataVersion": data_version, "forbiddenTable": {}, "subscriptionGroupTable": groups}),
-        OFFSETS_FILE: _pretty({"dataVersion": data_version, "offsetTable": offsets}),
-        POSITION_FILE: _pretty(own),
-    }
-
-
-def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
-    """State and position from the config files. `read` gives a file's text or None, `parse` reads RocketMQ's dialect.
-
-    Files RocketMQ wrote are taken as they are, with position 0. Missing files mean an empty state.
-    """
-
-    def table(name: str, key: str) -> dict[Any, Any]:
-        text = read(name)
-        value = {} if text is None else parse(text).get(key, {})
-        return dict(value) if isinstance(value, dict) else {}
-
-    state = BrokerState()
-    for name, entry in table(TOPICS_FILE, "topicConfigTable").items():
-        values = {field: entry[key] for field, key in _TOPIC_KEYS.items() if key in entry}
-        state.topics[str(name)] = TopicConfig(str(name), **values)
-    version = table(TOPICS_FILE, "dataVersion")
-    state.topics_version = DataVersion(
-        version.get("stateVersion", 0), version.get("counter", 0), version.get("timestamp", 0)
-    )
-    for name, entry in table(GROUPS_FILE, "subscriptionGroupTable").items():
-        values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
-        state.groups[str(name)] = GroupConfig(str(name), **values)
-    own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
-    for name, key in _OWN_TOPIC_KEYS.items():
-        for topic, text in own.get(key, {}).items():
-            if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
-                state.topics[topic] = replace(state.topics[topic], **{name: text})
-    state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
-    for key, offsets in table(OFFSETS_FILE, "offsetTable").items():
-        topic, _, group = str(key).partition("@")
-        state.offsets.set(group, topic, _by_queue(offsets), _by_queue(own.get("resetVersions", {}).get(key, {})))
-    return state, int(own["queueOffset"])
-
-
 def replay(state: BrokerState, records: Iterable[tuple[bytes, int]]) -> None:
     """Apply stored records, given as (body, store time in ms), in their order."""
     for body, stored_ms in records:
         state.apply(decode_change(body), stored_ms)
-
-
-_TOPIC_KEYS: Final = {
-    "read_queue_nums": "readQueueNums",
-    "write_queue_nums": "writeQueueNums",
-    "perm": "perm",
-    "order": "order",
-}
-"""TopicConfig's fields and their names in topics.json."""
-
-_OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts"}
-"""TopicConfig's fields that RocketMQ's file has no place for, and their names in ours."""
-
-_GROUP_KEYS: Final = {
-    "consume_enable": "consumeEnable",
-    "consume_broadcast_enable": "consumeBroadcastEnable",
-    "retry_queue_nums": "retryQueueNums",
-    "retry_max_times": "retryMaxTimes",
-}
-"""GroupConfig's fields and their names in subscriptionGroup.json."""
-
-_GROUP_CONSTANTS: Final = {
-    "brokerId": 0,
-    "consumeFromMinEnable": True,
-    "consumeMessageOrderly": False,
-    "consumeTimeoutMinute": 15,
-    "groupSysFlag": 0,
-    "notifyConsumerIdsChangedEnable": True,
-    "whichBrokerWhenConsumeSlowly": 1,
-}
-
-
-def _group_entry(config: GroupConfig) -> dict[str, Any]:
-    fields = {key: getattr(config, name) for name, key in _GROUP_KEYS.items()}
-    return {**_GROUP_CONSTANTS, **fields, "groupName": config.group}
-
-
-def _pretty(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent="\t", sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -13,8 +13,8 @@ import pytest
 
 from actors.broker import state_log as module
 from actors.broker.state_log import StateLog
-from actors.core.broker import state as broker_state
-from actors.core.broker.state import GROUPS_FILE, POSITION_FILE, STATE_TOPIC, TOPICS_FILE
+from actors.core.broker.snapshot import GROUPS_FILE, POSITION_FILE, TOPICS_FILE
+from actors.core.broker.state import STATE_TOPIC, encode_change
 from raymq.errors import (
     NotMasterError,
     RequestTimeoutError,
@@ -281,7 +281,7 @@ def test_a_change_of_unknown_outcome_that_is_stored_counts_for_the_next_one(scen
 
 def test_what_another_instance_stored_in_between_is_not_skipped(scene: Scene) -> None:
     scene.make_group("mine")
-    scene.first.log.append(broker_state.encode_change({"kind": "group", "group": "other"}))
+    scene.first.log.append(encode_change({"kind": "group", "group": "other"}))
     scene.make_group("next")
     scene.log.snapshot()
     assert {"mine", "other", "next"} <= set(scene.log.ready().groups)

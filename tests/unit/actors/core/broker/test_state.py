@@ -1,25 +1,14 @@
-"""The broker's records and snapshot: decisions change nothing, replay may begin anywhere before the end."""
+"""The broker's state records: decisions change nothing, replay may begin anywhere before a snapshot's end."""
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
 
 from actors.core.broker.offsets import Owners
-from actors.core.broker.state import (
-    GROUPS_FILE,
-    OFFSETS_FILE,
-    POSITION_FILE,
-    TOPICS_FILE,
-    BrokerState,
-    decode_change,
-    dump_snapshot,
-    encode_change,
-    load_snapshot,
-    replay,
-)
+from actors.core.broker.snapshot import POSITION_FILE, dump_snapshot, load_snapshot
+from actors.core.broker.state import BrokerState, decode_change, encode_change, replay
 from raymq.errors import (
     GroupNotExistError,
     IllegalNameError,
@@ -31,46 +20,6 @@ from raymq.errors import (
 from raymq.protocol.group import GroupConfig, OffsetCommit, QueueOffset
 from raymq.protocol.route import DataVersion, TopicConfig
 from storage.files.config_files import parse_fastjson
-
-ROCKETMQ_TOPICS = """{
-	"dataVersion":{
-		"counter":7,
-		"stateVersion":0,
-		"timestamp":1700000000123
-	},
-	"topicConfigTable":{
-		"TopicTest":{
-			"attributes":{},
-			"order":false,
-			"perm":6,
-			"readQueueNums":4,
-			"topicFilterType":"SINGLE_TAG",
-			"topicName":"TopicTest",
-			"topicSysFlag":0,
-			"writeQueueNums":8
-		},
-		"%RETRY%group-1":{"order":false,"perm":4,"readQueueNums":1,"topicFilterType":"SINGLE_TAG",
-			"topicName":"%RETRY%group-1","topicSysFlag":0,"writeQueueNums":1}
-	}
-}"""
-ROCKETMQ_OFFSETS = """{
-	"dataVersion":{"counter":3,"stateVersion":0,"timestamp":1700000000456},
-	"groupTopicMap":{"group-1":["TopicTest"]},
-	"offsetTable":{
-		"TopicTest@group-1":{0:5,1:7,2:0,3:12
-		},
-		"%RETRY%group-1@group-1":{0:1
-		}
-	}
-}"""
-ROCKETMQ_GROUPS = """{
-	"dataVersion":{"counter":1,"stateVersion":0,"timestamp":1700000000789},
-	"forbiddenTable":{},
-	"subscriptionGroupTable":{
-		"group-1":{"brokerId":0,"consumeEnable":true,"groupName":"group-1","retryMaxTimes":16},
-		"TOOLS_CONSUMER":{"brokerId":0,"consumeEnable":true,"groupName":"TOOLS_CONSUMER"}
-	}
-}"""
 
 
 def filled() -> BrokerState:
@@ -317,15 +266,6 @@ def test_a_group_broadcasts_unless_it_may_not(values, why):
     state.check_broadcast("another")
 
 
-def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_them():
-    state = filled()
-    entry = json.loads(dump_snapshot(state, 1)[GROUPS_FILE])["subscriptionGroupTable"]["billing"]
-    assert (entry["consumeMessageOrderly"], entry["consumeTimeoutMinute"]) == (False, 15)
-    old = {"kind": "group", "group": "old", "consume_message_orderly": True, "consume_timeout_minute": 3}
-    state.apply(old, 0)
-    assert state.groups["old"] == GroupConfig("old")
-
-
 def test_a_group_is_not_made_on_first_use_where_that_is_off_unless_it_is_the_systems():
     state = filled()
     with pytest.raises(GroupNotExistError):
@@ -404,7 +344,7 @@ def history(seed: int, length: int) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_restart_may_begin_at_any_record_before_the_end_of_its_snapshot(seed):
     print("seed", seed)
-    records = [(body, 1000 + place) for place, body in enumerate(history(seed, 30))]
+    records = [(body, 1000 + index) for index, body in enumerate(history(seed, 30))]
     final = BrokerState()
     replay(final, records)
     for end in range(len(records) + 1):
@@ -418,8 +358,8 @@ def test_a_restart_may_begin_at_any_record_before_the_end_of_its_snapshot(seed):
             assert state.topics_version >= final.topics_version
 
 
-def test_a_restart_from_the_snapshots_own_place_has_the_version_of_before():
-    records = [(body, 1000 + place) for place, body in enumerate(history(9, 30))]
+def test_a_restart_from_the_snapshots_own_position_has_the_version_of_before():
+    records = [(body, 1000 + index) for index, body in enumerate(history(9, 30))]
     final, before = BrokerState(), BrokerState()
     replay(final, records)
     replay(before, records[:17])
@@ -430,7 +370,7 @@ def test_a_restart_from_the_snapshots_own_place_has_the_version_of_before():
 
 def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
     """The position is written last, so the newer files go with an older position."""
-    records = [(body, 1000 + place) for place, body in enumerate(history(4, 30))]
+    records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)
     replay(older, records[:10])
@@ -452,54 +392,6 @@ def test_a_topic_that_was_deleted_since_the_older_position_was_written_is_harmle
     state.apply(state.decide_topic_delete("orders"), 0)
     disk = {**dump_snapshot(state, 3), POSITION_FILE: older[POSITION_FILE]}
     assert load_snapshot(disk.get, parse_fastjson)[0].topics == state.topics
-
-
-# Snapshots
-
-
-def test_a_snapshot_comes_back():
-    state = filled()
-    commit(state, {0: 5, 3: 9})
-    state.apply(state.decide_reset("billing", "orders", {3: 2}), 0)
-    assert snapshot_of(state, 42) == (state, 42)
-
-
-def test_without_files_the_state_is_empty():
-    assert load_snapshot(lambda name: None, parse_fastjson) == (BrokerState(), 0)
-
-
-def test_files_that_rocketmq_wrote_are_taken_as_they_are():
-    files = {TOPICS_FILE: ROCKETMQ_TOPICS, OFFSETS_FILE: ROCKETMQ_OFFSETS, "subscriptionGroup.json": ROCKETMQ_GROUPS}
-    state, position = load_snapshot(files.get, parse_fastjson)
-    assert position == 0
-    topic = state.topics["TopicTest"]
-    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (4, 8, 6)
-    assert state.topics["%RETRY%group-1"].perm == 4
-    assert state.topics_version == DataVersion(0, 7, 1700000000123)
-    assert state.groups == {name: GroupConfig(name) for name in ("group-1", "TOOLS_CONSUMER")}
-    assert state.offsets.committed("group-1", "TopicTest") == {0: 5, 1: 7, 2: 0, 3: 12}
-    assert state.offsets.committed("group-1", "%RETRY%group-1") == {0: 1}
-    again, _ = snapshot_of(state, 0)
-    assert again == state
-
-
-@pytest.mark.parametrize("text", ['{"dataVersion":{}}', '{"topicConfigTable":null}', "{}"])
-def test_a_file_of_rocketmq_without_a_table_is_an_empty_one(text):
-    state, _ = load_snapshot({TOPICS_FILE: text}.get, parse_fastjson)
-    assert state.topics == {}
-
-
-def test_a_snapshot_has_the_names_and_the_shape_of_rocketmqs_files():
-    state = filled()
-    commit(state, {0: 5})
-    files = dump_snapshot(state, 3)
-    topics = parse_fastjson(files[TOPICS_FILE])
-    assert set(topics) == {"dataVersion", "topicConfigTable"}
-    assert topics["topicConfigTable"]["orders"]["writeQueueNums"] == 4
-    assert parse_fastjson(files[OFFSETS_FILE])["offsetTable"] == {"orders@billing": {"0": 5}}
-    group = parse_fastjson(files["subscriptionGroup.json"])["subscriptionGroupTable"]["billing"]
-    assert (group["groupName"], group["retryMaxTimes"]) == ("billing", 16)
-    assert files[TOPICS_FILE].startswith('{\n\t"dataVersion":{\n')
 
 
 # Layouts: a topic's queues in all broker groups

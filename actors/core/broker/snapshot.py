@@ -1,0 +1,151 @@
+"""The snapshot of a broker group's state: RocketMQ's config files and one of raymq's own (spec/storage.md §4).
+
+    topics.json               dataVersion, topicConfigTable          as RocketMQ writes them
+    subscriptionGroup.json    dataVersion, subscriptionGroupTable    as RocketMQ writes them
+    consumerOffset.json       dataVersion, offsetTable               as RocketMQ writes them
+    brokerStatePosition.json  raymq's own: the log position of the snapshot, and the fields that RocketMQ has not
+
+A change of a file's name or shape belongs here; a change of the state itself belongs in actors.core.broker.state. The
+snapshot is a shortcut: the state comes back from the records in the log alone, as long as the log has all of them. A
+crash between two of the files leaves an older position, and the records behind it are applied again, which is harmless.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from actors.core.broker.state import BrokerState, offsets_by_queue
+from raymq.protocol.group import GroupConfig
+from raymq.protocol.route import DataVersion, TopicConfig
+
+TOPICS_FILE: Final = "topics.json"
+GROUPS_FILE: Final = "subscriptionGroup.json"
+OFFSETS_FILE: Final = "consumerOffset.json"
+POSITION_FILE: Final = "brokerStatePosition.json"
+"""{"queueOffset": n}: the first state record that the other three files do not contain. Beside it the fields that
+RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
+"orderConfigs" {"topic": "broker-a:4"} and "layouts" {"topic": "broker-a:4;broker-b:4"}."""
+
+_TOPIC_KEYS: Final = {
+    "read_queue_nums": "readQueueNums",
+    "write_queue_nums": "writeQueueNums",
+    "perm": "perm",
+    "order": "order",
+}
+"""TopicConfig's fields and their names in topics.json."""
+
+_OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts"}
+"""TopicConfig's fields that RocketMQ's file does not have, and their names in POSITION_FILE."""
+
+_GROUP_KEYS: Final = {
+    "consume_enable": "consumeEnable",
+    "consume_broadcast_enable": "consumeBroadcastEnable",
+    "retry_queue_nums": "retryQueueNums",
+    "retry_max_times": "retryMaxTimes",
+}
+"""GroupConfig's fields and their names in subscriptionGroup.json."""
+
+_GROUP_CONSTANTS: Final = {
+    "brokerId": 0,
+    "consumeFromMinEnable": True,
+    "consumeMessageOrderly": False,
+    "consumeTimeoutMinute": 15,
+    "groupSysFlag": 0,
+    "notifyConsumerIdsChangedEnable": True,
+    "whichBrokerWhenConsumeSlowly": 1,
+}
+
+
+def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
+    """The config files of a state: name to text, in the order in which they must be written, the position last.
+
+    `position`: the first state record that is not in `state`."""
+    version = state.topics_version
+    data_version = {
+        "counter": version.counter,
+        "stateVersion": version.state_version,
+        "timestamp": version.timestamp_ms,
+    }
+    topics = {
+        config.topic: {
+            "attributes": {},
+            "order": config.order,
+            "perm": config.perm,
+            "readQueueNums": config.read_queue_nums,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": config.topic,
+            "topicSysFlag": 0,
+            "writeQueueNums": config.write_queue_nums,
+        }
+        for config in state.topics.values()
+    }
+    groups = {group: _group_entry(config) for group, config in sorted(state.groups.items())}
+    tables = sorted(state.offsets.tables.items())
+    offsets = {f"{topic}@{group}": {q: at.queue_offset for q, at in table.items()} for (topic, group), table in tables}
+    versions = {
+        f"{topic}@{group}": {q: at.reset_version for q, at in table.items()} for (topic, group), table in tables
+    }
+    own = {
+        "queueOffset": position,
+        "resetVersions": versions,
+        "firstResetVersions": state.offsets.first_versions,
+        **{
+            key: {topic: getattr(config, name) for topic, config in state.topics.items() if getattr(config, name)}
+            for name, key in _OWN_TOPIC_KEYS.items()
+        },
+    }
+    return {
+        TOPICS_FILE: _pretty({"dataVersion": data_version, "topicConfigTable": topics}),
+        GROUPS_FILE: _pretty({"dataVersion": data_version, "forbiddenTable": {}, "subscriptionGroupTable": groups}),
+        OFFSETS_FILE: _pretty({"dataVersion": data_version, "offsetTable": offsets}),
+        POSITION_FILE: _pretty(own),
+    }
+
+
+def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
+    """The state and its log position, from the config files.
+
+    `read` returns a file's text, or None if there is none; `parse` reads RocketMQ's dialect of JSON. Files that
+    RocketMQ wrote are read as they are, with position 0. Without files the state is empty.
+    """
+
+    def table(name: str, key: str) -> dict[Any, Any]:
+        text = read(name)
+        value = {} if text is None else parse(text).get(key, {})
+        return dict(value) if isinstance(value, dict) else {}
+
+    state = BrokerState()
+    for name, entry in table(TOPICS_FILE, "topicConfigTable").items():
+        values = {field: entry[key] for field, key in _TOPIC_KEYS.items() if key in entry}
+        state.topics[str(name)] = TopicConfig(str(name), **values)
+    version = table(TOPICS_FILE, "dataVersion")
+    state.topics_version = DataVersion(
+        version.get("stateVersion", 0), version.get("counter", 0), version.get("timestamp", 0)
+    )
+    for name, entry in table(GROUPS_FILE, "subscriptionGroupTable").items():
+        values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
+        state.groups[str(name)] = GroupConfig(str(name), **values)
+    own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
+    for name, key in _OWN_TOPIC_KEYS.items():
+        for topic, text in own.get(key, {}).items():
+            if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
+                state.topics[topic] = replace(state.topics[topic], **{name: text})
+    state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
+    for key, offsets in table(OFFSETS_FILE, "offsetTable").items():
+        topic, _, group = str(key).partition("@")
+        state.offsets.set(
+            group, topic, offsets_by_queue(offsets), offsets_by_queue(own.get("resetVersions", {}).get(key, {}))
+        )
+    return state, int(own["queueOffset"])
+
+
+def _group_entry(config: GroupConfig) -> dict[str, Any]:
+    fields = {key: getattr(config, name) for name, key in _GROUP_KEYS.items()}
+    return {**_GROUP_CONSTANTS, **fields, "groupName": config.group}
+
+
+def _pretty(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent="\t", sort_keys=True, separators=(",", ":"), ensure_ascii=False)

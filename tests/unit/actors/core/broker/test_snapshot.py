@@ -1,0 +1,128 @@
+"""The snapshot's files: the state comes back from them, and they have RocketMQ's names and shapes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from actors.core.broker.offsets import Owners
+from actors.core.broker.snapshot import (
+    GROUPS_FILE,
+    OFFSETS_FILE,
+    TOPICS_FILE,
+    dump_snapshot,
+    load_snapshot,
+)
+from actors.core.broker.state import BrokerState
+from raymq.protocol.group import GroupConfig, OffsetCommit
+from raymq.protocol.route import DataVersion
+from storage.files.config_files import parse_fastjson
+
+ROCKETMQ_TOPICS = """{
+	"dataVersion":{
+		"counter":7,
+		"stateVersion":0,
+		"timestamp":1700000000123
+	},
+	"topicConfigTable":{
+		"TopicTest":{
+			"attributes":{},
+			"order":false,
+			"perm":6,
+			"readQueueNums":4,
+			"topicFilterType":"SINGLE_TAG",
+			"topicName":"TopicTest",
+			"topicSysFlag":0,
+			"writeQueueNums":8
+		},
+		"%RETRY%group-1":{"order":false,"perm":4,"readQueueNums":1,"topicFilterType":"SINGLE_TAG",
+			"topicName":"%RETRY%group-1","topicSysFlag":0,"writeQueueNums":1}
+	}
+}"""
+ROCKETMQ_OFFSETS = """{
+	"dataVersion":{"counter":3,"stateVersion":0,"timestamp":1700000000456},
+	"groupTopicMap":{"group-1":["TopicTest"]},
+	"offsetTable":{
+		"TopicTest@group-1":{0:5,1:7,2:0,3:12
+		},
+		"%RETRY%group-1@group-1":{0:1
+		}
+	}
+}"""
+ROCKETMQ_GROUPS = """{
+	"dataVersion":{"counter":1,"stateVersion":0,"timestamp":1700000000789},
+	"forbiddenTable":{},
+	"subscriptionGroupTable":{
+		"group-1":{"brokerId":0,"consumeEnable":true,"groupName":"group-1","retryMaxTimes":16},
+		"TOOLS_CONSUMER":{"brokerId":0,"consumeEnable":true,"groupName":"TOOLS_CONSUMER"}
+	}
+}"""
+
+
+def committed(offsets: dict[int, int]) -> BrokerState:
+    """A state with topic `orders` of four queues and group `billing`, which has committed these offsets."""
+    state = BrokerState()
+    for change in (state.decide_topic("orders", 4, 4), *state.decide_group("billing")):
+        state.apply(change, 1000)
+    commits = {queue_id: OffsetCommit(offset, 0, 1 << 60) for queue_id, offset in offsets.items()}
+    changes, _, _ = state.decide_commits(Owners(), "billing", {"orders": commits})
+    for change in changes:
+        state.apply(change, 0)
+    return state
+
+
+def snapshot_of(state: BrokerState, position: int) -> tuple[BrokerState, int]:
+    return load_snapshot(dump_snapshot(state, position).get, parse_fastjson)
+
+
+def test_a_snapshot_comes_back():
+    state = committed({0: 5, 3: 9})
+    state.apply(state.decide_reset("billing", "orders", {3: 2}), 0)
+    assert snapshot_of(state, 42) == (state, 42)
+
+
+def test_without_files_the_state_is_empty():
+    assert load_snapshot(lambda name: None, parse_fastjson) == (BrokerState(), 0)
+
+
+def test_files_that_rocketmq_wrote_are_read_as_they_are():
+    files = {TOPICS_FILE: ROCKETMQ_TOPICS, OFFSETS_FILE: ROCKETMQ_OFFSETS, GROUPS_FILE: ROCKETMQ_GROUPS}
+    state, position = load_snapshot(files.get, parse_fastjson)
+    assert position == 0
+    topic = state.topics["TopicTest"]
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (4, 8, 6)
+    assert state.topics["%RETRY%group-1"].perm == 4
+    assert state.topics_version == DataVersion(0, 7, 1700000000123)
+    assert state.groups == {name: GroupConfig(name) for name in ("group-1", "TOOLS_CONSUMER")}
+    assert state.offsets.committed("group-1", "TopicTest") == {0: 5, 1: 7, 2: 0, 3: 12}
+    assert state.offsets.committed("group-1", "%RETRY%group-1") == {0: 1}
+    again, _ = snapshot_of(state, 0)
+    assert again == state
+
+
+@pytest.mark.parametrize("text", ['{"dataVersion":{}}', '{"topicConfigTable":null}', "{}"])
+def test_a_file_of_rocketmq_without_a_table_is_an_empty_one(text):
+    state, _ = load_snapshot({TOPICS_FILE: text}.get, parse_fastjson)
+    assert state.topics == {}
+
+
+def test_a_snapshot_has_the_names_and_the_shape_of_rocketmqs_files():
+    state = committed({0: 5})
+    files = dump_snapshot(state, 3)
+    topics = parse_fastjson(files[TOPICS_FILE])
+    assert set(topics) == {"dataVersion", "topicConfigTable"}
+    assert topics["topicConfigTable"]["orders"]["writeQueueNums"] == 4
+    assert parse_fastjson(files[OFFSETS_FILE])["offsetTable"] == {"orders@billing": {"0": 5}}
+    group = parse_fastjson(files[GROUPS_FILE])["subscriptionGroupTable"]["billing"]
+    assert (group["groupName"], group["retryMaxTimes"]) == ("billing", 16)
+    assert files[TOPICS_FILE].startswith('{\n\t"dataVersion":{\n')
+
+
+def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_them():
+    state = committed({})
+    entry = json.loads(dump_snapshot(state, 1)[GROUPS_FILE])["subscriptionGroupTable"]["billing"]
+    assert (entry["consumeMessageOrderly"], entry["consumeTimeoutMinute"]) == (False, 15)
+    old = {"kind": "group", "group": "old", "consume_message_orderly": True, "consume_timeout_minute": 3}
+    state.apply(old, 0)
+    assert state.groups["old"] == GroupConfig("old")
