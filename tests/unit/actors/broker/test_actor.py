@@ -1,4 +1,4 @@
-"""The broker's threads: each goes on whatever fails in it, and whatever the others wait for."""
+"""The broker's remote methods, and its threads: each goes on whatever fails in it, and whatever the others wait for."""
 
 from __future__ import annotations
 
@@ -8,17 +8,33 @@ from typing import Any
 
 import pytest
 
-from actors.broker import actor as module
+from actors.actor_class import actor_class
+from actors.broker import actor as module, master_store
 from actors.broker.actor import Broker
+from actors.broker.master_store import MasterStore
 from actors.core.replica.orders import GroupLeader
 from raymq.errors import ServiceNotAvailableError
 
 ROUNDS = 5
+REMOTE_METHODS = {
+    *("create_topic", "update_topic", "auto_create_topic", "delete_topic", "topic_config", "topic_stats"),
+    *("ensure_group", "group_config", "check_broadcast", "update_group", "delete_group", "groups"),
+    *("commit_offsets", "reset_offsets", "committed_offsets", "start_offset", "group_topics", "group_progress"),
+    *("send_back", "replay", "group_stats", "open_group", "start_pull", "send", "pull"),
+    *("heartbeat", "unregister_client", "producer_connections", "consumer_connections"),
+    *("status", "look_for_master", "close"),
+}
+"""The names that clients, other actors and placement call."""
+
+
+def test_the_actor_has_the_methods_that_others_call_and_no_more():
+    made = actor_class(Broker)
+    assert {name for name in vars(made) if not name.startswith("_")} == REMOTE_METHODS
 
 
 def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Exception) -> Any:
-    """A broker of which nothing is real but its threads' work, all of which fails. It ends after ROUNDS pauses."""
-    for pause in ("LOOK_AGAIN_S", "BROKER_HEARTBEAT_INTERVAL_S"):
+    """A broker whose threads are real and whose tasks all fail. Its threads end after ROUNDS pauses."""
+    for pause in ("NOT_READY_INTERVAL_S", "BROKER_HEARTBEAT_INTERVAL_S"):
         monkeypatch.setattr(module, pause, 0.0)
     for interval in ("STATS_INTERVAL_S", "STATE_SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
         monkeypatch.setattr(module, interval, 0.0)
@@ -44,12 +60,12 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
 
     broker.look_for_master = task("look")
     broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a")
-    broker._stopping, broker._epoch = Stopping(), 1
+    broker._stopping, broker._store = Stopping(), SimpleNamespace(epoch=1)
     broker._another_leads = SimpleNamespace(wait=broker._stopping.wait, clear=lambda: None)
     broker._read_master = task("read")
     broker._log = SimpleNamespace(is_ready=is_ready, snapshot=task("snapshot"))
     broker._registrar = SimpleNamespace(beat=task("beat"))
-    broker._watch = SimpleNamespace(
+    broker._monitor = SimpleNamespace(
         sample=task("sample"), protect=task("protect"), note_deletions=task("note_deletions")
     )
     return broker
@@ -59,10 +75,10 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
 @pytest.mark.parametrize(
     ("thread", "tasks"),
     [
-        ("_look", ["look"]),
-        ("_follow", ["read"]),
-        ("_register", ["beat"]),
-        ("_keep", ["sample", "note_deletions", "snapshot", "protect"]),
+        ("_follow_masters", ["look"]),
+        ("_read_masters", ["read"]),
+        ("_stay_registered", ["beat"]),
+        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect"]),
     ],
 )
 def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
@@ -72,9 +88,9 @@ def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
     assert f"{tasks[0]} failed and is tried again later" in caplog.text
 
 
-def test_nothing_is_told_nor_kept_before_the_masters_state_is_read(monkeypatch):
+def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeeping_done(monkeypatch):
     broker = broker_that(monkeypatch, is_ready=False, fails=ServiceNotAvailableError("broker-a is starting"))
-    for thread in (broker._look, broker._register, broker._keep):
+    for thread in (broker._follow_masters, broker._stay_registered, broker._do_housekeeping):
         thread()
         broker._stopping.clear()
         broker._stopping.pauses = 0
@@ -85,7 +101,7 @@ def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_be
     """The change may be on its way to a store that leads no more: it needs to hear of the next one in order to end."""
     leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
     answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
-    monkeypatch.setattr(module, "ActorRef", lambda name: answer)
+    monkeypatch.setattr(master_store, "ActorRef", lambda name: answer)
     moving, ended = threading.Event(), threading.Event()
 
     def move(storage: Any, copies: Any) -> None:
@@ -94,10 +110,9 @@ def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_be
 
     broker: Any = object.__new__(Broker)
     broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a")
-    broker._replicas = [f"storage-broker-a-{replica}" for replica in range(3)]
-    broker._storages = SimpleNamespace(get=lambda name: SimpleNamespace(name=name, control=print))
-    broker._master_lock, broker._another_leads = threading.Lock(), threading.Event()
-    broker._epoch, broker._read_from = 0, (None, 0)
+    storages: Any = SimpleNamespace(get=lambda name: SimpleNamespace(name=name, control=print))
+    broker._store = MasterStore("broker-a", 3, storages)
+    broker._another_leads, broker._read_from = threading.Event(), (None, 0)
     broker._log = SimpleNamespace(is_ready=True, move=move, load=lambda agree: None)
     broker._registrar = SimpleNamespace(register=lambda: None)
     broker.look_for_master()
@@ -105,7 +120,7 @@ def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_be
     reader.start()
     assert moving.wait(30)
     broker.look_for_master()
-    assert (broker._storage_name, broker._epoch) == ("storage-broker-a-2", 6)
+    assert (broker._store.storage.name, broker._store.epoch) == ("storage-broker-a-2", 6)
     ended.set()
     reader.join(30)
     assert broker._read_from[0].name == "storage-broker-a-1"

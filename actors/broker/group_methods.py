@@ -1,0 +1,264 @@
+"""The consumer-group methods of the Broker actor: configuration, offsets, and messages that were given back.
+
+A change of a remote method about consumer groups belongs here; the decisions themselves are in actors.core.broker.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from actors.broker.master_store import MasterStore
+from actors.broker.monitor import BrokerMonitor
+from actors.broker.state_log import DecidedChanges, StateLog
+from actors.core.broker.offsets import Owners, TopicCommits
+from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
+from actors.core.broker.state import BrokerState, Change
+from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS
+from raymq.config.cluster import BrokerSettings
+from raymq.errors import NoPermissionError, TopicNotExistError
+from raymq.message import ConsumeFromWhere, MessageQueue
+from raymq.names import RETRY_PREFIX, dlq_topic, retry_topic
+from raymq.protocol.group import (
+    CommitAnswer,
+    GroupConfig,
+    GroupQueueProgress,
+    OffsetCommit,
+    QueueOffset,
+    SendBackAnswer,
+    StartOffsetQuery,
+)
+from raymq.protocol.route import PERM_READ, TopicConfig
+from raymq.protocol.stats import GroupStats
+
+APPEND_TIMEOUT_S: Final = 5.0
+
+
+class GroupMethods(ABC):
+    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe.
+
+    Every change of a group is a record in the state log, and durable on return.
+    """
+
+    def __init__(self, settings: BrokerSettings, log: StateLog, store: MasterStore, monitor: BrokerMonitor) -> None:
+        self._settings, self._log, self._store, self._monitor = settings, log, store, monitor
+        self._owners = Owners()
+        """The newest owner of each queue. Changed only while the state log is held."""
+        self._returns = ReturnWriter(f"send-back-{secrets.token_hex(8)}", secrets.randbelow)
+        self._returns_lock = threading.Lock()
+
+    @abstractmethod
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic, its queues and the offsets committed in it; TopicNotExistError."""
+
+    @abstractmethod
+    def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> None:
+        """Carry a change of the state out; durable on return."""
+
+    def ensure_group(self, group: str) -> None:
+        """Create a consumer group and its retry topic, if they do not exist yet.
+
+        IllegalNameError; GroupNotExistError for a new group if auto_create_subscription_group is off.
+        """
+        auto_create = self._settings.options.auto_create_subscription_group
+        self._change(lambda state: state.decide_group(group, auto_create=auto_create))
+
+    def group_config(self, group: str) -> GroupConfig:
+        """A group's configuration in this broker group; GroupNotExistError."""
+        return self._log.ready().require_group(group)
+
+    def check_broadcast(self, group: str) -> None:
+        """NoPermissionError for a group that may not consume in BROADCASTING; an unknown group may."""
+        self._log.ready().check_broadcast(group)
+
+    def update_group(self, config: GroupConfig) -> None:
+        """Set a group's configuration, and create the group if it is new. IllegalNameError, InvalidArgumentError."""
+        self._change(lambda state: state.decide_group_config(config))
+
+    def delete_group(self, group: str, dead_letters: bool = False) -> None:
+        """Delete a group, its offsets and its retry topic, with `dead_letters` also its dead-letter topic.
+
+        GroupNotExistError.
+        """
+        self._change(lambda state: state.decide_group_delete(group))
+        self._log.read(lambda state: self._owners.forget(group=group))
+        self._monitor.forget(group=group)
+        for topic in [retry_topic(group)] + ([dlq_topic(group)] if dead_letters else []):
+            with suppress(TopicNotExistError):
+                self.delete_topic(topic)
+
+    def groups(self) -> list[str]:
+        """The names of all groups of this broker group, sorted."""
+        return sorted(self._log.ready().groups)
+
+    def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
+        """Commit, per topic and queue id, the offset of the next message to consume. Durable on return.
+
+        The answer names the queues whose commits do not count, and why. In a group whose consume_enable is off the
+        commits count, and the answer names all queues as fenced. GroupNotExistError, InvalidArgumentError.
+        """
+        verdicts: dict[str, TopicCommits] = {}
+        gone: list[str] = []
+        before: dict[str, dict[int, int]] = {}
+
+        def decide(state: BrokerState) -> list[Change]:
+            nonlocal verdicts, gone, before
+            changes, verdicts, gone = state.decide_commits(self._owners, group, commits)
+            before = {topic: state.offsets.committed(group, topic) for topic in verdicts}
+            return changes
+
+        self._change(decide)
+        self._count_gets(group, before, verdicts)
+        stopped = not self.group_config(group).consume_enable
+        fenced = {topic: commits[topic] if stopped else verdict.fenced for topic, verdict in verdicts.items()}
+        return CommitAnswer(
+            {self._queue(topic, q): at for topic, verdict in verdicts.items() for q, at in verdict.reset.items()},
+            frozenset(self._queue(topic, q) for topic, queue_ids in fenced.items() for q in queue_ids),
+            frozenset(self._queue(topic, q) for topic in gone for q in commits[topic]),
+        )
+
+    def _count_gets(
+        self, group: str, before: Mapping[str, Mapping[int, int]], verdicts: Mapping[str, TopicCommits]
+    ) -> None:
+        for topic, verdict in verdicts.items():
+            got = sum(max(at - before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
+            self._monitor.count(GROUP_GET_NUMS, f"{topic}@{group}", got)
+
+    def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set offsets per queue id, backwards too; members learn of it from the answer to their next commit or
+        start_offset.
+
+        Durable on return. GroupNotExistError, TopicNotExistError, InvalidArgumentError.
+        """
+        self._change(lambda state: state.decide_reset(group, topic, offsets))
+
+    def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Committed offset per queue id of this group's queues; queues without one are absent."""
+        return self._log.ready().offsets.committed(group, topic)
+
+    def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery, generation: int) -> QueueOffset:
+        """The offset where the group starts in a queue (spec/messaging.md §2.9, §5.4): the committed one, else the one
+        that `query` says.
+
+        A member of the group asks with the generation of its assignment. If nothing is committed yet, the start is
+        committed, durably, so that a member that dies at once skips nothing; and commits of older generations are
+        fenced from then on. Generation 0 only asks. CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its
+        first message is still in memory), and so does a retry topic. TopicNotExistError, GroupNotExistError, and
+        NoPermissionError if the group's consume_enable is off or the topic may not be read.
+        """
+        topic, queue_id = queue.topic, queue.queue_id
+        known = self._log.ready()
+        self._check_readable(known, group, topic)
+        # Read before the state is held: another replica may have become the master by the time this is known.
+        offset = 0 if known.offsets.get(group, topic, queue_id) else self._first_offset(queue, query)
+
+        def decide(state: BrokerState) -> Change | None:
+            change = state.decide_start(group, topic, queue_id, offset)
+            self._owners.note(group, topic, queue_id, generation)
+            return change
+
+        def committed(state: BrokerState) -> QueueOffset:
+            table = state.offsets
+            return table.get(group, topic, queue_id) or QueueOffset(offset, table.version(group, topic, queue_id))
+
+        if generation:
+            self._change(decide)
+        return self._log.read(committed)
+
+    def _first_offset(self, queue: MessageQueue, query: StartOffsetQuery) -> int:
+        bounds = self._store.queue_bounds(queue.topic, queue.queue_id)
+        if query.where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
+            return bounds.min_offset
+        if query.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            return self._store.call(
+                lambda storage, left_s: storage.offset_by_time(queue.topic, queue.queue_id, query.timestamp_ms, left_s)
+            )
+        young = bounds.min_offset == 0 and bounds.first_in_memory == 0
+        return 0 if young else bounds.max_offset
+
+    def _check_readable(self, state: BrokerState, group: str, topic: str) -> TopicConfig:
+        config = state.require_topic(topic)
+        if not config.perm & PERM_READ:
+            raise NoPermissionError(
+                f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
+            )
+        if group in state.groups and not state.groups[group].consume_enable:
+            raise NoPermissionError(
+                f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
+            )
+        return config
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._settings.broker_name, queue_id)
+
+    def send_back(
+        self, group: str, records: bytes, *, delay_level: int = 0, max_reconsume_times: int = -1
+    ) -> SendBackAnswer:
+        """Take back messages that the group could not consume: whole records as consumed, back to back.
+
+        Each is delivered again from `%RETRY%group` after `delay_level`, or with 0 the later the more often it was given
+        back. After `max_reconsume_times` returns (negative: the group's retry_max_times), and with a negative
+        `delay_level`, it goes to `%DLQ%group` instead (spec/messaging.md §5.9).
+
+        Durable on return; a call that is repeated may do it twice. GroupNotExistError, InvalidArgumentError (damaged
+        records), MessageIllegalError (properties too long).
+        """
+        config = self._log.ready().require_group(group)
+        returned, answer = read_returned(
+            records, config, delay_level=delay_level, max_reconsume_times=max_reconsume_times
+        )
+        topics = ([retry_topic(group)] if answer.retried else []) + ([dlq_topic(group)] if answer.dead else [])
+        for topic in topics:
+            nums = config.retry_queue_nums if topic == retry_topic(group) else 1
+            self._change(partial(BrokerState.decide_group_topic, topic=topic, queue_nums=nums))
+        self._store_returned(config, returned)
+        for item in returned:
+            self._monitor.count(SNDBCK_PUT_NUMS, f"{item.parts.topic}@{group}", 1)
+        return answer
+
+    def replay(self, group: str, records: bytes) -> None:
+        """Have the group consume dead letters again, whole records of `%DLQ%group` back to back, as if for the first
+        time. Durable on return; a call that is repeated may do it twice. Raises as `send_back` does.
+        """
+        config = self._log.ready().require_group(group)
+        self._store_returned(config, read_replayed(records))
+
+    def _store_returned(self, config: GroupConfig, returned: Sequence[Returned]) -> None:
+        with self._returns_lock:
+            self._returns.store_host_ipv6 = ":" in self._store.storage.describe().store_host[0]
+            batches = self._returns.batches(config.group, returned, config.retry_queue_nums)
+            if batches:
+                self._store.call(lambda storage, left_s: storage.append(batches, min(left_s, APPEND_TIMEOUT_S)))
+
+    def group_topics(self, group: str) -> list[str]:
+        """The topics in whose queues of this broker group the consumer group has committed; GroupNotExistError."""
+        state = self._log.ready()
+        state.require_group(group)
+        return state.offsets.topics(group)
+
+    def group_progress(self, group: str, topic: str) -> list[GroupQueueProgress]:
+        """The group's committed offset and lag in each queue of a topic, with the queue's bounds;
+        TopicNotExistError."""
+        state = self._log.ready()
+        committed = state.offsets.committed(group, topic)
+        progress = []
+        for queue_id in range(state.require_topic(topic).read_queue_nums):
+            bounds = self._store.queue_bounds(topic, queue_id)
+            offset = committed.get(queue_id)
+            following = max(offset or 0, bounds.min_offset)
+            message = self._monitor.message_at(topic, queue_id, following) if following < bounds.max_offset else None
+            lag_ms = 0 if message is None else max(time.time_ns() // 1_000_000 - message.store_timestamp_ms, 0)
+            queue = self._queue(topic, queue_id)
+            progress.append(GroupQueueProgress(group, queue, offset, bounds.min_offset, bounds.max_offset, lag_ms))
+        return progress
+
+    def group_stats(self, group: str) -> dict[str, GroupStats]:
+        """Counts of the messages that a group consumed and gave back, by topic; GroupNotExistError."""
+        self._log.ready().require_group(group)
+        return self._monitor.group_stats(group)

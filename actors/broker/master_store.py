@@ -1,0 +1,86 @@
+"""The storage actor of a broker group's master replica: which one it is, and calls to it.
+
+A change of how a broker finds its master, or calls it, belongs here. Nothing of it survives the broker: in a group of
+several replicas a new broker asks the Controller.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from actors.broker.state_log import STORE_TIMEOUT_S
+from actors.core.replica.orders import GroupLeader
+from raymq.names import CONTROLLER, StorageName
+from raymq.protocol.store import QueueBounds
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients
+from raymq.retry import persist_until
+
+LEADER_TIMEOUT_S: Final = 2.0
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class MasterStore:
+    """The master of one broker group of `replicas` replicas: replica 0, until the Controller has named another.
+
+    Thread-safe. Each call waits up to STORE_TIMEOUT_S, over a restart of the storage actor and over a change of master,
+    so whatever is called must be safe to repeat.
+    """
+
+    def __init__(self, broker_name: str, replicas: int, storages: StorageClients) -> None:
+        self._broker_name = broker_name
+        self._storages = storages
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self.replicas = [str(StorageName(broker_name, replica)) for replica in range(replicas)]
+        """The names of all storage actors of the group."""
+        self.storage = storages.get(self.replicas[0])
+        """The master's, as far as is known now."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the master leads; 0 before the Controller was asked, and in a group of one replica."""
+        return self._epoch
+
+    def present(self) -> tuple[StorageClient, int]:
+        """The master's store and the epoch in which it leads."""
+        with self._lock:
+            return self.storage, self._epoch
+
+    def copies(self, master: StorageClient) -> list[StorageClient]:
+        """The stores of the group's other replicas."""
+        return [self._storages.get(name) for name in self.replicas if name != master.name]
+
+    def find(self) -> bool:
+        """Ask the Controller for the group's master. True if it is another one, or leads a newer epoch, than before.
+
+        Raises RaymqError if the Controller does not answer.
+        """
+        leader: GroupLeader = ActorRef(CONTROLLER).call("leader", self._broker_name, timeout_s=LEADER_TIMEOUT_S)
+        with self._lock:
+            if leader.master is None or leader.epoch <= self._epoch:
+                return False
+            logger.warning("%s: replica %d leads epoch %d", self._broker_name, leader.master, leader.epoch)
+            name = str(StorageName(self._broker_name, leader.master))
+            self.storage, self._epoch = self._storages.get(name), leader.epoch
+        return True
+
+    def call(self, call: Callable[[StorageClient, float], T]) -> T:
+        """The result of a call, which gets the master's store and the seconds left; RaymqError if it kept failing."""
+        return persist_until(time.monotonic() + STORE_TIMEOUT_S, lambda left_s: call(self.storage, left_s))
+
+    def control(self, method: str, *args: Any) -> Any:
+        """The result of a method of the master's storage actor."""
+        return self.call(lambda storage, left_s: storage.control(method, *args, timeout_s=left_s))
+
+    def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """The first and the next visible offset of a queue, and the first that is in memory."""
+        return self.call(lambda storage, left_s: storage.queue_bounds(topic, queue_id, left_s))

@@ -1,0 +1,52 @@
+"""The routes of a broker's own producers: one broker group, whose topics the broker knows by itself.
+
+A change of where a broker's own messages may go belongs here. Routes for clients are the NameServer's
+(actors.nameserver).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.broker.master_store import MasterStore
+from actors.core.broker.state import STATE_TOPIC, BrokerState
+from raymq.config.cluster import BrokerSettings
+from raymq.protocol.route import MASTER_ID, BrokerData, QueueData, TopicConfig, TopicRoute
+
+
+class OwnRoutes:
+    """A Producer's RouteSource for one broker group. Nothing is cached.
+
+    `state` returns the broker's state, `auto_create` creates a topic with up to so many queues. The state topic has a
+    route also before the state is read: its queue is there from the beginning.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: MasterStore,
+        state: Callable[[], BrokerState],
+        auto_create: Callable[[str, int], None],
+    ) -> None:
+        self._settings, self._store = settings, store
+        self._state, self._auto_create = state, auto_create
+
+    def get(self, topic: str) -> TopicRoute:
+        """The part of a topic's route that lies in this broker group.
+
+        TopicNotExistError; NoPermissionError if the topic may not be written.
+        """
+        config = TopicConfig(topic, 1, 1) if topic == STATE_TOPIC else self._state().require_topic(topic)
+        name = self._settings.broker_name
+        data = BrokerData(self._settings.cluster, name, {MASTER_ID: self._store.storage.name})
+        queues = QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm)
+        return TopicRoute(topic, {name: data}, (queues,)).require_writable()
+
+    def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
+        """The result of `get`, after creating a missing topic if auto_create_topic_enable is on."""
+        if topic != STATE_TOPIC and topic not in self._state().topics:
+            self._auto_create(topic, default_topic_queue_nums)
+        return self.get(topic)
+
+    def forget(self, topic: str) -> None:
+        """Do nothing: no route is cached."""
