@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from actors.core.replica.orders import MASTER_LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
@@ -60,8 +61,47 @@ class ControlRules:
     fixed_master: int | None = None
 
 
+class MasterView(Enum):
+    """The master of a group, as the Controller sees it."""
+
+    NOBODY = "the group has no master"
+    AWAY = "it does not answer, has not the directory that it led with, or may not lead any more"
+    UNTOLD = "it was elected and does not know it yet"
+    RESTARTED = "its process was started again: the one that led is gone, and its lease with it"
+    NOT_LEADING = "it answers, and does not lead in its epoch"
+    LEADING = "it leads"
+
+
+class MasterStep(Enum):
+    """The Controller's answer to what it sees of a master."""
+
+    WAIT = "do nothing until the lease is over"
+    TELL = "tell it to lead"
+    RENEW = "renew its lease, alter its set, or have it hand over"
+    ELECT = "elect another"
+
+
+MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
+    (MasterView.NOBODY, False): MasterStep.ELECT,
+    (MasterView.NOBODY, True): MasterStep.ELECT,
+    (MasterView.AWAY, False): MasterStep.WAIT,
+    (MasterView.AWAY, True): MasterStep.ELECT,
+    (MasterView.UNTOLD, False): MasterStep.TELL,
+    (MasterView.UNTOLD, True): MasterStep.TELL,
+    (MasterView.RESTARTED, False): MasterStep.ELECT,
+    (MasterView.RESTARTED, True): MasterStep.ELECT,
+    (MasterView.NOT_LEADING, False): MasterStep.WAIT,
+    (MasterView.NOT_LEADING, True): MasterStep.ELECT,
+    (MasterView.LEADING, False): MasterStep.RENEW,
+    (MasterView.LEADING, True): MasterStep.RENEW,
+}
+"""The next step by the view of the master, and by whether the last lease it was granted is over (True)."""
+
+
 @dataclass(slots=True)
 class _Heard:
+    """A replica's newest account, and when it came."""
+
     state: ReplicaState
     at_s: float
 
@@ -124,37 +164,49 @@ class GroupControl:
             if self.record is None:
                 return []
             return [self.record, *self.tick(now_s)]
-        actions = self._keep(alive, now_s)
+        actions = self._serve_master(alive, now_s)
         if actions is None:
             actions = self._elect(alive)
         return [*actions, *self._followers(alive)]
 
-    def _keep(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
-        """What the present master needs; None if there must be another."""
+    def _serve_master(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
+        """The actions that the present master needs; None if another must be elected."""
         record = self.record
         assert record is not None
         state = None if record.master is None else alive.get(record.master)
-        if state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id:
-            state = None  # its directory was lost: what answers there has nothing
-        if record.master not in self.able:
-            state = None  # it led before the settings were changed
-        if record.master is None or (state is None and now_s >= self._lease_until_s):
+        view = self._view_master(record, state)
+        step = MASTER_STEPS[view, now_s >= self._lease_until_s]
+        if step is MasterStep.ELECT:
             return None
-        if state is None:
-            self.reason = f"replica {record.master} leads no more; its lease must end before another may"
+        if step is MasterStep.WAIT:
+            if view is MasterView.AWAY:
+                self.reason = f"replica {record.master} leads no more; its lease must end before another may"
             return []
-        if state.role is not ReplicaRole.MASTER or state.epoch != record.epoch:
-            if self._led_incarnation < 0 and state.epoch < record.epoch:  # it has not heard yet that it is to lead
-                return [self._lead(state, record)]
-            # Its process was started again, so the one that led is gone, and its lease with it.
-            gone = state.role is ReplicaRole.FENCED and state.incarnation > self._led_incarnation
-            return None if gone or now_s >= self._lease_until_s else []
+        assert state is not None
+        if step is MasterStep.TELL:
+            return [self._lead(state, record)]
         self._led_incarnation, self.reason = state.incarnation, ""
         moving = self._hand_over(state, alive, now_s)
         if moving:
             return moving
         altered = self._alter(state, record)
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
+
+    def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
+        """The record's master as its newest account shows it; `state` None if there was none lately."""
+        if record.master is None:
+            return MasterView.NOBODY
+        # Without its directory it has nothing; and it may have led before the settings were changed.
+        lost = state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id
+        if state is None or lost or record.master not in self.able:
+            return MasterView.AWAY
+        if state.role is ReplicaRole.MASTER and state.epoch == record.epoch:
+            return MasterView.LEADING
+        if self._led_incarnation < 0 and state.epoch < record.epoch:
+            return MasterView.UNTOLD
+        if state.role is ReplicaRole.FENCED and state.incarnation > self._led_incarnation:
+            return MasterView.RESTARTED
+        return MasterView.NOT_LEADING
 
     def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
         """Give the master the set it asks for.

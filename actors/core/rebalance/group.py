@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 from actors.core.rebalance.target import GroupMembership, Target, Wish, disagreements, make_target
@@ -24,9 +25,55 @@ from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
 RETARGET_INTERVAL_S: Final = 20.0
 
 
+class Sender(Enum):
+    """The process that a heartbeat comes from. Several may use one member's name, one after the other."""
+
+    STRANGER = "it has no session, or one that is over"
+    INVITED = "it was given a session and uses it for the first time"
+    MEMBER = "its session is the member's"
+
+
+class HeartbeatKind(Enum):
+    """A heartbeat compared with the newest one of its session."""
+
+    NEXT = "newer than all, or the first of its session"
+    REPEATED = "the newest once more"
+    LATE = "older than the newest"
+    LEAVING = "not late, and says that the member leaves"
+
+
+class HeartbeatStep(Enum):
+    """The group's answer to a heartbeat."""
+
+    INVITE = "answer with a new session, and change nothing else"
+    ACCEPT = "note the wishes and the queues held, free the others, and grant"
+    REPEAT = "as ACCEPT, but free nothing: the first of the two may have been answered with more queues"
+    IGNORE = "change nothing: nobody waits for the answer any more"
+    REMOVE = "drop the member and free its queues"
+
+
+HEARTBEAT_STEPS: Final[Mapping[Sender, Mapping[HeartbeatKind, HeartbeatStep]]] = {
+    Sender.STRANGER: {
+        HeartbeatKind.NEXT: HeartbeatStep.INVITE,
+        HeartbeatKind.LEAVING: HeartbeatStep.INVITE,
+    },
+    Sender.INVITED: {
+        HeartbeatKind.NEXT: HeartbeatStep.ACCEPT,
+        HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
+    },
+    Sender.MEMBER: {
+        HeartbeatKind.NEXT: HeartbeatStep.ACCEPT,
+        HeartbeatKind.REPEATED: HeartbeatStep.REPEAT,
+        HeartbeatKind.LATE: HeartbeatStep.IGNORE,
+        HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
+    },
+}
+"""Only a member has a newest heartbeat, so only its heartbeats can be repeated or late."""
+
+
 @dataclass(slots=True)
 class _Member:
-    """`session`: which process of this name speaks; `sequence`: its newest heartbeat."""
+    """One member. `session`: the process that uses its name; `sequence`: the number of its newest heartbeat."""
 
     session: int
     wish: Wish
@@ -93,18 +140,17 @@ class RebalanceGroup:
         self.expire(now_s)
         name = heartbeat.member
         self._heed_generation(heartbeat.generation)
-        if not self._admits(heartbeat):
+        sender = self._sender(heartbeat)
+        step = HEARTBEAT_STEPS[sender][self._kind(heartbeat, sender)]
+        if step is HeartbeatStep.INVITE:
             return self._assignment(self._invite(heartbeat, now_s), frozenset())
-        member = self._members.get(name)
-        same = member is not None and member.session == heartbeat.session
-        if same and member is not None and heartbeat.sequence < member.sequence:
-            return self._assignment(heartbeat.session, frozenset())  # late: its sender waits no more
-        if heartbeat.leaving:
+        if step is HeartbeatStep.IGNORE:
+            return self._assignment(heartbeat.session, frozenset())
+        if step is HeartbeatStep.REMOVE:
             self._remove(name)
             return self._assignment(heartbeat.session, frozenset())
-        repeated = same and member is not None and heartbeat.sequence == member.sequence
         changed = self._note_member(heartbeat, now_s)
-        self._note_holding(name, heartbeat.holding, may_free=not repeated)
+        self._note_holding(name, heartbeat.holding, may_free=step is HeartbeatStep.ACCEPT)
         if changed or now_s - self._targeted_s >= RETARGET_INTERVAL_S:
             self._targeted_s = now_s
             self._retarget()
@@ -158,13 +204,20 @@ class RebalanceGroup:
     def _assignment(self, session: int, queues: frozenset[MessageQueue]) -> GroupAssignment:
         return GroupAssignment(self.generation, queues, len(self._members), self.offsets_version, session)
 
-    def _admits(self, heartbeat: GroupHeartbeat) -> bool:
-        """Whether it is of the process that speaks for the member, or of one that was invited to."""
+    def _sender(self, heartbeat: GroupHeartbeat) -> Sender:
         member = self._members.get(heartbeat.member)
         if member is not None and member.session == heartbeat.session:
-            return True
+            return Sender.MEMBER
         session, _ = self._invited.get(heartbeat.member, (0, 0.0))
-        return 0 < heartbeat.session == session
+        return Sender.INVITED if 0 < heartbeat.session == session else Sender.STRANGER
+
+    def _kind(self, heartbeat: GroupHeartbeat, sender: Sender) -> HeartbeatKind:
+        newest = self._members[heartbeat.member].sequence if sender is Sender.MEMBER else None
+        if newest is not None and heartbeat.sequence < newest:
+            return HeartbeatKind.LATE
+        if heartbeat.leaving:
+            return HeartbeatKind.LEAVING
+        return HeartbeatKind.REPEATED if heartbeat.sequence == newest else HeartbeatKind.NEXT
 
     def _invite(self, heartbeat: GroupHeartbeat, now_s: float) -> int:
         """A session for a process that is alive, as it will have the answer; it begins when it is used."""

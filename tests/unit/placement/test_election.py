@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
-from placement.election import RECOVERED_EPOCH_GAP, ControlRules, GroupControl, Record
+from placement.election import (
+    MASTER_STEPS,
+    RECOVERED_EPOCH_GAP,
+    ControlRules,
+    GroupControl,
+    MasterStep,
+    MasterView,
+    Record,
+)
 from storage.replication.epochs import SyncStateSet
 
 RULES = ControlRules(dead_after_s=1.0, lease_s=1.5, lease_margin_s=0.5)
@@ -332,3 +341,61 @@ def test_where_unclean_elections_are_allowed_and_nobody_answers_status_says_so()
     for _ in range(12):
         world.step()
     assert "nobody answers" in world.control.reason
+
+
+LED = Record("broker-a", 6, 0, of(6, 2, 0, 1, 2))
+LEADING = state(0, role=ReplicaRole.MASTER, epoch=6)
+VIEWED: dict[MasterView, tuple[Record, ReplicaState | None, int]] = {
+    MasterView.NOBODY: (replace(LED, master=None), state(0, epoch=6), -1),
+    MasterView.AWAY: (LED, None, 1),
+    MasterView.UNTOLD: (LED, state(0, epoch=5), -1),
+    MasterView.RESTARTED: (LED, state(0, epoch=6, incarnation=2), 1),
+    MasterView.NOT_LEADING: (LED, state(0, epoch=6, role=ReplicaRole.SLAVE), 1),
+    MasterView.LEADING: (LED, LEADING, 1),
+}
+"""For each view of the master: the record, the master's account, and the incarnation that led."""
+
+
+@pytest.mark.parametrize(("view", "lease_over"), list(product(MasterView, (False, True))))
+def test_every_view_of_the_master_has_its_step(view, lease_over):
+    record, account, led_incarnation = VIEWED[view]
+    control = GroupControl("broker-a", frozenset({0, 1, 2}), RULES)
+    control.resume(record, 0.0)
+    control._led_incarnation = led_incarnation
+    now_s = LEASE_OVER_S if lease_over else LEASE_OVER_S / 2
+    for one in (account, state(1, epoch=6), state(2, epoch=6)):
+        if one is not None:
+            control.heard(replace(one, clock_s=now_s), now_s)
+    actions = control.tick(now_s)
+    step = MASTER_STEPS[view, lease_over]
+    orders = {type(action) for action in actions if not isinstance(action, Follow)}
+    assert (
+        orders
+        == {
+            MasterStep.WAIT: set(),
+            MasterStep.TELL: {Lead},
+            MasterStep.RENEW: {Renew},
+            MasterStep.ELECT: {Record, Lead},
+        }[step]
+    )
+    assert (control.record == record) == (step is not MasterStep.ELECT)
+
+
+@pytest.mark.parametrize(
+    "account",
+    [replace(LEADING, store_id="another"), None],
+    ids=["without its directory", "silent"],
+)
+def test_a_master_without_its_directory_is_away_as_a_silent_one_is(account):
+    control = GroupControl("broker-a", frozenset({0, 1, 2}), RULES)
+    assert control._view_master(LED, account) is MasterView.AWAY
+
+
+def test_a_master_that_may_not_lead_any_more_is_away():
+    control = GroupControl("broker-a", frozenset({0, 1, 2}), RULES, learners=frozenset({0}))
+    assert control._view_master(LED, LEADING) is MasterView.AWAY
+
+
+def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
+    elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
+    assert elected == {MasterView.NOBODY, MasterView.RESTARTED}

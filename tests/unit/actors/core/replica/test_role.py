@@ -1,11 +1,13 @@
-"""What a replica may do: leading, following, leases, and orders that come too late."""
+"""The role of a replica: leading, following, leases, and orders that come too late."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import pytest
 
 from actors.core.replica.orders import ReplicaRole
-from actors.core.replica.role import ReplicaRoleState
+from actors.core.replica.role import TRANSITIONS, EpochAge, ReplicaRoleState, RoleOrder
 from raymq.errors import InvalidArgumentError, NotMasterError
 
 
@@ -89,3 +91,46 @@ def test_a_client_of_another_epoch_is_refused(role):
     for epoch in (3, 5):
         with pytest.raises(NotMasterError, match="epoch 4"):
             role.check_append(epoch, 1.0)
+
+
+def in_role(role: ReplicaRole) -> ReplicaRoleState:
+    """Replica 1 in a role, in epoch 5."""
+    one = ReplicaRoleState("broker-a", 1, epoch=5 if role is ReplicaRole.FENCED else 4)
+    if role is ReplicaRole.MASTER:
+        one.lead(5, 10.0)
+    elif role is ReplicaRole.SLAVE:
+        one.follow(5, master=0)
+    return one
+
+
+def carry_out(one: ReplicaRoleState, order: RoleOrder, epoch: int) -> None:
+    if order is RoleOrder.LEAD:
+        one.lead(epoch, 10.0)
+    elif order is RoleOrder.RENEW:
+        one.renew(epoch, 10.0)
+    elif order is RoleOrder.FOLLOW:
+        one.follow(epoch, master=0)
+    else:
+        one.drain(epoch)
+
+
+@pytest.mark.parametrize(("before", "order", "age"), list(product(ReplicaRole, RoleOrder, EpochAge)))
+def test_every_order_does_what_the_table_says_and_all_others_are_refused(before, order, age):
+    one, epoch = in_role(before), 5 + age.value
+    after = TRANSITIONS[before].get((order, age))
+    if after is None:
+        with pytest.raises(NotMasterError, match="epoch 5"):
+            carry_out(one, order, epoch)
+        assert (one.role, one.epoch, one.draining) == (before, 5, False)
+    else:
+        carry_out(one, order, epoch)
+        assert (one.role, one.epoch) == (after, epoch)
+        assert one.master == (1 if after is ReplicaRole.MASTER else 0)
+
+
+def test_the_table_refuses_every_order_of_an_older_epoch_and_makes_masters_in_newer_epochs_only():
+    """So nobody who was replaced leads again, and no epoch has two masters."""
+    for before, orders in TRANSITIONS.items():
+        assert all(age is not EpochAge.OLDER for _, age in orders)
+        made = [age for (_, age), after in orders.items() if after is ReplicaRole.MASTER is not before]
+        assert all(age is EpochAge.NEWER for age in made)
