@@ -1,4 +1,4 @@
-"""A program's connection to raymq: where producers, consumers and administration come from."""
+"""A program's connection to raymq: `connect`, and the Client that makes producers, consumers and the admin."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
 import ray
 
+from raymq.closing import Closing
 from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
 from raymq.cluster.launcher import ProgressCallback
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from raymq.producer.async_producer import AsyncProducer
 
 NAME_SERVERS_MAX: Final = 3
+"""The most NameServers that a cluster has."""
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
+"""RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
 
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ def connect(
     (default: `raymq.yaml` here, if any) with `data_dir` and `broker_groups` on top; closing the client stops what was
     started. Messages stay in `data_dir`. Raises ConfigError, StoreLockedError or StoreError before any of it remains,
     and ClientStateError where a raymq runs already.
-    `progress` is told each step.
+    `progress` is called with each step's name.
     """
     if not embedded:
         if config is not None or data_dir is not None or broker_groups is not None:
@@ -85,6 +87,7 @@ def connect(
 
 
 def _attach(address: str | None) -> Callable[[], None]:
+    """Connect this process to Ray; returns a function that disconnects it again, if it was connected here."""
     attached = attach_ray(address)
     if not _nameservers():
         if attached:
@@ -96,7 +99,7 @@ def _attach(address: str | None) -> Callable[[], None]:
 
 
 def _nameservers() -> list[NameServerName]:
-    """The NameServers that exist."""
+    """The names of the NameServers that run."""
     found = []
     for index in range(NAME_SERVERS_MAX):
         name = NameServerName(index)
@@ -108,8 +111,8 @@ def _nameservers() -> list[NameServerName]:
     return found
 
 
-class Client:
-    """What `connect` returns. Close it, or use it in a `with`: that closes its producers and consumers too."""
+class Client(Closing):
+    """A connection, made by `connect`. Close it, or use it in a `with`: that closes its producers and consumers too."""
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release = release
@@ -126,7 +129,7 @@ class Client:
 
     @property
     def admin(self) -> Admin:
-        """Topics and groups."""
+        """Administration of topics, messages, groups, stores and NameServers."""
         from raymq.admin.admin import Admin
 
         self._check_open()
@@ -230,14 +233,6 @@ class Client:
         self._release()
         if failures:
             raise failures[0]
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a raymq client cannot be pickled: call raymq.connect() where it is used")

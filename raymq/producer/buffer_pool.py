@@ -1,10 +1,11 @@
-"""The bound on what waits in a producer: bytes and messages, from when a send hands them over until they have an end.
+"""The bound on a producer's memory: bytes and messages, counted from when a send allocates them until they have an end.
 
-When it is full, senders line up, first come, first served: a thread waits (`take`), a coroutine awaits the future of
-its `Waiter`. What is larger than the whole buffer passes when nothing else waits.
+When the pool is full, senders wait for space, first come, first served: a thread blocks in `allocate`, a coroutine
+awaits the future of its `Waiter`. A send that is larger than the whole pool gets its space when nothing else is
+allocated.
 
-`flushed` is for everything handed over so far, whatever is handed over meanwhile: what comes after it is counted in a
-new *generation*.
+`flushed` waits for everything allocated so far, whatever is allocated meanwhile: later messages are counted in a new
+*generation*.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Protocol
 from raymq.errors import InvalidArgumentError, SystemBusyError
 
 
-class Counted(Protocol):
-    """What is given back: its cost, and the generation it was taken in."""
+class Allocated(Protocol):
+    """A message that holds space of the pool: its cost, and the generation in which the space was allocated."""
 
     cost_bytes: int
     generation: int
@@ -28,7 +29,7 @@ class Counted(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A place in the line. When `granted` ends, the room is taken, in `generation`."""
+    """A send that waits for space. Once `granted` has ended, it holds the space, in `generation`."""
 
     cost_bytes: int
     count: int
@@ -37,7 +38,10 @@ class Waiter:
 
 
 class BufferPool:
-    """Counts what waits. Thread-safe."""
+    """Allocates the space of messages that have no end yet. Thread-safe.
+
+    `max_bytes`, `max_messages`: the most that may be allocated at a time; InvalidArgumentError unless positive.
+    """
 
     def __init__(self, max_bytes: int, max_messages: int) -> None:
         if max_bytes <= 0 or max_messages <= 0:
@@ -45,57 +49,64 @@ class BufferPool:
         self._max_bytes, self._max_messages = max_bytes, max_messages
         self._lock = threading.Lock()
         self._bytes = self._count = 0
-        self._line: deque[Waiter] = deque()
+        self._waiters: deque[Waiter] = deque()
         self._generation = 0
         self._counts: Counter[int] = Counter()
         """Messages by generation. While no flush is under way, there is one."""
         self._flushes: list[tuple[int, Future[None]]] = []
+        """The flushes under way, oldest first: the last generation each waits for, and the future that it ends."""
 
-    def try_take(self, cost_bytes: int, count: int) -> int | None:
-        """Room for `count` messages, if there is some and nobody waits for it: the generation, else None."""
+    def try_allocate(self, cost_bytes: int, count: int) -> int | None:
+        """Allocate space for `count` messages that cost `cost_bytes` together, without waiting.
+
+        Returns their generation; None if they do not fit now, or if others wait for space already.
+        """
         with self._lock:
-            if self._line or not self._fits(cost_bytes, count):
+            if self._waiters or not self._fits(cost_bytes, count):
                 return None
             return self._grant(cost_bytes, count)
 
-    def take(self, cost_bytes: int, count: int, timeout_s: float) -> int:
-        """Room for `count` messages, waiting for it up to `timeout_s`: the generation. SystemBusyError."""
-        generation = self.try_take(cost_bytes, count)
+    def allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
+        """Allocate space for `count` messages, waiting for it up to `timeout_s`. Returns their generation.
+
+        SystemBusyError when there was no space in time; nothing is allocated then.
+        """
+        generation = self.try_allocate(cost_bytes, count)
         if generation is not None:
             return generation
         if timeout_s <= 0:
-            raise self.full(timeout_s)
-        place = self.line_up(cost_bytes, count)
+            raise self.full_error(timeout_s)
+        waiter = self.add_waiter(cost_bytes, count)
         try:
-            place.granted.result(timeout_s)
+            waiter.granted.result(timeout_s)
         except BaseException as error:
-            self.leave(place)
+            self.remove_waiter(waiter)
             if isinstance(error, TimeoutError):
-                raise self.full(timeout_s) from None
+                raise self.full_error(timeout_s) from None
             raise
-        return place.generation
+        return waiter.generation
 
-    def line_up(self, cost_bytes: int, count: int) -> Waiter:
-        """A place in the line for room. Whoever does not wait to the end has to `leave`."""
-        place = Waiter(cost_bytes, count)
+    def add_waiter(self, cost_bytes: int, count: int) -> Waiter:
+        """Wait for space behind those that wait already. Whoever does not wait to the end calls `remove_waiter`."""
+        waiter = Waiter(cost_bytes, count)
         with self._lock:
-            self._line.append(place)
-        self._serve()
-        return place
+            self._waiters.append(waiter)
+        self._grant_waiters()
+        return waiter
 
-    def leave(self, place: Waiter) -> None:
-        """Give up a place, and the room if it was granted meanwhile."""
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """Stop waiting, and deallocate the space if it was granted meanwhile."""
         with self._lock:
-            waiting = place in self._line
+            waiting = waiter in self._waiters
             if waiting:
-                self._line.remove(place)
+                self._waiters.remove(waiter)
         if waiting:
-            self._serve()
+            self._grant_waiters()
         else:
-            self.give_back(place.cost_bytes, place.count, place.generation)
+            self.deallocate_unused(waiter.cost_bytes, waiter.count, waiter.generation)
 
-    def give(self, ended: Sequence[Counted]) -> None:
-        """These messages have their end."""
+    def deallocate(self, ended: Sequence[Allocated]) -> None:
+        """Free the space of messages that have their end."""
         cost_bytes = sum([item.cost_bytes for item in ended])
         with self._lock:
             if self._flushes:
@@ -104,27 +115,27 @@ class BufferPool:
                 self._counts[self._generation] -= len(ended)
             self._bytes -= cost_bytes
             self._count -= len(ended)
-        self._serve()
+        self._grant_waiters()
 
-    def give_back(self, cost_bytes: int, count: int, generation: int) -> None:
-        """Room that was taken and is not used."""
+    def deallocate_unused(self, cost_bytes: int, count: int, generation: int) -> None:
+        """Free space that was allocated for messages that are not sent after all."""
         with self._lock:
             self._counts[generation] -= count
             self._bytes -= cost_bytes
             self._count -= count
-        self._serve()
+        self._grant_waiters()
 
     def flushed(self) -> Future[None]:
-        """Ends when everything that was handed over before this call has its end."""
+        """A future that ends when everything allocated before this call is deallocated."""
         flush: Future[None] = Future()
         with self._lock:
             self._flushes.append((self._generation, flush))
             self._generation += 1
-        self._serve()
+        self._grant_waiters()
         return flush
 
-    def full(self, timeout_s: float) -> SystemBusyError:
-        """What a sender is told for whom there was no room."""
+    def full_error(self, timeout_s: float) -> SystemBusyError:
+        """The error for a send that got no space within `timeout_s`; 0 for one that does not wait."""
         how_long = f"stayed full for {timeout_s:g} s" if timeout_s > 0 else "is full"
         return SystemBusyError(
             f"the producer's buffer of {self._max_bytes} bytes and {self._max_messages} messages {how_long}, nothing "
@@ -143,16 +154,16 @@ class BufferPool:
         self._counts[self._generation] += count
         return self._generation
 
-    def _serve(self) -> None:
-        """Grant room to the first in the line, as far as it goes, and end the flushes that are complete."""
-        if not self._line and not self._flushes:
+    def _grant_waiters(self) -> None:
+        """Allocate space to the oldest waiters, as far as it goes, and end the flushes that are complete."""
+        if not self._waiters and not self._flushes:
             return
         ended: list[Future[None]] = []
         with self._lock:
-            while self._line and self._fits(self._line[0].cost_bytes, self._line[0].count):
-                place = self._line.popleft()
-                place.generation = self._grant(place.cost_bytes, place.count)
-                ended.append(place.granted)
+            while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
+                waiter = self._waiters.popleft()
+                waiter.generation = self._grant(waiter.cost_bytes, waiter.count)
+                ended.append(waiter.granted)
             for generation in [number for number, left in self._counts.items() if not left]:
                 del self._counts[generation]
             oldest = min(self._counts, default=self._generation)

@@ -1,4 +1,4 @@
-"""From messages that wait in a producer to a batch: ids, sequences, and where a delayed message is stored."""
+"""Encodes a producer's pending messages as batches: ids, sequences, and the queues in which delayed messages wait."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_
 from raymq.record.message_id import UniqueIdGenerator
 
 _OVERHEAD_BYTES: Final = 256
-"""What a message costs beside its body: record header, ids, Python objects. For the bound on memory."""
+"""Memory of a message beside its body: record header, ids, Python objects. For the buffer pool's bound."""
 
 
 class Outcome(Protocol):
-    """Where a message's end is told, once; a Future is one."""
+    """Receives a message's result or error, once. A Future is one."""
 
     def done(self) -> bool: ...
 
@@ -34,9 +34,12 @@ class Outcome(Protocol):
 
 @dataclass(slots=True)
 class PendingMessage:
-    """A message that was handed over, for `queue` of its topic. `movable`: it asked for no order, so another queue will
-    do as long as nothing of it may be stored. `message_id` is empty until it was encoded, and stays the same when it is
-    encoded again."""
+    """A message that was handed over, to be stored in `queue` of its topic.
+
+    `deadline_s` is a time of the monotonic clock, `timeout_s` the time the sender gave it. `cost_bytes` of the buffer
+    pool are allocated for it, in `generation`. `movable`: it asked for no order, so another queue will do as long as
+    nothing of it may be stored. `message_id` is empty until it was encoded, and stays the same when that is repeated.
+    """
 
     message: Message
     queue: MessageQueue
@@ -51,7 +54,7 @@ class PendingMessage:
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """Messages of one topic that are sent by one call, each with its outcome and what it costs of the buffer's room.
+    """Messages of one topic that are sent by one call, each with its outcome and its cost in the buffer pool (bytes).
     `together`: they must stay in one queue."""
 
     messages: Sequence[Message]
@@ -71,10 +74,12 @@ class SendRequest:
         *,
         together: bool,
     ) -> SendRequest:
+        """A request for `messages`, with the cost of each."""
         return cls(messages, outcomes, destination, together, timeout_s, [cost_bytes(message) for message in messages])
 
     @property
     def cost_bytes(self) -> int:
+        """The cost of all its messages in the buffer pool."""
         return sum(self.costs)
 
 
@@ -86,8 +91,11 @@ def running_future() -> Future[SendResult]:
 
 
 class BatchEncoder:
-    """Encodes a producer's messages. Its sequences grow per queue and are never used twice; `born_host` is an IP
-    address and a port. A queue's messages are encoded by one thread at a time, that of its broker group."""
+    """Encodes a producer's messages. Its sequences grow per queue, and none is used twice.
+
+    `born_host` is an IP address and a port. A queue's messages are encoded by one thread at a time, the sender's of its
+    broker group.
+    """
 
     def __init__(self, born_host: tuple[str, int], compression: Compression) -> None:
         self._born_host = born_host
@@ -97,7 +105,7 @@ class BatchEncoder:
         self._sequences: dict[MessageQueue, int] = {}
 
     def encode(self, queue: MessageQueue, entries: Sequence[PendingMessage]) -> EncodedBatch:
-        """A batch for `queue`, which is where the entries are stored. MessageIllegalError; no sequence is used then."""
+        """A batch of the entries, for the `queue` that stores them. MessageIllegalError; no sequence is used then."""
         first = self._sequences.get(queue, 0)
         batch = encode_batch(
             [entry.message for entry in entries],
@@ -128,14 +136,14 @@ class BatchEncoder:
 
     def _message_ids(self, entries: Sequence[PendingMessage]) -> list[str]:
         message_ids = self._ids.next_batch(len(entries))
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             if entry.message_id:
-                message_ids[place] = entry.message_id
+                message_ids[index] = entry.message_id
         return message_ids
 
 
 def by_stored_queue(entries: list[PendingMessage], queue: MessageQueue) -> dict[MessageQueue, list[PendingMessage]]:
-    """The entries for `queue` by where they are stored: delayed ones wait elsewhere."""
+    """The entries for `queue` by the queue that stores them now: delayed ones wait in queues of system topics."""
     if not any(is_delayed(entry.message) for entry in entries):
         return {queue: entries}
     by_queue: dict[MessageQueue, list[PendingMessage]] = {}
@@ -145,12 +153,12 @@ def by_stored_queue(entries: list[PendingMessage], queue: MessageQueue) -> dict[
 
 
 def is_delayed(message: Message) -> bool:
-    """Whether the message asks for being delivered later."""
+    """True if the message asks to be delivered later."""
     return message.delay_level > 0 or message.deliver_at_ms is not None
 
 
 def _stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
-    """Where a message that is sent now to `queue` is stored: there, or where it waits."""
+    """The queue that stores a message sent now to `queue`: that one, or the one in which a delayed message waits."""
     if message.delay_level:
         return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
     now_ms = time.time_ns() // 1_000_000
@@ -173,7 +181,7 @@ def check_record_size(message: Message) -> None:
 
 
 def may_exceed_a_record(message: Message) -> bool:
-    """Whether the properties might be too long for a record, by a bound that is quick to compute."""
+    """True if the properties might be too long for a record, by a bound that is quick to compute."""
     if not message.properties and not message.keys and not message.tags:
         return False
     characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)
@@ -197,6 +205,6 @@ def check_batch(messages: Iterable[Message]) -> list[Message]:
 
 
 def cost_bytes(message: Message) -> int:
-    """What a message costs of the buffer's room."""
+    """A message's cost in the buffer pool."""
     cost = len(message.body) + _OVERHEAD_BYTES
     return cost + sum(map(len, message.properties.values())) if message.properties else cost

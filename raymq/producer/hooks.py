@@ -4,8 +4,9 @@ A `SendMessageHook` is called before a message is handed over and after its end,
 `value` it may keep something of its own. What it raises is logged and changes nothing. A `CheckForbiddenHook` runs
 before those; what it raises reaches the caller of the send, and nothing is sent.
 
-`before_send` and the check run in the thread that sends, `after_send` in a thread of the producer (for a message that
-ends otherwise, in the one that ends it), before the send returns or its future ends. None of them may block.
+`before_send` and the check run in the thread that sends. `after_send` runs before the send returns or its future ends:
+in a sender thread of the producer, or in the sending thread if the message could not be handed over. None of them may
+block.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class SendContext:
 
 
 class SendMessageHook(Protocol):
-    """Watches sends."""
+    """Watches sends: `before_send` is called before a message is handed over, `after_send` after its end."""
 
     def before_send(self, context: SendContext) -> None: ...
 
@@ -47,7 +48,7 @@ CheckForbiddenHook = Callable[[SendContext], None]
 
 
 class SendHooks:
-    """A producer's hooks."""
+    """The hooks of one producer; false if it has none."""
 
     def __init__(
         self, group: str, watching: Sequence[SendMessageHook], forbidding: Sequence[CheckForbiddenHook]
@@ -59,12 +60,12 @@ class SendHooks:
         return bool(self._watching or self._forbidding)
 
     def check(self, message: Message, queue: MessageQueue) -> None:
-        """Raise what a CheckForbiddenHook raises."""
+        """Call the CheckForbiddenHooks; raises what the first of them raises."""
         for forbid in self._forbidding:
             forbid(SendContext(self._group, message, queue))
 
     def watch(self, message: Message, queue: MessageQueue, outcome: Outcome) -> Outcome:
-        """Call the hooks' `before_send`; returns the outcome through which they hear of the end."""
+        """Call the hooks' `before_send`. Returns an outcome that calls their `after_send`, then `outcome`."""
         if not self._watching:
             return outcome
         contexts = [(hook, SendContext(self._group, message, queue)) for hook in self._watching]
@@ -74,7 +75,7 @@ class SendHooks:
 
 
 class _Watched:
-    """Tells the hooks, then the sender."""
+    """An outcome that tells the hooks first, then the sender."""
 
     def __init__(self, outcome: Outcome, contexts: list[tuple[SendMessageHook, SendContext]]) -> None:
         self._outcome, self._contexts = outcome, contexts

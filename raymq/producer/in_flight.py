@@ -1,4 +1,4 @@
-"""A batch on its way from a producer to a store, and how its acknowledgement reaches each message's sender."""
+"""Batches on their way from a producer to a store; their acknowledgements reach the sender of each message."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raymq.record.message_id import offset_message_id
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch on its way, encoded once. `queue` is where it is stored: for delayed messages, where they wait.
+    """A batch on its way, encoded once. `queue` stores it: for delayed messages, the queue in which they wait.
 
-    `deadline_s` is the next one of its entries; `expired`: some are over.
+    `deadline_s` is the earliest of those of its entries that still wait; `expired`: the time of some others is up.
     """
 
     queue: MessageQueue
     entries: list[PendingMessage]
-    batch: EncodedBatch
+    encoded: EncodedBatch
     deadline_s: float
     expired: bool = False
 
@@ -32,19 +32,20 @@ class InFlightBatch:
         return [entry for entry in self.entries if not entry.outcome.done()] if self.expired else self.entries
 
     def acknowledge(self, result: AppendResult, store_host: tuple[str, int]) -> list[PendingMessage]:
-        """Tell those who wait where their messages are; returns them."""
+        """Give each entry that still waits its SendResult; returns these entries."""
         count = len(self.entries)
         waiting = self.waiting()
+        # The store lists the offsets of each record only where they do not follow each other.
         queue_offsets = result.queue_offsets or range(result.queue_offset, result.queue_offset + count)
-        positions: Sequence[int] = result.physical_offsets or ()
-        if not positions:
-            ends = np.cumsum(self.batch.sizes, dtype=np.int64)
-            positions = (result.physical_offset + ends - self.batch.sizes).tolist()
-        for entry, message_id, queue_offset, position in zip(
-            self.entries, self.batch.message_ids, queue_offsets, positions, strict=True
+        physical_offsets: Sequence[int] = result.physical_offsets or ()
+        if not physical_offsets:
+            ends = np.cumsum(self.encoded.sizes, dtype=np.int64)
+            physical_offsets = (result.physical_offset + ends - self.encoded.sizes).tolist()
+        for entry, message_id, queue_offset, physical_offset in zip(
+            self.entries, self.encoded.message_ids, queue_offsets, physical_offsets, strict=True
         ):
             if self.expired and entry.outcome.done():
                 continue
-            place = offset_message_id(*store_host, position)
-            entry.outcome.set_result(SendResult(result.status, message_id, place, self.queue, queue_offset))
+            offset_id = offset_message_id(*store_host, physical_offset)
+            entry.outcome.set_result(SendResult(result.status, message_id, offset_id, self.queue, queue_offset))
         return waiting

@@ -1,8 +1,8 @@
-"""Which brokers a producer rather does not send to now (spec/messaging.md §3.4). No clock: time comes in.
+"""Latency fault tolerance: the brokers that a producer avoids now (spec/messaging.md §3.4). No clock: time comes in.
 
-Two things are known of a broker. *Reachable*: whether it answered last time; one that did not is passed over for
-FAILING_S, until it answers. *Available*: whether it answers quickly. With latency fault tolerance on, a slow answer, or
-none, keeps the broker out of the turn for a while, after RocketMQ's table:
+Two things are known of a broker. *Reachable*: it answered last time; one that did not is passed over for FAILING_S,
+until it answers. *Available*: it answers quickly. With latency fault tolerance on, a slow answer, or none, keeps the
+broker out of the turn for a while, after RocketMQ's table:
 
     answer took at least, ms   550    1800   3000   5000    15000
     not available for, ms      2000   5000   6000   10000   30000
@@ -16,17 +16,19 @@ from __future__ import annotations
 from typing import Final
 
 FAILING_S: Final = 5.0
+"""Time for which a broker that did not answer is passed over."""
 ISOLATED_LATENCY_MS: Final = 10_000.0
+"""Latency that is noted for an attempt without an answer."""
 _NOT_AVAILABLE_MS: Final = ((15_000, 30_000), (5_000, 10_000), (3_000, 6_000), (1_800, 5_000), (550, 2_000))
 
 
 def not_available_ms(latency_ms: float) -> int:
-    """How long a broker that took `latency_ms` to answer is left out."""
+    """The time for which a broker that took `latency_ms` to answer is left out."""
     return next((pause_ms for limit_ms, pause_ms in _NOT_AVAILABLE_MS if latency_ms >= limit_ms), 0)
 
 
 class BrokerFaults:
-    """What a producer knows of its brokers. Each broker's answers come from one thread; any may ask.
+    """The faults of a producer's brokers. Each broker's answers are noted by one thread; any thread may ask.
 
     Without `latency_enabled`, a broker is available when it is reachable.
     """
@@ -37,21 +39,21 @@ class BrokerFaults:
         self._available_from_s: dict[str, float] = {}
 
     def answered(self, broker_name: str, latency_ms: float, now_s: float) -> None:
-        """The broker's store answered a request after so long."""
+        """Note that the broker's store answered a request after `latency_ms`."""
         self._unreachable_until_s.pop(broker_name, None)
         self._slow(broker_name, latency_ms, now_s)
 
     def failed(self, broker_name: str, now_s: float) -> None:
-        """The broker's store did not answer, or took nothing."""
+        """Note that the broker's store did not answer, or refused a request."""
         self._unreachable_until_s[broker_name] = now_s + FAILING_S
         self._slow(broker_name, ISOLATED_LATENCY_MS, now_s)
 
     def reachable(self, broker_name: str, now_s: float) -> bool:
-        """Whether the broker answered lately, as far as is known."""
+        """True unless the broker failed to answer lately."""
         return now_s >= self._unreachable_until_s.get(broker_name, 0.0)
 
     def available(self, broker_name: str, now_s: float) -> bool:
-        """Whether the broker is reachable and was not slow lately."""
+        """True if the broker is reachable and was not slow lately."""
         return self.reachable(broker_name, now_s) and now_s >= self._available_from_s.get(broker_name, 0.0)
 
     def _slow(self, broker_name: str, latency_ms: float, now_s: float) -> None:

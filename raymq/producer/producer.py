@@ -1,6 +1,6 @@
-"""The producer: messages in, acknowledgements out, batching by itself.
+"""The producer: takes messages, gathers them into batches, and returns the acknowledgements.
 
-    send_async → [BufferPool: room] → queue → [buffer per queue] → one sender thread per broker group → Storage.append
+    send_async → BufferPool.allocate → queue → [buffer per queue] → one sender thread per broker group → Storage.append
 
 Each sender has one request under way (raymq.producer.sender). While it waits, messages gather, and go together in the
 next request: batches form under load, and a lone message leaves at once. Messages that asked for an order (a sharding
@@ -11,9 +11,9 @@ sent again to the same queue, the very same bytes; the store drops what it has a
 messages of which surely nothing is stored, and that asked for no order, go to another broker
 (raymq.producer.retry_policy).
 
-A delayed message is encoded as a record of the queue where it waits (raymq.delay), and is sent there like any other:
-the sequence that recognises its repeats is that queue's, and SendResult names the place there. Its own topic and queue
-go along as properties. When it is delivered, it comes after what was sent to its queue meanwhile.
+A delayed message is encoded as a record of the queue in which it waits (raymq.delay), and is sent there like any other:
+the sequence that recognises its repeats is that queue's, and SendResult names that queue and its offset there. Its own
+topic and queue go along as properties. When it is delivered, it comes after what was sent to its queue meanwhile.
 
 Memory is bounded by `max_buffered_bytes` and `max_buffered_messages`; when that is used up, `send` blocks up to its
 timeout, or raises SystemBusyError at once (`when_full`). Nothing survives the process: what was not acknowledged may or
@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from itertools import groupby
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
+from raymq.closing import Closing
 from raymq.errors import (
     ClientStateError,
     MessageIllegalError,
@@ -50,7 +50,7 @@ from raymq.producer.encoder import (
 )
 from raymq.producer.hooks import SendHooks
 from raymq.producer.latency_fault import BrokerFaults
-from raymq.producer.queue_selector import ANYWHERE, RUN_MAX_MESSAGES, Destination, QueueTurns, Where
+from raymq.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination, DestinationOptions, QueueTurns
 from raymq.producer.sender import Sender, SenderContext, in_sender
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
@@ -64,14 +64,15 @@ if TYPE_CHECKING:
     from raymq.producer.table import TableResult
 
 _MARGIN_S: Final = 5.0
-"""How much later than its deadline and the attempt under way a send's end may come."""
+"""Time that a waiting `send` allows the sender thread beyond its timeout and the attempt under way."""
 
 
-class Producer:
+class Producer(Closing):
     """Sends messages. Thread-safe; made by `Client.producer`, closed by `close` or `with`.
 
-    Every send takes, beside its messages, where they go (raymq.producer.queue_selector.Where): `sharding_key="user-9"`,
-    or `queue=MessageQueue(...)`, or `selector=function, argument=...`. Without, the topic's queues take turns.
+    Every send takes, beside its messages, their destination (raymq.producer.queue_selector.DestinationOptions):
+    `sharding_key="user-9"`, or `queue=MessageQueue(...)`, or `selector=function, argument=...`. Without one, the
+    topic's queues take turns.
 
     Not to be pickled: make a producer in the process that uses it.
     """
@@ -96,13 +97,13 @@ class Producer:
         self._hooks = SendHooks(group, settings.hooks, settings.check_forbidden)
         faults = BrokerFaults(latency_enabled=settings.send_latency_enable)
         self._turns = QueueTurns(faults)
-        self._shared = SenderContext(
+        self._context = SenderContext(
             routes=routes,
             storage=storage,
             encoder=BatchEncoder(born_host, settings.compression),
             buffer=self.buffer,
             faults=faults,
-            elsewhere=self._elsewhere,
+            reroute=self._reroute,
             attempt_timeout_s=settings.attempt_timeout_s,
             retry_when_not_store_ok=settings.retry_when_not_store_ok,
         )
@@ -110,38 +111,40 @@ class Producer:
         self._senders: dict[str, Sender] = {}
         self._closed = False
 
-    def send(self, message: Message, *, timeout_s: float | None = None, **where: Unpack[Where]) -> SendResult:
+    def send(
+        self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
+    ) -> SendResult:
         """Send one message and wait until it is stored as durably as the cluster's settings say.
 
         A message with a sharding key, a selector or a queue goes to that queue and no other: while its broker is away,
         it waits. Raises TopicNotExistError, NoPermissionError (the topic must not be written), ClientStateError
-        (closed), SystemBusyError (no room in the buffer for the whole timeout), ServiceNotAvailableError (no broker for
-        it came back in time), or SendUnknownError when there was no acknowledgement within `timeout_s` (default: the
-        producer's); the message may be stored then. After every other error it is not.
+        (closed), SystemBusyError (no space in the buffer for the whole timeout), ServiceNotAvailableError (no broker
+        for it came back in time), or SendUnknownError when there was no acknowledgement within `timeout_s` (default:
+        the producer's); the message may be stored then. After every other error it is not.
         """
         _refuse_in_callback("send")
         timeout_s = self._timeout_s(timeout_s)
         [future] = self._enqueue([message], where, timeout_s)
         return self._wait(future, timeout_s)
 
-    def send_async(self, message: Message, **where: Unpack[Where]) -> Future[SendResult]:
+    def send_async(self, message: Message, **where: Unpack[DestinationOptions]) -> Future[SendResult]:
         """Hand over one message and return at once; the future ends as `send` does.
 
         Blocks only while the buffer is full, and raises SystemBusyError when that lasts for the send timeout; and, as
         long, while no NameServer knows whether the topic exists, with ServiceNotAvailableError. Callbacks of the future
-        run in the thread that sends: they should be short, and must not wait for another send.
+        part in the thread that sends: they should be short, and must not wait for another send.
         """
         [future] = self._enqueue([message], where, self.settings.send_timeout_s)
         return future
 
     def send_batch(
-        self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[Where]
+        self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> list[SendResult]:
         """Send messages of one topic, one after another into one queue; returns a result for each, in order.
 
-        RocketMQ refuses delayed messages in a batch; here those go where they wait, the others into one queue. Nothing
-        is sent when one of them is not legal (MessageIllegalError). When an error is raised later, some of the batch
-        may be stored.
+        RocketMQ refuses delayed messages in a batch; here they go to the queues in which they wait, the others into one
+        queue. Nothing is sent when one of them is not legal (MessageIllegalError). When an error is raised later, some
+        of the batch may be stored.
         """
         _refuse_in_callback("send_batch")
         batch = check_batch(messages)
@@ -149,8 +152,8 @@ class Producer:
         futures = self._enqueue(batch, where, timeout_s)
         return [self._wait(future, timeout_s) for future in futures]
 
-    def send_oneway(self, message: Message, **where: Unpack[Where]) -> None:
-        """Hand over one message and do not learn what becomes of it. It is retried as any other."""
+    def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
+        """Hand over one message without learning its result. It is retried as any other."""
         self._enqueue([message], where, self.settings.send_timeout_s)
 
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
@@ -184,7 +187,7 @@ class Producer:
 
     @property
     def flush_timeout_s(self) -> float:
-        """How long `flush` and `close` wait by default."""
+        """The time that `flush` and `close` wait by default: twice the send timeout."""
         return 2 * self.settings.send_timeout_s
 
     def close(self) -> None:
@@ -203,14 +206,6 @@ class Producer:
             for sender in senders:
                 sender.close(give_up=give_up)
             self._on_close(self)
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a raymq producer cannot be pickled: call raymq.connect().producer(...) where it is used")
@@ -232,11 +227,12 @@ class Producer:
         return self._check_topic(messages[0].topic)
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
-        """The route of a topic that is to be sent to; it is created where the cluster does that, else
-        TopicNotExistError.
+        """The route of a topic that is to be sent to. A topic that does not exist is created if the cluster does that,
+        else TopicNotExistError.
 
-        While nobody knows whether it exists, which queues it has (`keyed`), or where it can be written (else), this
-        waits up to `timeout_s`, and raises ServiceNotAvailableError then; not in a callback, which must not wait.
+        `keyed`: the messages name a queue, so all queues of the topic must be known; otherwise one that can be written
+        is enough. While that is not the case, or nobody knows the topic, this waits up to `timeout_s`, then raises
+        ServiceNotAvailableError. In a callback of a send, which must not wait, it raises at once.
         """
         try:
             return self._usable_route(topic, keyed)
@@ -253,16 +249,16 @@ class Producer:
             route.require_writable()
         return route
 
-    def room_timeout_s(self, timeout_s: float) -> float:
-        """How long a send may wait for room in the buffer."""
+    def allocate_timeout_s(self, timeout_s: float) -> float:
+        """The time that a send with `timeout_s` may wait for space in the buffer."""
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
-    def hand_over(self, route: TopicRoute, parcel: SendRequest, generation: int, deadline_s: float) -> None:
-        """Give messages, for which there is room in the buffer, to the sender of their queue. When this fails, the
-        room is given back."""
-        messages, outcomes = parcel.messages, parcel.outcomes
+    def hand_over(self, route: TopicRoute, request: SendRequest, generation: int, deadline_s: float) -> None:
+        """Give messages, whose buffer space is allocated, to the sender of their queue. When this fails, the space is
+        deallocated and their outcomes end with the error, which is raised."""
+        messages, outcomes = request.messages, request.outcomes
         try:
-            queue = self._select(route, messages, parcel.destination)
+            queue = self._select(route, messages, request.destination)
             if self._hooks:
                 for message in messages:
                     self._hooks.check(message, queue)
@@ -270,27 +266,29 @@ class Producer:
                     self._hooks.watch(message, queue, outcome)
                     for message, outcome in zip(messages, outcomes, strict=True)
                 ]
-            movable = not parcel.destination.fixed and not parcel.together
+            movable = not request.destination.fixed and not request.together
             entries = [
-                PendingMessage(message, queue, outcome, deadline_s, parcel.timeout_s, cost, generation, movable)
-                for message, outcome, cost in zip(messages, outcomes, parcel.costs, strict=True)
+                PendingMessage(message, queue, outcome, deadline_s, request.timeout_s, cost, generation, movable)
+                for message, outcome, cost in zip(messages, outcomes, request.costs, strict=True)
             ]
             self._sender(queue.broker_name).put(by_stored_queue(entries, queue))
         except BaseException as error:
-            self.buffer.give_back(parcel.cost_bytes, len(messages), generation)
+            self.buffer.deallocate_unused(request.cost_bytes, len(messages), generation)
             for outcome in outcomes:
                 outcome.set_exception(error)
             raise
 
-    def _enqueue(self, messages: list[Message], where: Where, timeout_s: float) -> list[Future[SendResult]]:
+    def _enqueue(
+        self, messages: list[Message], where: DestinationOptions, timeout_s: float
+    ) -> list[Future[SendResult]]:
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
         deadline_s = time.monotonic() + timeout_s
         route = self.route(topic, timeout_s, keyed=destination.fixed)
         futures = [running_future() for _ in messages]
-        parcel = SendRequest.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
-        generation = self.buffer.take(parcel.cost_bytes, len(messages), self.room_timeout_s(timeout_s))
-        self.hand_over(route, parcel, generation, deadline_s)
+        request = SendRequest.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
+        generation = self.buffer.allocate(request.cost_bytes, len(messages), self.allocate_timeout_s(timeout_s))
+        self.hand_over(route, request, generation, deadline_s)
         return futures
 
     def _select(self, route: TopicRoute, messages: Sequence[Message], destination: Destination) -> MessageQueue:
@@ -298,28 +296,29 @@ class Producer:
             return destination.select(route, messages[0])
         return self._turns.next(route, len(messages), time.monotonic())
 
-    def _elsewhere(self, entries: list[PendingMessage], broker_name: str) -> list[PendingMessage]:
-        """Give what may go to any queue to other brokers than the one that fails; returns what stays."""
+    def _reroute(self, entries: list[PendingMessage], broker_name: str) -> list[PendingMessage]:
+        """Give the movable entries to other brokers than the one that fails; returns the entries that stay."""
         staying: list[PendingMessage] = []
         for (movable, topic), group in groupby(entries, lambda entry: (entry.movable, entry.message.topic)):
-            for run in _runs(list(group)):
-                if not movable or not self._moved(run, topic, broker_name):
-                    staying += run
+            for part in _parts(list(group)):
+                if not movable or not self._move_to_another_broker(part, topic, broker_name):
+                    staying += part
         return staying
 
-    def _moved(self, run: list[PendingMessage], topic: str, broker_name: str) -> bool:
+    def _move_to_another_broker(self, part: list[PendingMessage], topic: str, broker_name: str) -> bool:
+        """Give entries of one topic to another broker's sender. False if they stay: then nothing has changed."""
         try:
-            queue = self._turns.elsewhere(self._routes.get(topic), broker_name, time.monotonic())
+            queue = self._turns.next_at_another_broker(self._routes.get(topic), broker_name, time.monotonic())
             if queue is None:
                 return False
             sender = self._sender(queue.broker_name)
-            before = [entry.queue for entry in run]
-            for entry in run:
+            before = [entry.queue for entry in part]
+            for entry in part:
                 entry.queue = queue
             try:
-                sender.put(by_stored_queue(run, queue))
+                sender.put(by_stored_queue(part, queue))
             except ClientStateError:
-                for entry, old in zip(run, before, strict=True):
+                for entry, old in zip(part, before, strict=True):
                     entry.queue = old
                 return False
         except RaymqError:
@@ -334,23 +333,25 @@ class Producer:
                     raise _closed_error()
                 sender = self._senders.get(broker_name)
                 if sender is None:
-                    sender = self._senders[broker_name] = Sender(broker_name, self._shared)
+                    sender = self._senders[broker_name] = Sender(broker_name, self._context)
         return sender
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self.settings.send_timeout_s if timeout_s is None else timeout_s
 
     def _wait(self, future: Future[SendResult], timeout_s: float) -> SendResult:
-        """The future's result. The sender ends it by its deadline, or when the attempt is over that is under way."""
+        """The future's result. The sender ends the future by its deadline, or when the attempt under way then is over.
+        SendUnknownError if it has not, _MARGIN_S later."""
         try:
             return future.result(timeout_s + self.settings.attempt_timeout_s + _MARGIN_S)
         except FutureTimeoutError:
             raise SendUnknownError("its queue", 1, timeout_s, "the sender thread gave no answer") from None
 
 
-def _runs(entries: list[PendingMessage]) -> Iterator[list[PendingMessage]]:
-    for first in range(0, len(entries), RUN_MAX_MESSAGES):
-        yield entries[first : first + RUN_MAX_MESSAGES]
+def _parts(entries: list[PendingMessage]) -> Iterator[list[PendingMessage]]:
+    """The entries in parts that are as long as a queue's turn, so that each part may go to another queue."""
+    for first in range(0, len(entries), TURN_MAX_MESSAGES):
+        yield entries[first : first + TURN_MAX_MESSAGES]
 
 
 def _closed_error() -> ClientStateError:
@@ -358,5 +359,6 @@ def _closed_error() -> ClientStateError:
 
 
 def _refuse_in_callback(call: str) -> None:
+    """ClientStateError in a sender thread, which would wait for itself."""
     if in_sender():
         raise ClientStateError(f"a callback of a send's future must not call {call}, which waits; use send_async there")

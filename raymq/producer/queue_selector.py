@@ -1,10 +1,10 @@
-"""Which queue a message goes to (spec/messaging.md §3.4, §3.9). No clock: time comes in.
+"""Queue selection: chooses the queue that a message is sent to (spec/messaging.md §3.4, §3.9). No clock: time comes in.
 
-By itself, a producer lets a topic's queues take turns (`QueueTurns`). Whoever wants an order, or a queue of their own
-choice, says where a message goes: by a key's hash, by a function, or by naming the queue (`Destination`). Such a
-message stays with its queue, whatever happens to the broker: while that one is away, the message waits for it, up to
-the send timeout. Keys and functions choose among all queues that the topic has, not among those that can be reached, so
-a fault gives no key another queue. Order is per queue, and a key has another queue when the topic gets more queues.
+By itself, a producer lets a topic's queues take turns (`QueueTurns`). A sender that wants an order, or a certain queue,
+gives a `Destination`: a key that is hashed, a function, or the queue itself. Such a message stays with its queue,
+whatever happens to the broker: while that one is away, the message waits for it, up to the send timeout. Keys and
+functions choose among all queues that the topic has, not among those that can be reached, so a fault gives no key
+another queue. Order is per queue, and a key has another queue when the topic gets more queues.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from raymq.producer.latency_fault import BrokerFaults
 from raymq.protocol.route import PERM_WRITE, TopicRoute
 from raymq.record.hashing import java_hash
 
-RUN_MAX_MESSAGES: Final = 256
-RUN_MAX_S: Final = 0.002
+TURN_MAX_MESSAGES: Final = 256
+"""Messages that a producer sends to a queue before the next queue has its turn."""
+TURN_MAX_S: Final = 0.002
+"""Time after which the next queue has its turn, however few messages were sent."""
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 """Chooses one of the topic's queues, in their order, for a message; the last argument is the caller's.
@@ -31,8 +33,8 @@ All queues are there, also those of brokers that are away, or a selector that co
 """
 
 
-class Where(TypedDict, total=False):
-    """The keyword arguments of a send that say where to: one of `sharding_key`, `queue`, `selector` at most.
+class DestinationOptions(TypedDict, total=False):
+    """The keyword arguments of a send that choose its queue: one of `sharding_key`, `queue`, `selector` at most.
 
     `sharding_key`: messages of one key go to one queue, in the order sent; a text counts by Java's hash, a number as
     Java's Integer and Long do. `queue`: this queue. `selector`: what `selector(queues, message, argument)` returns.
@@ -47,7 +49,7 @@ class Where(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """`Where` as a value. InvalidArgumentError when it says two things."""
+    """The DestinationOptions of a send, as a value. InvalidArgumentError when they name two queues."""
 
     sharding_key: str | int | None = None
     queue: MessageQueue | None = None
@@ -64,15 +66,15 @@ class Destination:
 
     @property
     def fixed(self) -> bool:
-        """Whether this names a queue, so that a message must not go to another one."""
+        """True if this names a queue, so that a message must not go to another one."""
         return self.sharding_key is not None or self.queue is not None or self.selector is not None
 
     def select(self, route: TopicRoute, message: Message) -> MessageQueue:
-        """The queue, for a destination that is `fixed`.
+        """The queue of a message, for a destination that is `fixed`. The queue's broker may be away.
 
-        NoPermissionError where the topic, or the queue, must not be written, InvalidArgumentError for a queue that is
-        not the topic's and for a selector that chooses none, ServiceNotAvailableError while it is not known which
-        queues the topic has. The queue's broker may be away.
+        NoPermissionError if the topic or the queue must not be written, InvalidArgumentError for a queue that is not
+        the topic's and for a selector that chooses none of the topic's queues, ServiceNotAvailableError while the
+        topic's queues are not all known.
         """
         if self.queue is not None:
             return _named_queue(route, self.queue)
@@ -87,6 +89,7 @@ class Destination:
 
 
 ANYWHERE: Final = Destination()
+"""The destination of a message that asks for no queue."""
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:
@@ -106,6 +109,7 @@ def _java_hash_code(value: str | int) -> int:
         raise InvalidArgumentError(f"a sharding key is a str or a number of 64 bits, not {value!r}")
     if -(2**31) <= value < 2**31:
         return value
+    # Java's Long.hashCode: (int) (value ^ (value >>> 32)).
     folded = (value ^ (value & 0xFFFF_FFFF_FFFF_FFFF) >> 32) & 0xFFFF_FFFF
     return folded - 0x1_0000_0000 if folded & 0x8000_0000 else folded
 
@@ -126,8 +130,8 @@ def _named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
 
 
 @dataclass(slots=True)
-class _Run:
-    """A queue whose turn it is."""
+class _Turn:
+    """The turn of one `queue` of a topic's `queues`: begun at `since_s`, with `used` messages so far."""
 
     queues: tuple[MessageQueue, ...]
     queue: MessageQueue
@@ -138,34 +142,36 @@ class _Run:
 class QueueTurns:
     """Lets each topic's queues take turns, from a random start. Thread-safe.
 
-    A turn lasts RUN_MAX_MESSAGES messages, or RUN_MAX_S: a run in one queue costs the store less than the same messages
-    scattered. Queues of brokers that are not available are left out, while there are others; then those that are not
-    even reachable; then none.
+    A turn lasts TURN_MAX_MESSAGES messages, or TURN_MAX_S: many messages in one queue cost the store less than the same
+    messages scattered. Queues of brokers that are not available are left out, while there are others; then those that
+    are not even reachable; then none.
     """
 
     def __init__(self, faults: BrokerFaults) -> None:
         self._faults = faults
         self._lock = threading.Lock()
         self._next: dict[str, int] = {}
-        self._runs: dict[str, _Run] = {}
+        """By topic, the index of the queue whose turn is next."""
+        self._current: dict[str, _Turn] = {}
 
     def next(self, route: TopicRoute, count: int, now_s: float) -> MessageQueue:
         """The queue for `count` messages. Errors as `TopicRoute.require_writable`."""
         queues = route.require_writable().publish_queues
         with self._lock:
-            run = self._runs.get(route.topic)
+            turn = self._current.get(route.topic)
             if (
-                run is None
-                or run.queues is not queues
-                or run.used >= RUN_MAX_MESSAGES
-                or now_s - run.since_s >= RUN_MAX_S
-                or not self._faults.available(run.queue.broker_name, now_s)
+                turn is None
+                or turn.queues is not queues
+                or turn.used >= TURN_MAX_MESSAGES
+                or now_s - turn.since_s >= TURN_MAX_S
+                or not self._faults.available(turn.queue.broker_name, now_s)
             ):
-                run = self._runs[route.topic] = _Run(queues, self._turn(route.topic, queues, now_s), 0, now_s)
-            run.used += count
-            return run.queue
+                queue = self._next_queue(route.topic, queues, now_s)
+                turn = self._current[route.topic] = _Turn(queues, queue, 0, now_s)
+            turn.used += count
+            return turn.queue
 
-    def elsewhere(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
+    def next_at_another_broker(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
         """A queue of another broker than the one that just failed; None while there is none that is reachable."""
         others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]
         for good in (self._faults.available, self._faults.reachable):
@@ -174,14 +180,15 @@ class QueueTurns:
                 return secrets.choice(chosen)
         return None
 
-    def _turn(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
+    def _next_queue(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
+        """The next queue of an available broker, else of a reachable one, else the next one. Called with the lock."""
         first = self._next.get(topic, secrets.randbelow(len(queues)))
-        places = [(first + step) % len(queues) for step in range(len(queues))]
-        place = places[0]
+        in_order = [(first + step) % len(queues) for step in range(len(queues))]
+        chosen = in_order[0]
         for good in (self._faults.available, self._faults.reachable):
-            found = next((at for at in places if good(queues[at].broker_name, now_s)), None)
+            found = next((index for index in in_order if good(queues[index].broker_name, now_s)), None)
             if found is not None:
-                place = found
+                chosen = found
                 break
-        self._next[topic] = (place + 1) % len(queues)
-        return queues[place]
+        self._next[topic] = (chosen + 1) % len(queues)
+        return queues[chosen]

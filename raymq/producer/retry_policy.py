@@ -1,4 +1,4 @@
-"""What a failed attempt to send says: whether anything may be stored, and what to do next (spec/messaging.md §3.5).
+"""The retry policy of producers: what an error says about the messages of an attempt (spec/messaging.md §3.5).
 
 RocketMQ's producers try a sync send on up to three brokers, and may store it on each. Here a message is stored once, so
 the first question about a failure is another one: *may this attempt have stored the batch?*
@@ -38,7 +38,7 @@ from raymq.errors import (
 )
 
 ANOTHER_BROKER_CODES: Final = frozenset({1, 2, 14, 16, 17})
-"""Codes on which RocketMQ's sync sends go to another broker; 204, 205 and 1500 are raised by nothing here."""
+"""Codes on which RocketMQ's sync sends go to another broker. Its 204, 205 and 1500 are missing: nothing raises them."""
 
 _REFUSALS: Final = (
     NotMasterError,
@@ -55,17 +55,17 @@ _REFUSALS: Final = (
 
 
 def may_be_stored(error: RaymqError) -> bool:
-    """Whether an append that failed with `error` may have stored something. In doubt it may."""
+    """True if an append that failed with `error` may have stored something. In doubt it may."""
     return isinstance(error, StoreFailedError) or not isinstance(error, _REFUSALS)
 
 
 def another_broker_helps(error: RaymqError) -> bool:
-    """Whether a message that `error` kept from being stored may be stored by another broker."""
+    """True if another broker may store a message that one broker refused with `error`."""
     return error.retryable or error.code in ANOTHER_BROKER_CODES
 
 
 def given_up(error: RaymqError, timeout_s: float) -> RaymqError:
-    """What a sender is told whose message was surely not stored, for reasons such as `error`, in its whole time."""
+    """The error for a message that was surely not stored within `timeout_s`; `error` is the last attempt's."""
     kind = SystemBusyError if isinstance(error, SystemBusyError) else ServiceNotAvailableError
     return kind(
         f"not sent within {timeout_s:g} s, nothing of this one was stored (last failure: {error}); see `raymq status`"

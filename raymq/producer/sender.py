@@ -1,7 +1,7 @@
 """The thread that carries a producer's messages to one broker group, one request at a time.
 
-While a request is under way, messages gather, and go together in the next one. It takes them out of their queues'
-buffers, encodes each queue's as one batch, and appends all batches in one call:
+While a request is under way, messages gather, and go together in the next one. The thread takes them out of their
+queues' buffers, encodes those of each queue as one batch, and appends all batches in one call:
 
     [buffer per queue] → encode → append → acknowledge
             ↑                       │
@@ -9,9 +9,9 @@ buffers, encodes each queue's as one batch, and appends all batches in one call:
                                     └── no answer: the very same bytes again, until the time is up
                                     (raymq.producer.retry_policy)
 
-Which storage actor is the group's master is asked of the route again after each failure, so the same sender, with the
-same sequences, goes on after a failover. While a batch without an answer is repeated, what waits behind it and asked
-for no order goes to other brokers.
+After each failure the route is asked again for the group's master, so the same sender, with the same sequences, goes on
+after a failover. While a batch without an answer is repeated, the messages that wait behind it and asked for no order
+go to other brokers.
 """
 
 from __future__ import annotations
@@ -44,28 +44,30 @@ from raymq.remoting.storage_client import StorageClient, StorageDescription
 from raymq.retry import Backoff
 
 BATCH_MAX_MESSAGES: Final = 4096
+"""The most messages of one queue in a request."""
 REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of messages in a request, by their cost in the buffer pool. One message may be larger."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SenderContext:
-    """What all senders of a producer share. `elsewhere` gives messages to other brokers' senders than the one named;
-    it returns those that stay."""
+    """The parts of a producer that all its senders use. `reroute` gives entries to other brokers' senders than the one
+    named; it returns the entries that stay."""
 
     routes: RouteSource
     storage: Callable[[str], StorageClient]
     encoder: BatchEncoder
     buffer: BufferPool
     faults: BrokerFaults
-    elsewhere: Callable[[list[PendingMessage], str], list[PendingMessage]]
+    reroute: Callable[[list[PendingMessage], str], list[PendingMessage]]
     attempt_timeout_s: float
     retry_when_not_store_ok: bool
 
 
 class _InSender(threading.local):
-    """Whether this thread is a sender's, which must never wait for itself."""
+    """`active` is true in a sender's thread, which must never wait for itself."""
 
     active = False
 
@@ -74,22 +76,23 @@ _in_sender = _InSender()
 
 
 def in_sender() -> bool:
-    """Whether the caller runs in a sender thread: in a future's callback, or in a hook."""
+    """True if the caller runs in a sender thread: in a future's callback, or in a hook."""
     return _in_sender.active
 
 
 class Sender:
-    """Everything of one producer that goes to one broker group. `put` and `close` are for other threads."""
+    """Sends the messages of one producer to one broker group, in a thread of its own. Other threads call `put` and
+    `close`."""
 
-    def __init__(self, broker_name: str, shared: SenderContext) -> None:
+    def __init__(self, broker_name: str, context: SenderContext) -> None:
         self._broker_name = broker_name
-        self._shared = shared
-        self._master = MasterLocator(broker_name, shared.routes, shared.storage)
+        self._context = context
+        self._master = MasterLocator(broker_name, context.routes, context.storage)
         self._backoff = Backoff()
         self._wake = threading.Condition()
         self._buffers: dict[MessageQueue, deque[PendingMessage]] = {}
         self._taken: list[PendingMessage] = []
-        """What is out of the buffers and has no end yet."""
+        """The entries that were taken out of the buffers for the request under way."""
         self._last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
         self._closed = False
         self._giving_up = threading.Event()
@@ -97,7 +100,7 @@ class Sender:
         self._thread.start()
 
     def put(self, entries_by_queue: Mapping[MessageQueue, Sequence[PendingMessage]]) -> None:
-        """Take messages to be sent. ClientStateError when the sender was closed meanwhile; nothing is taken then."""
+        """Add messages to the buffers of their queues. When the sender is closed, none is: ClientStateError."""
         with self._wake:
             if self._closed:
                 raise ClientStateError("this producer is closed; make a new one with client.producer(...)")
@@ -109,17 +112,18 @@ class Sender:
             self._wake.notify()
 
     def close(self, *, give_up: bool) -> None:
-        """Take no more, and end when everything here has its end; with `give_up`, after the attempt under way."""
+        """Refuse further messages, and end the thread when all messages here have their end; with `give_up`, after the
+        attempt under way. Waits for that as long as an attempt may take."""
         with self._wake:
             self._closed = True
             if give_up:
                 self._giving_up.set()
             self._wake.notify()
-        self._thread.join(self._shared.attempt_timeout_s)
+        self._thread.join(self._context.attempt_timeout_s)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -130,14 +134,14 @@ class Sender:
                 if not self._buffers:
                     return
             try:
-                self._round()
+                self._send_request()
             except Exception as error:  # a bug here must fail the futures, not leave them waiting
                 logger.exception("sending to %s failed", self._broker_name)
-                self._fail(self._lost(), error)
+                self._fail(self._entries_without_end(), error)
             self._taken.clear()
 
-    def _lost(self) -> list[PendingMessage]:
-        """What was taken and neither has an end nor waits in a buffer, here or at another broker's sender."""
+    def _entries_without_end(self) -> list[PendingMessage]:
+        """The taken entries that neither have an end nor wait in a buffer, here or at another broker's sender."""
         with self._wake:
             waiting = {id(entry) for buffer in self._buffers.values() for entry in buffer}
         return [
@@ -147,55 +151,57 @@ class Sender:
         ]
 
     def _now_s(self) -> float:
-        """When giving up, everybody's time is up."""
+        """The monotonic time; infinity while giving up, so that every deadline has passed."""
         return math.inf if self._giving_up.is_set() else time.monotonic()
 
-    def _round(self) -> None:
-        """One request, and what becomes of it."""
+    def _send_request(self) -> None:
+        """Take messages out of the buffers, send them as one request, and repeat it until all have their end or wait in
+        a buffer again."""
         with self._wake:
             oldest = next(iter(self._buffers.values()))[0]
         try:
             storage, description = self._connect(oldest.message.topic, oldest.deadline_s)
         except RaymqError as error:
             self._failed(oldest.message.topic, error)
-            self._settle_waiting(error, wait=error.retryable)
+            self._handle_waiting_failure(error, wait=error.retryable)
             self._pause()
             return
         with self._wake:
             taken = self._take()
         self._taken = [entry for _, entries in taken for entry in entries]
         limit = description.max_message_size_bytes
-        flights = [flight for queue, entries in taken if (flight := self._encode(queue, entries, limit)) is not None]
-        if flights:
-            self._deliver(flights, storage, description)
+        batches = [batch for queue, entries in taken if (batch := self._encode(queue, entries, limit)) is not None]
+        if batches:
+            self._deliver(batches, storage, description)
 
     def _connect(self, topic: str, deadline_s: float) -> tuple[StorageClient, StorageDescription]:
-        """The master, ready to be sent to. When this fails, nothing was sent."""
+        """The storage actor that leads the group, and its description. When this fails, nothing was sent."""
         storage = self._master.client(topic)
         return storage, storage.describe(self._attempt_s(deadline_s))
 
     def _attempt_s(self, deadline_s: float) -> float:
-        return min(self._shared.attempt_timeout_s, max(deadline_s - self._now_s(), 0.1))
+        return min(self._context.attempt_timeout_s, max(deadline_s - self._now_s(), 0.1))
 
     def _take(self) -> list[tuple[MessageQueue, list[PendingMessage]]]:
-        """What goes into the next request: from every queue in turn, up to the limits. Called with the lock.
+        """Take the messages of the next request out of every queue's buffer in turn, up to the limits. Called with the
+        lock.
 
-        All have the same `wait_store_msg_ok`: what need not wait for the disk does not wait for what must.
+        All have the same `wait_store_msg_ok`: messages that need not wait for the disk do not wait for those that must.
         """
         taken: list[tuple[MessageQueue, list[PendingMessage]]] = []
         waits = next(iter(self._buffers.values()))[0].message.wait_store_msg_ok
-        room = REQUEST_MAX_BYTES
+        left_bytes = REQUEST_MAX_BYTES
         for queue in list(self._buffers):
             waiting = self._buffers.pop(queue)
             entries: list[PendingMessage] = []
             # The first message of a request always fits, whatever its size.
             while waiting and len(entries) < BATCH_MAX_MESSAGES:
-                if room < waiting[0].cost_bytes and (taken or entries):
+                if left_bytes < waiting[0].cost_bytes and (taken or entries):
                     break
                 if waiting[0].message.wait_store_msg_ok is not waits:
                     break
                 entry = waiting.popleft()
-                room -= entry.cost_bytes
+                left_bytes -= entry.cost_bytes
                 entries.append(entry)
             if waiting:
                 self._buffers[queue] = waiting  # at the end: the other queues come first next time
@@ -204,7 +210,7 @@ class Sender:
         return taken
 
     def _put_back(self, queue: MessageQueue, entries: Sequence[PendingMessage]) -> None:
-        """To the front of their buffer."""
+        """Put entries back to the front of their buffer."""
         if entries:
             with self._wake:
                 self._buffers.setdefault(queue, deque()).extendleft(reversed(entries))
@@ -212,32 +218,33 @@ class Sender:
     def _encode(
         self, queue: MessageQueue, entries: list[PendingMessage], max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES
     ) -> InFlightBatch | None:
-        """A flight with those that can go; the others have their end."""
+        """A batch of the entries that can be sent, None if there are none; the others fail."""
         entries = self._in_time(entries, self._last_failure)
         try:
             if max_body_bytes < MAX_MESSAGE_SIZE_BYTES:
                 for entry in entries:
-                    self._shared.encoder.check_size(entry.message, max_body_bytes)
+                    self._context.encoder.check_size(entry.message, max_body_bytes)
             if not entries:
                 return None
-            batch = self._shared.encoder.encode(queue, entries)
+            encoded = self._context.encoder.encode(queue, entries)
         except RaymqError as error:
             if len(entries) == 1:
                 self._fail(entries, error)
                 return None
-            # One message breaks a rule that shows only here: find out which.
+            # One message breaks a rule that only encoding checks: fail that one alone.
             legal = self._legal(entries, max_body_bytes)
             if len(legal) == len(entries):
                 self._fail(entries, error)
                 return None
             return self._encode(queue, legal)
-        return InFlightBatch(queue, entries, batch, min([entry.deadline_s for entry in entries]))
+        return InFlightBatch(queue, entries, encoded, min([entry.deadline_s for entry in entries]))
 
     def _legal(self, entries: list[PendingMessage], max_body_bytes: int) -> list[PendingMessage]:
+        """The entries that can be encoded alone; the others fail."""
         legal = []
         for entry in entries:
             try:
-                self._shared.encoder.check_size(entry.message, max_body_bytes)
+                self._context.encoder.check_size(entry.message, max_body_bytes)
                 check_record_size(entry.message)
             except RaymqError as error:
                 self._fail([entry], error)
@@ -245,24 +252,24 @@ class Sender:
                 legal.append(entry)
         return legal
 
-    def _deliver(self, flights: list[InFlightBatch], storage: StorageClient, description: StorageDescription) -> None:
-        """Send batches for the first time, and see to it that each message has its end or waits again."""
+    def _deliver(self, batches: list[InFlightBatch], storage: StorageClient, description: StorageDescription) -> None:
+        """Send batches for the first time. On return each message has its end or waits in a buffer again."""
         try:
-            results = self._append(flights, storage)
+            results = self._append(batches, storage)
         except RaymqError as error:
             if may_be_stored(error):
-                self._repeat(flights, error)
+                self._repeat(batches, error)
             else:
-                self._refused(flights, error, storage, description)
+                self._refused(batches, error, storage, description)
         else:
-            self._acknowledge_all(flights, results, description)
+            self._acknowledge_all(batches, results, description)
 
-    def _append(self, flights: list[InFlightBatch], storage: StorageClient) -> list[AppendResult]:
+    def _append(self, batches: list[InFlightBatch], storage: StorageClient) -> list[AppendResult]:
         started_s = time.monotonic()
-        attempt_s = self._attempt_s(min([flight.deadline_s for flight in flights]))
-        results = storage.append([flight.batch.without_ids() for flight in flights], attempt_s)
+        attempt_s = self._attempt_s(min([batch.deadline_s for batch in batches]))
+        results = storage.append([batch.encoded.without_ids() for batch in batches], attempt_s)
         now_s = time.monotonic()
-        self._shared.faults.answered(self._broker_name, (now_s - started_s) * 1000, now_s)
+        self._context.faults.answered(self._broker_name, (now_s - started_s) * 1000, now_s)
         self._backoff.reset()
         return results
 
@@ -270,7 +277,7 @@ class Sender:
 
     def _failed(self, topic: str, error: RaymqError) -> None:
         self._last_failure = error
-        self._shared.faults.failed(self._broker_name, time.monotonic())
+        self._context.faults.failed(self._broker_name, time.monotonic())
         self._master.failed(topic)
 
     def _pause(self) -> None:
@@ -280,78 +287,82 @@ class Sender:
             self._giving_up.wait(pause_s)
 
     def _refused(
-        self, flights: list[InFlightBatch], error: RaymqError, storage: StorageClient, description: StorageDescription
+        self, batches: list[InFlightBatch], error: RaymqError, storage: StorageClient, description: StorageDescription
     ) -> None:
-        """Nothing of these batches, sent for the first time, is stored; the store takes a request as a whole or not."""
+        """Handle a refusal of batches that were sent for the first time: nothing of them is stored, since the store
+        takes a request as a whole or not."""
         if another_broker_helps(error):
-            self._failed(flights[0].entries[0].message.topic, error)
-            for flight in flights:
-                self._settle(flight.queue, self._unpacked(flight), error, wait=error.retryable)
+            self._failed(batches[0].entries[0].message.topic, error)
+            for batch in batches:
+                self._handle_failure(batch.queue, self._unpacked(batch), error, wait=error.retryable)
             self._pause()
-        elif len(flights) > 1:
-            for flight in flights:
-                self._deliver([flight], storage, description)
-        elif isinstance(error, MessageIllegalError) and len(flights[0].entries) > 1:
-            # It may concern one message only: halve until that one is alone.
-            entries = self._unpacked(flights[0])
+        elif len(batches) > 1:
+            for batch in batches:
+                self._deliver([batch], storage, description)
+        elif isinstance(error, MessageIllegalError) and len(batches[0].entries) > 1:
+            # The refusal may concern one message only: halve the batch until that one is alone.
+            entries = self._unpacked(batches[0])
             half = len(entries) // 2
-            self._put_back(flights[0].queue, entries[half:])
-            if (smaller := self._encode(flights[0].queue, entries[:half])) is not None:
+            self._put_back(batches[0].queue, entries[half:])
+            if (smaller := self._encode(batches[0].queue, entries[:half])) is not None:
                 self._deliver([smaller], storage, description)
         else:
-            self._fail(flights[0].entries, error)
+            self._fail(batches[0].entries, error)
 
-    def _unpacked(self, flight: InFlightBatch) -> list[PendingMessage]:
+    def _unpacked(self, batch: InFlightBatch) -> list[PendingMessage]:
         """The messages of a batch that will not be sent again: their sequences are lost, their ids stay."""
-        for entry, message_id in zip(flight.entries, flight.batch.message_ids, strict=True):
+        for entry, message_id in zip(batch.entries, batch.encoded.message_ids, strict=True):
             entry.message_id = message_id
-        return flight.entries
+        return batch.entries
 
-    def _settle_waiting(self, error: RaymqError, *, wait: bool) -> None:
-        """Deal with what waits in the buffers while the broker fails."""
+    def _handle_waiting_failure(self, error: RaymqError, *, wait: bool) -> None:
+        """Handle a failure of the broker for the messages that wait in the buffers."""
         for queue in list(self._buffers):
             with self._wake:
                 entries = list(self._buffers.pop(queue))
             known = len(self._taken)
             self._taken += entries
-            self._settle(queue, entries, error, wait=wait)
+            self._handle_failure(queue, entries, error, wait=wait)
             del self._taken[known:]
 
-    def _settle(self, queue: MessageQueue, entries: list[PendingMessage], error: RaymqError, *, wait: bool) -> None:
-        """What becomes of messages that are surely not stored: too late, to another broker, wait on, or failed."""
+    def _handle_failure(
+        self, queue: MessageQueue, entries: list[PendingMessage], error: RaymqError, *, wait: bool
+    ) -> None:
+        """Handle a failure for messages that are surely not stored: those whose time is up fail, some go to another
+        broker, the others go back to their buffer (`wait`) or fail."""
         entries = self._in_time(entries, error)
         if another_broker_helps(error):
-            entries = self._shared.elsewhere(entries, self._broker_name)
+            entries = self._context.reroute(entries, self._broker_name)
         if wait:
             self._put_back(queue, entries)
         else:
             self._fail(entries, error)
 
-    def _repeat(self, flights: list[InFlightBatch], error: RaymqError) -> None:
+    def _repeat(self, batches: list[InFlightBatch], error: RaymqError) -> None:
         """Send the very same bytes again until they are acknowledged or time is up: they may be stored already."""
-        while flights := self._still_in_time(flights, error):
-            topic = flights[0].entries[0].message.topic
+        while batches := self._still_in_time(batches, error):
+            topic = batches[0].entries[0].message.topic
             self._failed(topic, error)
-            self._settle_waiting(error, wait=True)
+            self._handle_waiting_failure(error, wait=True)
             self._pause()
             try:
-                storage, description = self._connect(topic, min([flight.deadline_s for flight in flights]))
-                results = self._append(flights, storage)
+                storage, description = self._connect(topic, min([batch.deadline_s for batch in batches]))
+                results = self._append(batches, storage)
             except RaymqError as failure:
                 error = failure
                 if failure.retryable or may_be_stored(failure):
                     continue
-                if len(flights) == 1:
-                    self._unknown(flights[0], flights[0].waiting(), failure)
+                if len(batches) == 1:
+                    self._fail_unknown(batches[0], batches[0].waiting(), failure)
                     return
-                for flight in flights:
-                    self._repeat([flight], failure)
+                for batch in batches:
+                    self._repeat([batch], failure)
                 return
-            self._acknowledge_all(flights, results, description)
+            self._acknowledge_all(batches, results, description)
             return
 
     def _in_time(self, entries: list[PendingMessage], error: RaymqError) -> list[PendingMessage]:
-        """Those whose time is not up; the others fail, and were not stored."""
+        """The entries whose time is not up; the others fail, and were not stored."""
         now_s = self._now_s()
         late = [entry for entry in entries if entry.deadline_s <= now_s]
         if not late:
@@ -359,37 +370,38 @@ class Sender:
         self._fail(late, given_up(error, max(entry.timeout_s for entry in late)))
         return [entry for entry in entries if entry.deadline_s > now_s]
 
-    def _still_in_time(self, flights: list[InFlightBatch], error: RaymqError) -> list[InFlightBatch]:
-        """Those of which somebody still waits. Of the others it is unknown whether they are stored."""
+    def _still_in_time(self, batches: list[InFlightBatch], error: RaymqError) -> list[InFlightBatch]:
+        """The batches with entries whose time is not up. The other entries fail with SendUnknownError."""
         now_s = self._now_s()
-        for flight in [flight for flight in flights if flight.deadline_s <= now_s]:
-            self._unknown(flight, [entry for entry in flight.waiting() if entry.deadline_s <= now_s], error)
-            flight.expired = True
-            flight.deadline_s = min((entry.deadline_s for entry in flight.waiting()), default=now_s)
-        return [flight for flight in flights if flight.deadline_s > now_s]
+        for batch in [batch for batch in batches if batch.deadline_s <= now_s]:
+            self._fail_unknown(batch, [entry for entry in batch.waiting() if entry.deadline_s <= now_s], error)
+            batch.expired = True
+            batch.deadline_s = min((entry.deadline_s for entry in batch.waiting()), default=now_s)
+        return [batch for batch in batches if batch.deadline_s > now_s]
 
-    def _unknown(self, flight: InFlightBatch, entries: list[PendingMessage], error: RaymqError) -> None:
+    def _fail_unknown(self, batch: InFlightBatch, entries: list[PendingMessage], error: RaymqError) -> None:
         waited_s = max(entry.timeout_s for entry in entries)
-        self._fail(entries, SendUnknownError(str(flight.queue), len(entries), waited_s, str(error)))
+        self._fail(entries, SendUnknownError(str(batch.queue), len(entries), waited_s, str(error)))
 
     # Ends
 
     def _acknowledge_all(
-        self, flights: list[InFlightBatch], results: list[AppendResult], description: StorageDescription
+        self, batches: list[InFlightBatch], results: list[AppendResult], description: StorageDescription
     ) -> None:
-        for flight, first in zip(flights, results, strict=True):
-            result = self._insist(flight, first) if self._shared.retry_when_not_store_ok else first
-            self._shared.buffer.give(flight.acknowledge(result, description.store_host))
+        for batch, first in zip(batches, results, strict=True):
+            result = self._await_flush(batch, first) if self._context.retry_when_not_store_ok else first
+            self._context.buffer.deallocate(batch.acknowledge(result, description.store_host))
 
-    def _insist(self, flight: InFlightBatch, result: AppendResult) -> AppendResult:
-        """Ask again whether a batch that is stored is safe by now: a repeat stores nothing and waits for the flush."""
-        while result.status is not SendStatus.SEND_OK and self._now_s() < flight.deadline_s:
+    def _await_flush(self, batch: InFlightBatch, result: AppendResult) -> AppendResult:
+        """Repeat a batch that is stored until its status is SEND_OK: a repeat stores nothing and waits for the flush.
+        Returns the last result, when that is reached, time is up, or the store refuses."""
+        while result.status is not SendStatus.SEND_OK and self._now_s() < batch.deadline_s:
             self._pause()
             try:
-                storage, _ = self._connect(flight.entries[0].message.topic, flight.deadline_s)
-                [result] = self._append([flight], storage)
+                storage, _ = self._connect(batch.entries[0].message.topic, batch.deadline_s)
+                [result] = self._append([batch], storage)
             except RaymqError as error:
-                self._failed(flight.entries[0].message.topic, error)
+                self._failed(batch.entries[0].message.topic, error)
                 if not error.retryable:
                     return result
         return result
@@ -397,4 +409,4 @@ class Sender:
     def _fail(self, entries: list[PendingMessage], error: BaseException) -> None:
         for entry in entries:
             entry.outcome.set_exception(error)
-        self._shared.buffer.give(entries)
+        self._context.buffer.deallocate(entries)

@@ -1,4 +1,4 @@
-"""How a producer works: RocketMQ's settings that mean something here, with units (spec/messaging.md §3.1)."""
+"""The settings of a producer: those of RocketMQ that mean something here, with units (spec/messaging.md §3.1)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 MAX_BUFFERED_MESSAGES: Final = 262_144
 
 SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
-"""Another replica leads about three seconds after a storage process began to stand still; until an attempt ends, nobody
-asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is unknown too) and copies (3 s)."""
+"""Bounds one call of `Storage.append`. Another replica leads about three seconds after a storage process began to stand
+still; until an attempt ends, nobody asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is
+unknown too) and copies (3 s)."""
 WhenFull = Literal["block", "raise"]
+"""The answer of a send to a full buffer: wait for space, or raise SystemBusyError at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """How a producer works. InvalidArgumentError for what makes no sense.
+    """The settings of one producer. InvalidArgumentError for values that make no sense.
 
     `send_timeout_s`: how long a send is tried, all in all; `attempt_timeout_s`: how long one attempt waits for an
-    answer. `max_buffered_bytes`, `max_buffered_messages`: what may wait in memory; `when_full`: whether a send then
-    blocks, up to its timeout, or raises SystemBusyError at once. `compression`: for bodies of 4 KiB and more, zstd by
-    default. `max_message_size_bytes`: the longest body; a store may have a lower limit.
+    answer. `max_buffered_bytes`, `max_buffered_messages`: the most that may wait in memory; `when_full`: a send that
+    finds no space blocks, up to its timeout, or raises SystemBusyError at once. `compression`: for bodies of 4 KiB and
+    more, zstd by default. `max_message_size_bytes`: the longest body; a store may have a lower limit.
 
-    `default_topic_queue_nums`: how many queues per broker group to ask for where topics are created on first use.
+    `default_topic_queue_nums`: how many queues per broker group to ask for when a topic is created on first use.
     `send_latency_enable`: leave brokers out of the turn that answer slowly (raymq.producer.latency_fault).
     `retry_when_not_store_ok`: when messages are stored, but not known to be on disk (a status other than SEND_OK), ask
     again until they are, or time is up. RocketMQ then sends to another broker, which stores them twice.

@@ -1,8 +1,8 @@
-"""Rows of an Arrow table as messages (design §4, "Columns").
+"""`Producer.send_table`: sends the rows of an Arrow table as messages (design §4, "Columns").
 
 Every row is checked before the first is sent, in a pass of its own; then slices of rows become messages, which wait in
-the producer's buffer like any other, so that a table of any size takes bounded memory beside itself. What is returned
-are ranges of offsets, not a result per row.
+the producer's buffer like any other, so that a table of any size takes bounded memory beside itself. The result has
+ranges of offsets, not a result per row.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownE
 from raymq.message import Message, MessageQueue, SendResult, SendStatus
 from raymq.producer.buffer_pool import BufferPool
 from raymq.producer.encoder import SendRequest, check_record_size, may_exceed_a_record
-from raymq.producer.queue_selector import ANYWHERE, RUN_MAX_MESSAGES, Destination, select_queue_by_hash
+from raymq.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination, select_queue_by_hash
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
 
-SLICE_ROWS: Final = 2048
+TABLE_SLICE_ROWS: Final = 2048
+"""Rows of a table that are in memory as messages at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class QueueRange:
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """Where a table's rows are: `ranges` sorted by queue and offset. `statuses` counts rows by status."""
+    """The result of sending a table of `count` rows: the `ranges` of offsets that hold them, sorted by queue and
+    offset, and in `statuses` the number of rows by status."""
 
     count: int
     ranges: tuple[QueueRange, ...]
@@ -58,43 +60,46 @@ class SendSteps(Protocol):
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute: ...
 
-    def hand_over(self, route: TopicRoute, parcel: SendRequest, generation: int, deadline_s: float) -> None: ...
+    def hand_over(self, route: TopicRoute, request: SendRequest, generation: int, deadline_s: float) -> None: ...
 
 
 def send_table(producer: SendSteps, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
-    """See `Producer.send_table`."""
+    """Send each row of `table` as a message, and wait until all are stored (`Producer.send_table`)."""
     rows = _Rows(topic, table)
-    for first in range(0, rows.count, SLICE_ROWS):
+    for first in range(0, rows.count, TABLE_SLICE_ROWS):
         rows.check(first, producer)
-    ends = _Ends(rows.count)
+    progress = _TableProgress(rows.count)
     try:
-        for first in range(0, rows.count, SLICE_ROWS):
-            if ends.failure is not None:
+        for first in range(0, rows.count, TABLE_SLICE_ROWS):
+            if progress.failure is not None:
                 break
             route = producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed)
-            for messages, destination in _parts(route, *rows.read(first)):
-                _hand_over(producer, route, messages, destination, ends)
-    except Exception as error:  # a hook's too; it is raised when the rows under way have their end
-        ends.stop(error)
-    return ends.result()
+            for messages, destination in _split_by_queue(route, *rows.read(first)):
+                _hand_over(producer, route, messages, destination, progress)
+    except Exception as error:  # also a hook's; `result` raises it when the rows under way have their end
+        progress.stop(error)
+    return progress.result()
 
 
 def _hand_over(
-    producer: SendSteps, route: TopicRoute, messages: list[Message], destination: Destination, ends: _Ends
+    producer: SendSteps, route: TopicRoute, messages: list[Message], destination: Destination, progress: _TableProgress
 ) -> None:
     producer.check(messages)
     timeout_s = producer.settings.send_timeout_s
-    parcel = SendRequest.of(messages, [_RowEnd(ends) for _ in messages], destination, timeout_s, together=False)
-    # A table is sent as fast as there is room, whatever is said for single messages that find none.
-    generation = producer.buffer.take(parcel.cost_bytes, len(messages), timeout_s)
-    ends.handed_over(len(messages))
-    producer.hand_over(route, parcel, generation, time.monotonic() + timeout_s)
+    request = SendRequest.of(
+        messages, [_RowOutcome(progress) for _ in messages], destination, timeout_s, together=False
+    )
+    # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
+    generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
+    progress.handed_over(len(messages))
+    producer.hand_over(route, request, generation, time.monotonic() + timeout_s)
 
 
-def _parts(
+def _split_by_queue(
     route: TopicRoute, messages: list[Message], keys: list[Any] | None
 ) -> Iterator[tuple[list[Message], Destination]]:
-    """What goes to one queue each: rows with a key by its hash, in their order; the others in runs."""
+    """The messages in parts that go to one queue each: those with a key by its hash, in their order; the others in
+    parts as long as a queue's turn."""
     free = messages
     if keys is not None:
         queues = route.require_all_queues()
@@ -105,12 +110,12 @@ def _parts(
                 by_queue.setdefault(select_queue_by_hash(queues, message, key), []).append(message)
         for queue, group in by_queue.items():
             yield group, Destination(queue=queue)
-    for first in range(0, len(free), RUN_MAX_MESSAGES):
-        yield free[first : first + RUN_MAX_MESSAGES], ANYWHERE
+    for first in range(0, len(free), TURN_MAX_MESSAGES):
+        yield free[first : first + TURN_MAX_MESSAGES], ANYWHERE
 
 
 class _Rows:
-    """A table whose columns are right; InvalidArgumentError otherwise."""
+    """A table that is read in slices. InvalidArgumentError when its columns cannot be sent."""
 
     def __init__(self, topic: str, table: pa.Table | pa.RecordBatch) -> None:
         if isinstance(table, pa.RecordBatch):
@@ -125,22 +130,22 @@ class _Rows:
 
     def read(self, first: int) -> tuple[list[Message], list[Any] | None]:
         """The messages of the slice that starts at row `first`, and their sharding keys if there are some."""
-        part = self._table.slice(first, SLICE_ROWS)
+        part = self._table.slice(first, TABLE_SLICE_ROWS)
         columns = {name: part[name].to_pylist() for name in part.column_names}
         keys = columns.pop("sharding_key", None)
-        return [self._message(first + place, values) for place, values in enumerate(_by_row(columns))], keys
+        return [self._message(first + index, values) for index, values in enumerate(_by_row(columns))], keys
 
     def check(self, first: int, producer: SendSteps) -> None:
-        """MessageIllegalError when a row of the slice cannot be sent."""
+        """Check the slice that starts at row `first`. MessageIllegalError when one of its rows cannot be sent."""
         messages, _ = self.read(first)
         if messages:
             producer.check(messages)
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if may_exceed_a_record(message):
                 try:
                     check_record_size(message)
                 except MessageIllegalError as error:
-                    raise MessageIllegalError(f"row {first + place}: {error}; no row was sent") from None
+                    raise MessageIllegalError(f"row {first + index}: {error}; no row was sent") from None
 
     def _message(self, row: int, values: dict[str, Any]) -> Message:
         body = values["body"]
@@ -159,12 +164,14 @@ class _Rows:
 
 
 def _by_row(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of columns, each as a dict from column to value."""
     names = tuple(columns)
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(names, values, strict=True))
 
 
 def _as_dict(pairs: Sequence[tuple[str, str]] | None) -> dict[str, str]:
+    """A value of an Arrow map column as a dict; MessageIllegalError when a key is there twice."""
     if not pairs:
         return {}
     properties = dict(pairs)
@@ -199,7 +206,7 @@ _KINDS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """InvalidArgumentError that names everything that is wrong with the columns."""
+    """Check a table's columns. The InvalidArgumentError names everything that is wrong with them."""
     wrong = [f"column {name!r} is unknown" for name in schema.names if name not in _KINDS]
     wrong += [f"column {name!r} is there twice" for name, count in Counter(schema.names).items() if count > 1]
     wrong += [] if "body" in schema.names else ["column 'body' is missing"]
@@ -212,13 +219,13 @@ def _check_columns(schema: pa.Schema) -> None:
         raise InvalidArgumentError(f"this table cannot be sent: {'; '.join(wrong)} (columns: {', '.join(_KINDS)})")
 
 
-class _RowEnd:
-    """The outcome of one row."""
+class _RowOutcome:
+    """The outcome of one row, which is counted in the table's progress."""
 
-    __slots__ = ("_done", "_ends")
+    __slots__ = ("_done", "_progress")
 
-    def __init__(self, ends: _Ends) -> None:
-        self._ends = ends
+    def __init__(self, progress: _TableProgress) -> None:
+        self._progress = progress
         self._done = False
 
     def done(self) -> bool:
@@ -226,15 +233,15 @@ class _RowEnd:
 
     def set_result(self, result: SendResult) -> None:
         self._done = True
-        self._ends.acknowledged(result)
+        self._progress.acknowledged(result)
 
     def set_exception(self, exception: BaseException) -> None:
         self._done = True
-        self._ends.failed(exception)
+        self._progress.failed(exception)
 
 
-class _Ends:
-    """What became of a table's rows so far. Thread-safe: several senders end rows."""
+class _TableProgress:
+    """The results of a table's rows so far. Thread-safe: several senders end rows."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -258,16 +265,16 @@ class _Ends:
                 ranges[-1][1] += 1
             else:
                 ranges.append([result.queue_offset, result.queue_offset + 1])
-            self._ended()
+            self._end_one()
 
     def failed(self, error: BaseException) -> None:
         with self._changed:
             if self.failure is None or isinstance(error, SendUnknownError):
-                self.failure = error  # of all that is said, that rows may be stored matters most
-            self._ended()
+                self.failure = error  # of all errors, the one that says that rows may be stored matters most
+            self._end_one()
 
     def stop(self, error: BaseException) -> None:
-        """No more rows are handed over, because of `error`."""
+        """Note `error`, because of which no more rows are handed over, unless a row failed before."""
         with self._changed:
             self.failure = self.failure or error
 
@@ -285,7 +292,7 @@ class _Ends:
         ]
         return TableResult(self._count, tuple(ranges), dict(self._statuses))
 
-    def _ended(self) -> None:
+    def _end_one(self) -> None:
         self._under_way -= 1
         if not self._under_way:
             self._changed.notify_all()

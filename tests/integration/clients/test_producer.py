@@ -99,7 +99,7 @@ def test_while_one_store_is_away_new_messages_go_to_the_other(mq: raymq.Client, 
         os.kill(pid, signal.SIGSTOP)
         try:
             pinned = [producer.send_async(raymq.Message(topic, b"pinned"), queue=MessageQueue(topic, "broker-a", 0))]
-            faults = producer._shared.faults
+            faults = producer._context.faults
             eventually(lambda: not faults.reachable("broker-a", time.monotonic()), "the store is found to be away", 30)
             results = [producer.send(raymq.Message(topic, b"%d" % n), timeout_s=20.0) for n in range(50)]
         finally:

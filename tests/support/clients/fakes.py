@@ -43,7 +43,7 @@ def description(
 
 
 class FakeRoutes:
-    """A RouteSource with fixed routes that remembers what was forgotten."""
+    """A RouteSource with fixed routes that notes the topics whose routes were invalidated."""
 
     def __init__(self, *routes: TopicRoute) -> None:
         self.routes = {route.topic: route for route in routes}
@@ -65,7 +65,7 @@ class FakeRoutes:
 
 
 class FakeStore:
-    """A StorageClient for producers: stores batches as a store does, once per sequence, and fails as it is told.
+    """A StorageClient for producers: stores batches as a store does, once per sequence, and fails as its script says.
 
     `connects` holds, per connection, an error to raise before anything is sent, or None. `script` holds, per attempt,
     what happens: None stores and answers; an error raises it, nothing stored; ("lost", error) stores and raises the

@@ -39,7 +39,7 @@ class Gate:
 
 
 class Clock:
-    """The time by which producers count what a send may take: it stands still but where a test lets it pass."""
+    """The clock by which producers count a send's timeout. It stands still except where a test lets time pass."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -62,7 +62,7 @@ MakeProducer = Callable[..., Producer]
 
 @contextmanager
 def producers_of_fakes() -> Iterator[MakeProducer]:
-    """Makes producers of one store per broker group; they are closed at the end, whatever still waits."""
+    """Makes producers of one store per broker group; they are closed at the end, also while messages wait."""
     made: list[tuple[Producer, tuple[FakeStore, ...]]] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""The two pull consumers behind one face, so that one suite runs on both: the async one's loop has a thread."""
+"""The two pull consumers with one interface, so that one suite runs on both. The async one's loop has a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Call on the loop; what it returns, awaited if it is to be."""
+        """The result of `call`, which runs on the loop; a coroutine is awaited there."""
 
         async def on_loop() -> Any:
             result = call()
@@ -40,7 +40,7 @@ class LoopThread:
 
 
 class Blocking:
-    """An AsyncPullConsumer with PullConsumer's manners: each call runs on the loop and is waited for."""
+    """An AsyncPullConsumer with PullConsumer's interface: each call runs on the loop and is waited for."""
 
     def __init__(self, loop: LoopThread, consumer: AsyncPullConsumer) -> None:
         self._loop = loop

@@ -19,7 +19,7 @@ def make() -> Iterator[MakeProducer]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of producers; what their threads wait for, they wait for by the real one."""
+    """The clock of producers. Waits of their threads use the real one."""
     clock = Clock()
     for module in (async_producer, producer, sender, table_send):
         monkeypatch.setattr(module, "time", clock)

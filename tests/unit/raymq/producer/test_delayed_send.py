@@ -1,4 +1,4 @@
-"""What a producer makes of delayed messages, and what the record becomes when they are due."""
+"""Delayed messages: the records a producer sends for them, and the records they become when they are due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks around sends: they see everything and disturb nothing, unless they forbid."""
+"""Hooks around sends: they see every message and change nothing, unless they forbid it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GONE = ServiceNotAvailableError("the actor is restarting")
 
 
 class Hook:
-    """Remembers what it was told; keeps a number in the context."""
+    """A hook that notes its calls and keeps a number in the context."""
 
     def __init__(self) -> None:
         self.before, self.after = [], []
@@ -70,7 +70,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(make, caplog):
     assert caplog.text.count("a send hook failed for a message to orders@a:0") == 2
 
 
-def test_what_a_check_raises_reaches_the_sender_and_nothing_of_the_batch_is_sent(make):
+def test_the_error_of_a_check_reaches_the_sender_and_nothing_of_the_batch_is_sent(make):
     hook, seen = Hook(), []
 
     def forbid(context) -> None:

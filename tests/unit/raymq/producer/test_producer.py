@@ -42,22 +42,22 @@ def results(futures: list[Future]):
     return [future.result(WAIT_S) for future in futures]
 
 
-def test_a_send_says_where_the_message_is(make):
+def test_a_send_returns_the_queue_and_offset_of_the_message(make):
     result = make(FakeStore()).send(Message("orders", b"one"), timeout_s=WAIT_S)
     assert (result.status, result.queue, result.queue_offset) == (SendStatus.SEND_OK, QUEUE, 0)
     assert len(result.message_id) == 32
     assert parse_offset_message_id(result.offset_message_id) == ("127.0.0.1", 10911, 0)
 
 
-def test_every_message_of_a_batch_has_its_own_place_and_id(make):
+def test_every_message_of_a_batch_has_its_own_offset_and_id(make):
     store = FakeStore()
     sent = make(store).send_batch(messages(b"one", b"three", b"two"))
     assert [result.queue_offset for result in sent] == [0, 1, 2]
     [[batch]] = store.attempts
     records = decode_records(batch.records, broker_name="a")
     assert [result.message_id for result in sent] == [record.message_id for record in records]
-    places = [parse_offset_message_id(result.offset_message_id).physical_offset for result in sent]
-    assert places == [0, int(batch.sizes[0]), int(batch.sizes[:2].sum())]
+    offsets = [parse_offset_message_id(result.offset_message_id).physical_offset for result in sent]
+    assert offsets == [0, int(batch.sizes[0]), int(batch.sizes[:2].sum())]
 
 
 def test_messages_gather_while_a_request_is_under_way_and_go_together_in_order(make):
@@ -129,7 +129,7 @@ def test_a_batch_without_an_answer_is_never_sent_to_another_queue(make):
     assert (down.everything(), up.everything()) == ([b"x"], [])
 
 
-def test_out_of_time_the_outcome_is_unknown_and_said_so(make, clock):
+def test_out_of_time_the_outcome_is_unknown_and_the_error_says_so(make, clock):
     store = FakeStore(script=[("lost", AWAY), clock.passes(AWAY)])
     producer = make(store)
     with pytest.raises(SendUnknownError, match=r"1 message\(s\) to orders@a:0 .* 50 s.*restarting"):
@@ -230,7 +230,7 @@ def test_a_message_whose_properties_are_too_long_fails_alone(make, size):
 
 @pytest.mark.parametrize("spare", range(-120, 30, 6))
 def test_at_the_edge_of_a_records_size_every_future_ends(make, spare):
-    """The sender's own properties count, so what fits alone may not fit with them."""
+    """The sender's own properties count, so a message that fits alone may not fit with them."""
     producer = make(FakeStore())
     name, value = "p", "x" * (32767 - 4 - spare - 60)
     try:
@@ -254,7 +254,7 @@ def test_nothing_of_a_batch_with_an_illegal_message_is_sent(make):
     assert store.everything() == []
 
 
-def test_what_waits_and_what_does_not_go_in_requests_of_their_own_and_in_order(make):
+def test_messages_that_wait_for_the_disk_and_others_go_in_requests_of_their_own_and_in_order(make):
     gate = Gate()
     producer = make(store := FakeStore(script=[gate]))
     kinds = [True, True, False, False, True]
@@ -274,7 +274,7 @@ def test_what_waits_and_what_does_not_go_in_requests_of_their_own_and_in_order(m
 # Bounds
 
 
-def test_a_full_buffer_blocks_until_there_is_room(make):
+def test_a_full_buffer_blocks_until_there_is_space(make):
     gate = Gate()
     producer = make(FakeStore(script=[gate]), max_buffered_bytes=2000)
     first = producer.send_async(Message("orders", b"x" * 1500))
@@ -288,7 +288,7 @@ def test_a_full_buffer_blocks_until_there_is_room(make):
     assert [result.queue_offset for result in results([first, *second])] == [0, 1]
 
 
-def test_a_buffer_that_stays_full_is_said_so_and_nothing_is_sent(make):
+def test_a_buffer_that_stays_full_is_reported_and_nothing_is_sent(make):
     gate = Gate()
     producer = make(store := FakeStore(script=[gate]), max_buffered_bytes=2000)
     first = producer.send_async(Message("orders", b"x" * 1500))
@@ -312,7 +312,7 @@ def test_properties_count_for_the_buffer_too(make):
     first.result(WAIT_S)
 
 
-def test_one_message_larger_than_the_buffer_passes_alone(make):
+def test_one_message_larger_than_the_buffer_is_sent_alone(make):
     assert make(FakeStore(), max_buffered_bytes=10).send(Message("orders", b"x" * 5000)).queue_offset == 0
 
 
@@ -337,7 +337,7 @@ def test_a_sharding_key_stays_with_its_queue(make):
         assert queues == {abs(java_hash(key)) % 8}
 
 
-def test_a_topic_without_a_writable_queue_is_said_so_and_costs_no_room(make):
+def test_a_topic_without_a_writable_queue_is_reported_and_costs_no_space(make):
     producer = make(FakeStore(), route=topic_route(a=0), max_buffered_bytes=1000)
     for _ in range(3):
         with pytest.raises(ServiceNotAvailableError, match="no writable queue"):
@@ -351,15 +351,15 @@ def test_a_topic_without_a_writable_queue_is_said_so_and_costs_no_room(make):
 def test_the_sender_thread_survives_a_bug_and_the_messages_concerned_fail(make, monkeypatch, error):
     producer = make(store := FakeStore())
     assert producer.send(Message("orders", b"0")).queue_offset == 0
-    encode = producer._shared.encoder.encode
+    encode = producer._context.encoder.encode
 
     def broken(queue, entries):
         raise error
 
-    monkeypatch.setattr(producer._shared.encoder, "encode", broken)
+    monkeypatch.setattr(producer._context.encoder, "encode", broken)
     with pytest.raises(type(error)):
         producer.send(Message("orders", b"1"))
-    monkeypatch.setattr(producer._shared.encoder, "encode", encode)
+    monkeypatch.setattr(producer._context.encoder, "encode", encode)
     assert producer.send(Message("orders", b"2")).queue_offset == 1
     assert store.everything() == [b"0", b"2"]
     producer.flush(WAIT_S)

@@ -1,7 +1,7 @@
-"""What a producer does when brokers fail: again to the same queue, to another broker, or an error that says enough.
+"""A producer whose brokers fail: it repeats to the same queue, goes to another broker, or raises a clear error.
 
-The rule (raymq.producer.retry_policy): what may be stored goes to its own queue only; the rest may go elsewhere, unless
-it asked for an order.
+The rule (raymq.producer.retry_policy): messages that may be stored go to their own queue only; the rest may go to
+another, unless it asked for an order.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_a_message_goes_to_another_broker_when_there_was_no_connection_to_its_ow
 def test_a_delayed_message_waits_at_the_other_broker_then(make):
     producer, a, b = two(make)
     a.script = [BUSY]
-    producer._turns.elsewhere = lambda *arguments: MessageQueue("orders", "b", 7)
+    producer._turns.next_at_another_broker = lambda *arguments: MessageQueue("orders", "b", 7)
     result = producer.send(message(delay_level=3))
     assert (result.queue.broker_name, result.queue.queue_id) == ("b", 2)
     assert (a.everything(), b.everything()) == ([], [b"x"])
@@ -139,7 +139,7 @@ def test_a_batch_stays_in_one_queue(make):
     assert b.attempts == []
 
 
-def test_a_message_that_may_be_stored_never_goes_elsewhere_whatever_comes_later(make):
+def test_a_message_that_may_be_stored_never_goes_to_another_broker_whatever_comes_later(make):
     producer, a, b = two(make)
     a.script = [("lost", GONE), BUSY, NotMasterError("a", 1)]
     assert producer.send(message()).queue == A
@@ -147,7 +147,7 @@ def test_a_message_that_may_be_stored_never_goes_elsewhere_whatever_comes_later(
     assert len({(bytes(batch.records), batch.producer) for [batch] in a.attempts}) == 1
 
 
-def test_what_waits_behind_a_batch_without_an_answer_goes_to_other_brokers(make):
+def test_messages_behind_a_batch_without_an_answer_go_to_other_brokers(make):
     producer, a, _b = two(make)
     first, stuck = Gate(GONE), Gate(GONE)
     a.script = [first, stuck]
@@ -168,11 +168,11 @@ def test_new_messages_avoid_a_broker_that_failed_until_a_while_later(make, monke
     a.script = [BUSY]
     producer.send(message())
     for _ in range(5):
-        producer._turns._runs.clear()
+        producer._turns._current.clear()
         assert producer.send(message()).queue == B
     now_s = sender_module.time.monotonic()
     monkeypatch.setattr(sender_module.time, "monotonic", lambda: now_s + FAILING_S)
-    assert producer._shared.faults.reachable("a", now_s + FAILING_S)
+    assert producer._context.faults.reachable("a", now_s + FAILING_S)
 
 
 def test_a_slow_broker_is_avoided_with_latency_fault_tolerance(make, monkeypatch):
@@ -238,7 +238,7 @@ def test_out_of_time_without_an_attempt_that_may_have_stored_it_nothing_was(make
     assert store.everything() == []
 
 
-def test_what_waits_behind_a_failing_batch_ends_in_its_own_time(make, clock):
+def test_a_message_behind_a_failing_batch_ends_in_its_own_time(make, clock):
     stuck, again = Gate(GONE), Gate()
     store = FakeStore(script=[stuck, again])
     producer = make(store)
@@ -366,7 +366,7 @@ def test_on_request_a_stored_message_is_asked_for_again_until_it_is_on_disk_and_
     assert store.everything() == [b"x"]
 
 
-def test_what_never_gets_on_disk_in_time_is_still_a_result(make, clock):
+def test_a_message_that_never_gets_on_disk_in_time_still_has_a_result(make, clock):
     store = FakeStore(script=[None, clock.passes()])
     store.status = SendStatus.FLUSH_DISK_TIMEOUT
     result = make(store, retry_when_not_store_ok=True).send(message())
@@ -377,7 +377,7 @@ def test_what_never_gets_on_disk_in_time_is_still_a_result(make, clock):
 # Closing
 
 
-def test_close_gives_up_what_cannot_be_sent_and_every_future_ends(make):
+def test_close_gives_up_messages_that_cannot_be_sent_and_every_future_ends(make):
     lost = Gate(("lost", GONE))
     store = FakeStore(script=[lost] + [GONE] * 1_000_000)
     producer = make(store, send_timeout_s=0.05)
@@ -418,7 +418,7 @@ def test_sends_from_other_threads_while_the_producer_is_closed_are_acknowledged_
         assert len(results(futures)) == len(store.everything())
 
 
-def test_when_full_raise_says_so_at_once(make):
+def test_with_when_full_raise_a_full_buffer_is_an_error_at_once(make):
     gate = Gate()
     producer = make(FakeStore(script=[gate]), max_buffered_messages=1, when_full="raise")
     first = producer.send_async(message())
@@ -431,7 +431,7 @@ def test_when_full_raise_says_so_at_once(make):
 
 
 def test_fact_12_a_topic_that_is_sent_to_is_asked_for_with_the_producers_number_of_queues(make):
-    """What becomes of the number is the broker's business (tests/unit/raymq/remoting/test_route_cache.py and the
+    """The broker uses the number (tests/unit/raymq/remoting/test_route_cache.py and the
     cores')."""
     producer = make(FakeStore(), default_topic_queue_nums=16)
     producer.send(message())

@@ -1,4 +1,4 @@
-"""What Producer and AsyncProducer have in common, on both; then what only the one with an event loop has."""
+"""Claims that hold for Producer and AsyncProducer, tested on both; then those of AsyncProducer alone."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def twin(make, request):
         loop.end()
 
 
-def test_a_message_is_stored_and_its_place_told(twin):
+def test_a_message_is_stored_and_its_queue_and_offset_returned(twin):
     store = FakeStore()
     assert twin(store).send(message()).queue == MessageQueue("orders", "a", 0)
     assert store.everything() == [b"x"]
@@ -87,7 +87,7 @@ def test_a_table_is_stored(twin):
     assert twin(FakeStore()).send_table("orders", pa.table({"body": [b"x"] * 50})).count == 50
 
 
-def test_where_a_message_goes_can_be_said(twin):
+def test_a_message_can_name_its_queue(twin):
     producer = twin(FakeStore(), route=topic_route(a=4))
     assert producer.send(message(), sharding_key=1001).queue.queue_id == 1
     assert producer.send(message(), queue=MessageQueue("orders", "a", 2)).queue.queue_id == 2
@@ -119,7 +119,7 @@ def test_out_of_time_the_outcome_is_unknown(twin, clock):
         twin(FakeStore(script=[GONE, clock.passes(GONE)])).send(message())
 
 
-def test_a_full_buffer_is_said_so(twin):
+def test_a_full_buffer_is_reported(twin):
     gate = Gate()
     producer = twin(store := FakeStore(script=[gate]), max_buffered_messages=1)
     producer.send_oneway(message())
@@ -130,7 +130,7 @@ def test_a_full_buffer_is_said_so(twin):
     assert store.everything() == [b"x"]
 
 
-def test_when_full_raise_is_said_so_at_once(twin):
+def test_with_when_full_raise_a_full_buffer_is_an_error_at_once(twin):
     gate = Gate()
     producer = twin(FakeStore(script=[gate]), max_buffered_messages=1, when_full="raise")
     producer.send_oneway(message())
@@ -139,7 +139,7 @@ def test_when_full_raise_is_said_so_at_once(twin):
     gate.opened.set()
 
 
-def test_flush_waits_and_says_when_that_takes_too_long(twin):
+def test_flush_waits_and_raises_when_that_takes_too_long(twin):
     gate = Gate()
     producer = twin(store := FakeStore(script=[gate]))
     producer.send_oneway(message())
@@ -163,7 +163,7 @@ def test_close_flushes_and_later_sends_are_refused(twin):
 # Only with an event loop
 
 
-def test_the_loop_goes_on_while_a_send_awaits_room_and_the_line_is_kept(make):
+def test_the_loop_goes_on_while_a_send_awaits_space_and_waiters_keep_their_order(make):
     gate = Gate()
 
     async def run() -> list[int]:
@@ -195,7 +195,7 @@ def test_no_thread_is_spent_per_message(make):
     assert asyncio.run(run()) <= before + 2  # the sender, and one that asked for the route
 
 
-def test_a_send_cancelled_while_it_awaits_room_sends_nothing_and_gives_its_place_up(make):
+def test_a_send_cancelled_while_it_awaits_space_sends_nothing_and_stops_waiting(make):
     gate = Gate()
     store = FakeStore(script=[gate])
 
@@ -239,7 +239,7 @@ def test_a_send_cancelled_on_its_way_is_carried_on_and_flush_awaits_it(make):
     assert store.everything() == [b"x"]
 
 
-def test_a_route_is_asked_for_in_a_thread_once_at_a_time_and_again_later(make, monkeypatch):
+def test_a_route_is_fetched_in_a_thread_once_at_a_time_and_again_later(make, monkeypatch):
     producer = make(FakeStore())
     asked: list[str] = []
     route = producer.route("orders", 1.0, keyed=False)

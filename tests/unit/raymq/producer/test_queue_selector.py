@@ -1,4 +1,4 @@
-"""Turns of queues, and the ways to say where a message goes."""
+"""Turns of queues, and the destinations a message can name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvai
 from raymq.message import Message, MessageQueue
 from raymq.producer.latency_fault import BrokerFaults
 from raymq.producer.queue_selector import (
-    RUN_MAX_MESSAGES,
-    RUN_MAX_S,
+    TURN_MAX_MESSAGES,
+    TURN_MAX_S,
     Destination,
     QueueTurns,
     select_queue_by_hash,
@@ -35,27 +35,27 @@ def turns(
     return [turn.next(route, size, number * step_s) for number in range(count)]
 
 
-def test_queues_take_turns_in_runs(faults):
-    chosen = turns(faults, topic_route(a=3), RUN_MAX_MESSAGES * 6, step_s=0.0)
-    runs = [chosen[start : start + RUN_MAX_MESSAGES] for start in range(0, len(chosen), RUN_MAX_MESSAGES)]
-    assert all(len(set(run)) == 1 for run in runs)
-    order = [run[0].queue_id for run in runs]
+def test_a_turn_is_many_messages_long(faults):
+    chosen = turns(faults, topic_route(a=3), TURN_MAX_MESSAGES * 6, step_s=0.0)
+    turns_taken = [chosen[start : start + TURN_MAX_MESSAGES] for start in range(0, len(chosen), TURN_MAX_MESSAGES)]
+    assert all(len(set(turn)) == 1 for turn in turns_taken)
+    order = [turn[0].queue_id for turn in turns_taken]
     assert sorted(order[:3]) == [0, 1, 2]
     assert order[:3] == order[3:]
 
 
-def test_a_batch_uses_up_its_length_of_a_run(faults):
-    chosen = turns(faults, topic_route(a=3), 6, step_s=0.0, size=RUN_MAX_MESSAGES // 2)
+def test_a_batch_uses_up_its_length_of_a_turn(faults):
+    chosen = turns(faults, topic_route(a=3), 6, step_s=0.0, size=TURN_MAX_MESSAGES // 2)
     assert chosen[0] == chosen[1] != chosen[2] == chosen[3] != chosen[4]
 
 
 def test_a_slow_sender_spreads_its_messages_one_by_one(faults):
-    chosen = turns(faults, topic_route(a=3), 9, step_s=RUN_MAX_S)
+    chosen = turns(faults, topic_route(a=3), 9, step_s=TURN_MAX_S)
     assert chosen[:3] == chosen[3:6] == chosen[6:]
     assert len(set(chosen[:3])) == 3
 
 
-def test_a_run_ends_when_the_route_changes(faults):
+def test_a_turn_ends_when_the_route_changes(faults):
     turn = QueueTurns(faults)
     turn.next(topic_route(a=1), 1, 0.0)
     assert turn.next(topic_route(b=1), 1, 0.0).broker_name == "b"
@@ -80,18 +80,18 @@ def test_a_slow_broker_is_better_than_one_without_an_answer_and_any_is_better_th
     assert {queue.broker_name for queue in turns(faults, topic_route(a=2, b=2), 4, step_s=0.5)} == {"a", "b"}
 
 
-def test_elsewhere_is_a_reachable_broker_other_than_the_one_that_failed(faults):
+def test_another_broker_is_a_reachable_one_other_than_the_one_that_failed(faults):
     turn, route = QueueTurns(faults), topic_route(a=2, b=2, c=2)
     for _ in range(20):
-        assert turn.elsewhere(route, "a", 0.0).broker_name in ("b", "c")
+        assert turn.next_at_another_broker(route, "a", 0.0).broker_name in ("b", "c")
     faults.answered("b", 15000.0, 0.0)
     for _ in range(20):
-        assert turn.elsewhere(route, "a", 0.0).broker_name == "c"
+        assert turn.next_at_another_broker(route, "a", 0.0).broker_name == "c"
     faults.failed("c", 0.0)
-    assert turn.elsewhere(route, "a", 0.0).broker_name == "b"
+    assert turn.next_at_another_broker(route, "a", 0.0).broker_name == "b"
     faults.failed("b", 0.0)
-    assert turn.elsewhere(route, "a", 0.0) is None
-    assert turn.elsewhere(topic_route(a=2), "a", 0.0) is None
+    assert turn.next_at_another_broker(route, "a", 0.0) is None
+    assert turn.next_at_another_broker(topic_route(a=2), "a", 0.0) is None
 
 
 # Destinations

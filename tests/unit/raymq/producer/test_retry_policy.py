@@ -1,4 +1,4 @@
-"""What each failure of an attempt says."""
+"""The retry policy for each error of an attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raymq.producer.retry_policy import another_broker_helps, given_up, may_be_s
 
 
 @pytest.mark.parametrize(
-    ("error", "stored", "elsewhere"),
+    ("error", "stored", "another_broker"),
     [
         (MessageIllegalError("too long"), False, False),
         (ClientStateError("fenced"), False, False),
@@ -36,12 +36,12 @@ from raymq.producer.retry_policy import another_broker_helps, given_up, may_be_s
         (DataLossError("gone"), True, False),
     ],
 )
-def test_what_a_failure_says(error, stored, elsewhere):
+def test_an_error_says_if_the_batch_may_be_stored_and_if_another_broker_helps(error, stored, another_broker):
     assert may_be_stored(error) is stored
-    assert another_broker_helps(error) is elsewhere
+    assert another_broker_helps(error) is another_broker
 
 
-def test_what_was_never_stored_is_said_to_be_not_stored():
+def test_the_error_after_the_timeout_says_that_nothing_was_stored():
     busy = given_up(SystemBusyError("full"), 3.0)
     assert type(busy) is SystemBusyError
     assert "nothing of this one was stored" in str(busy)

@@ -1,4 +1,4 @@
-"""Arrow tables as messages: all rows or a clear error before the first; ranges instead of a result per row."""
+"""Arrow tables as messages: all rows or a clear error before the first; ranges of offsets, not a result per row."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_bodies_may_be_bytes_or_text(make, kind):
 
 
 def test_rows_of_one_key_go_to_one_queue_in_their_order(make, monkeypatch):
-    monkeypatch.setattr(table_send, "SLICE_ROWS", 7)
+    monkeypatch.setattr(table_send, "TABLE_SLICE_ROWS", 7)
     keys = [f"user-{n % 5}" if n % 3 else None for n in range(100)]
     table = pa.table({"body": [b"%d" % n for n in range(100)], "sharding_key": keys})
     result = make(store := FakeStore(), route=topic_route(a=4)).send_table("orders", table)
     assert sum(piece.count for piece in result.ranges) == 100
-    place = {message.body: (queue, at) for queue, them in stored(store).items() for at, message in enumerate(them)}
+    stored_at = {message.body: (queue, at) for queue, them in stored(store).items() for at, message in enumerate(them)}
     for key in set(keys) - {None}:
-        places = [place[b"%d" % n] for n in range(100) if keys[n] == key]
-        assert places == sorted(places)
-        assert {queue for queue, _ in places} == {abs(java_hash(key)) % 4}
+        positions = [stored_at[b"%d" % n] for n in range(100) if keys[n] == key]
+        assert positions == sorted(positions)
+        assert {queue for queue, _ in positions} == {abs(java_hash(key)) % 4}
 
 
 def test_numbers_are_keys_too(make):
@@ -70,7 +70,7 @@ def test_numbers_are_keys_too(make):
     assert {(piece.queue.queue_id, piece.count) for piece in result.ranges} == {(1, 2), (2, 1)}
 
 
-def test_rows_without_a_key_are_spread_and_go_elsewhere_when_refused(make):
+def test_rows_without_a_key_are_spread_and_go_to_another_broker_when_refused(make):
     a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
     a.connects = [ServiceNotAvailableError("away")] * 1000
     result = make(a, b, route=topic_route(a=1, b=1)).send_table("orders", pa.table({"body": [b"x"] * 3000}))
@@ -106,7 +106,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(make, table, what):
     assert store.attempts == []
 
 
-def test_what_is_no_table_is_refused(make):
+def test_an_argument_that_is_no_table_is_refused(make):
     with pytest.raises(InvalidArgumentError, match="not list"):
         make(FakeStore()).send_table("orders", [b"x"])
 
