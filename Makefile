@@ -3,19 +3,30 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-ALL_TESTS := tests/unit tests/component tests/property tests/integration tests/chaos
+TESTS := tests/unit tests/component tests/property tests/integration
+PYTEST := $(BIN)/python -m pytest --durations 10
+# tests/conftest.py says which worker runs what
+TWO_WORKERS := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test unit check bench soak lock clean
+.PHONY: demo test chaos unit check bench soak lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/raymq demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ALL_TESTS)
+	$(PYTEST) $(TWO_WORKERS) $(TESTS)
+
+# What kills, cuts, simulates or damages for long.
+chaos: $(INSTALLED)
+	$(PYTEST) $(TWO_WORKERS) tests/chaos
+
+# The same with many more rounds and seeds.
+soak: $(INSTALLED)
+	RAYMQ_SOAK=1 $(PYTEST) tests/chaos tests/property --timeout 7200
 
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest tests/unit
+	$(PYTEST) tests/unit
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -28,9 +39,6 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/bench_schedule.py
 	$(BIN)/python tests/bench/bench_cluster.py
 	$(BIN)/python tests/bench/bench_replication.py --cluster
-
-soak: $(INSTALLED)
-	RAYMQ_SOAK=1 $(BIN)/python -m pytest tests/chaos tests/property --timeout 7200
 
 # A machine may call Python 3.11 just python3.
 $(INSTALLED): requirements.lock pyproject.toml setup.py

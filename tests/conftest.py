@@ -10,12 +10,14 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 import raymq
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
@@ -36,7 +38,7 @@ NICE_MAX = 19
 
 
 def group_of(path: Path) -> str:
-    """Which of the tests that start Ray those of a file are among, by where it is; empty if they do not."""
+    """The group of a file's tests, by its folder: "ray" for one Ray node, "nodes" for several, empty without Ray."""
     folders = path.relative_to(TESTS).parts[:-1]
     if folders[:2] == ("chaos", "nodes"):
         return "nodes"
@@ -44,14 +46,29 @@ def group_of(path: Path) -> str:
 
 
 class RayApart(LoadScopeScheduling):
-    """With two workers (`make test`), one has the tests on one Ray node, from the beginning. The other has those
-    without Ray meanwhile, and then those with several nodes. Ray is waited for most of the time.
+    """With two workers, the first has the tests on one Ray node, file by file. The other has those without Ray
+    meanwhile, one by one, and then those with several nodes, all of them.
+
+    Ray is waited for most of the time, so the two fill two cores. A worker that has no more of its own takes from the
+    other's, so that neither waits for long.
 
     Not pytest-xdist's marks for groups: it does not see them with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return group_of(TESTS.parent / nodeid.partition("::")[0]) or nodeid
+        file = nodeid.partition("::")[0]
+        return {"ray": file, "nodes": "nodes", "": nodeid}[group_of(TESTS.parent / file)]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        order = ("ray", "", "nodes") if node is self.nodes[0] else ("", "nodes", "ray")
+        wanted = min(self.workqueue, key=lambda scope: order.index(_group_of_scope(scope)))
+        self.workqueue.move_to_end(wanted, last=False)
+        super()._assign_work_unit(node)
+
+
+@cache
+def _group_of_scope(scope: str) -> str:
+    return scope if scope == "nodes" else group_of(TESTS.parent / scope.partition("::")[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:

@@ -3,7 +3,7 @@
     python tests/chaos/nodes/sender.py TOPIC PRODUCER FILE
 
 It connects to the raymq of the Ray cluster that RAY_ADDRESS names. FILE gets a line before each message is handed over,
-and one as soon as it was acknowledged (tests.support.history.history.SendJournal), whatever becomes of those behind it;
+and one as soon as it was acknowledged (tests.support.history.history.HistoryFile), whatever becomes of those behind it;
 each is in the file before the program goes on.
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
-from tests.support.history.history import Outcome, SendJournal, Sent
+from tests.support.history.history import HistoryFile, Outcome, Sent
 from tests.support.history.workload import outcome_of
 
 PAUSE_EVERY = 50
 
 
 def main(topic: str, producer_number: int, path: Path) -> None:
-    with raymq.connect() as mq, mq.producer(f"sender-{producer_number}") as producer, SendJournal(path) as journal:
+    with raymq.connect() as mq, mq.producer(f"sender-{producer_number}") as producer, HistoryFile(path) as journal:
         sequence = 0
         while True:
             run = [Sent(producer_number, sequence + index) for index in range(PAUSE_EVERY)]

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import raymq
-from tests.support.clusters.cluster import Sandbox, sandbox
+from tests.support.clusters.cluster import Sandbox, one_group, sandbox
 from tests.support.clusters.nodes import Nodes, nodes
 from tests.support.history.checker import check
-from tests.support.history.history import Operation, Sent, acknowledged_in, read_journal
+from tests.support.history.history import Operation, Sent, acknowledged_in, read_history_file
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import read_back
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
@@ -29,13 +29,7 @@ BROKER = "broker-a"
 TOPIC = "all"
 ENOUGH = 500
 SENDER = Path(__file__).with_name("sender.py")
-SETTINGS = """\
-broker_groups: 1
-store:
-  mapped_file_size_commit_log_bytes: 1048576
-  mapped_file_size_consume_queue_bytes: 60000
-replication: {replicas: 3, min_in_sync_replicas: 2}
-"""
+SETTINGS = one_group("{replicas: 3, min_in_sync_replicas: 2}")
 
 
 @contextmanager
@@ -67,7 +61,7 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
                 look(mq, history)
                 with sending(machines, producer, journal):
                     machines.kill_all()
-            history |= read_journal(journal)
+            history |= read_history_file(journal)
         with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
             look(mq, history)
             check_logs(box)

@@ -21,7 +21,7 @@ from actors.core.replica.orders import MASTER_LEASE_S
 from raymq.message import MessageQueue
 from tests.support.clusters.network import WHY_IMPOSSIBLE, Hand, Network, network
 from tests.support.history.checker import check
-from tests.support.history.history import Operation, Sent, acknowledged_in, read_journal
+from tests.support.history.history import Operation, Sent, acknowledged_in, read_history_file
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import log_checksum
 
@@ -84,7 +84,7 @@ class Cluster:
         """Everything is as it was acknowledged, and the replicas' logs are equal."""
         history: dict[Sent, Operation] = {}
         for journal in self._journals.values():
-            history |= read_journal(journal)
+            history |= read_history_file(journal)
         queues = {
             MessageQueue(*queue): [Sent(*sent) for sent in stored] for queue, stored in self.hand.ask("read", TOPIC)
         }

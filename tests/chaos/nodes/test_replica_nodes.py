@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ import pytest
 
 import raymq
 from placement.operations import balance, drain
-from tests.support.clusters.cluster import Sandbox, descendants
+from tests.support.clusters.cluster import Sandbox, descendants, one_group
+from tests.support.clusters.faults import standing_still
 from tests.support.clusters.nodes import LOOPBACK, Nodes, nodes
 from tests.support.history.checker import check
 from tests.support.history.history import History
@@ -35,13 +35,7 @@ BROKER = "broker-a"
 REPLICAS = 3
 BETWEEN_FAULTS = 200
 STOPPED_S = (10.0, 30.0)
-SETTINGS = """\
-broker_groups: 1
-store:
-  mapped_file_size_commit_log_bytes: 1048576
-  mapped_file_size_consume_queue_bytes: 60000
-replication: {replicas: 3, min_in_sync_replicas: 2, replace_after_s: 5}
-"""
+SETTINGS = one_group("{replicas: 3, min_in_sync_replicas: 2, replace_after_s: 5}")
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +125,8 @@ def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
         replicas.wait_for_homes({"head", "left", "right"})
 
     def stop_master() -> None:
-        pid = replicas.pid(replicas.settled()["master"])
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with standing_still(replicas.pid(replicas.settled()["master"])):
             time.sleep(rng.uniform(*STOPPED_S))
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
     faults: list[Callable[[], None]] = [replicas.fail_over] * 20 + [kill_node, stop_master] * 5
     rng.shuffle(faults)

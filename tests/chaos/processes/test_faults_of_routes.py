@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 
@@ -19,7 +14,8 @@ from actors.nameserver import WARM_UP_S
 from raymq.consumer.push.subscription import PushSubscription
 from raymq.message import MessageExt
 from raymq.names import NAMESPACE
-from tests.support.clusters.cluster import actor_processes, poll_until
+from tests.support.clusters.cluster import actor_processes, kill_actors, poll_until
+from tests.support.clusters.faults import standing_still
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
@@ -28,45 +24,25 @@ TIMEOUT_S = 60.0
 KEYS = 20
 
 
-def kill(actor: str) -> None:
-    killed = actor_processes(actor)
-    assert killed
-    for process in killed:
-        process.kill()
-    psutil.wait_procs(killed, timeout=30)
-
-
-@contextmanager
-def standing_still(pids: list[int]) -> Iterator[None]:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            if psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGCONT)
-
-
 def test_a_pull_actor_that_is_restarted_while_no_nameserver_answers_reads_when_one_does(
     mq: raymq.Client, tmp_path: Path
 ) -> None:
-    journal = ListenerNotes(tmp_path / "journal")
+    notes = ListenerNotes(tmp_path / "notes")
 
     def listen(message: MessageExt) -> None:
-        journal.write(message.body.decode())
+        notes.write(message.body.decode())
 
     mq.admin.create_topic("unread", queues=4)
     push = mq.push_consumer("unread-group", consume_from=FIRST).subscribe("unread").on_message(listen)
     with mq.producer() as producer, push.start() as subscription:
         producer.send(raymq.Message("unread", b"0"))
-        eventually(lambda: journal.lines() == ["0"], "the first message")
-        with standing_still([process.pid for process in actor_processes("NameServer")]):
-            kill("Pull")
+        eventually(lambda: notes.lines() == ["0"], "the first message")
+        with standing_still(*(process.pid for process in actor_processes("NameServer"))):
+            kill_actors("Pull")
             producer.send_batch([raymq.Message("unread", b"%d" % number) for number in range(1, 100)])
             eventually(lambda: begun(subscription), "the queues at the new Pull actor")
-            kill("NameServer")
-        eventually(lambda: len(set(journal.lines())) == 100, "the rest of the messages")
+            kill_actors("NameServer")
+        eventually(lambda: len(set(notes.lines())) == 100, "the rest of the messages")
 
 
 def begun(subscription: PushSubscription) -> bool:
@@ -96,8 +72,8 @@ def test_while_a_broker_cannot_register_its_keys_and_its_topics_are_waited_for(m
     store = ray.get(ray.get_actor("storage-broker-b-0", namespace=NAMESPACE).describe.remote()).pid
     with ThreadPoolExecutor(2) as threads, raymq.connect() as fresh, fresh.producer(send_timeout_s=TIMEOUT_S) as late:
         with standing_still([store]):
-            kill("NameServer")
-            kill("Broker")
+            kill_actors("NameServer")
+            kill_actors("Broker")
             eventually(lambda: brokers(fresh) == ["broker-a"], "the broker that can register")
             eventually(nameservers_know_by_themselves, "the end of the NameServers' patience")
             keyed = {key: late.send_async(raymq.Message("keyed", b"2"), sharding_key=key) for key in range(KEYS)}

@@ -48,19 +48,19 @@ class Heard:
 class Listen:
     """Notes each message, in lines of one length, and works a little."""
 
-    def __init__(self, journal: ListenerNotes) -> None:
-        self._journal = journal
+    def __init__(self, notes: ListenerNotes) -> None:
+        self._notes = notes
 
     def __call__(self, message: MessageExt) -> None:
         sent = Sent.parse(message.body)
         place = f"{message.broker_name} {message.queue_id:03} {message.queue_offset:09}"
-        self._journal.write(f"{place} {sent.producer:02}:{sent.sequence:07}")
+        self._notes.write(f"{place} {sent.producer:02}:{sent.sequence:07}")
         time.sleep(LISTENER_S)
 
 
-def heard_in(journal: ListenerNotes) -> list[Heard]:
+def heard_in(notes: ListenerNotes) -> list[Heard]:
     calls = []
-    for line in journal.lines():
+    for line in notes.lines():
         broker_name, queue_id, offset, sent = line.split()
         calls.append(Heard(f"{broker_name}:{queue_id}", int(offset), Sent.parse(sent.encode())))
     return calls
@@ -85,7 +85,7 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path, orderly: bool
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}")
-    journal, history = ListenerNotes(tmp_path / "journal"), History()
+    notes, history = ListenerNotes(tmp_path / "notes"), History()
     count = KILLS * MESSAGES_PER_KILL
     push = mq.push_consumer(
         group,
@@ -100,24 +100,24 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
         random.Random(SEED),
         kills=KILLS,
         total=PRODUCERS * count,
-        progress=lambda: journal.path.stat().st_size // LINE_BYTES,
+        progress=lambda: notes.path.stat().st_size // LINE_BYTES,
     )
-    with push.subscribe(topic).on_message(Listen(journal)).start(instances=INSTANCES):
+    with push.subscribe(topic).on_message(Listen(notes)).start(instances=INSTANCES):
         senders.start()
         killer.start()
         senders.join(120 + 30 * KILLS)
         acknowledged = {operation.sent for operation in history if operation.outcome is Outcome.OK}
         eventually(
             lambda: (
-                journal.path.stat().st_size // LINE_BYTES >= len(acknowledged)
-                and acknowledged <= {call.sent for call in heard_in(journal)}
+                notes.path.stat().st_size // LINE_BYTES >= len(acknowledged)
+                and acknowledged <= {call.sent for call in heard_in(notes)}
             ),
             "everything acknowledged at the listeners",
             120 + 20 * KILLS,
         )
         killer.stop()
     print("killed", *killer.killed, sep="\n  ")
-    heard = heard_in(journal)
+    heard = heard_in(notes)
     print(f"acknowledged {len(acknowledged)}, heard {len(heard)}, of them again {len(heard) - len(acknowledged)}")
     assert len(acknowledged) == PRODUCERS * count
     assert len(killer.killed) == KILLS

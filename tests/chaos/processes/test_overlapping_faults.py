@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
-from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 import raymq
-from raymq.errors import RaymqError
-from raymq.message import MessageExt, MessageQueue
-from tests.support.clusters.cluster import Sandbox, actor_processes
+from raymq.message import MessageExt
+from tests.support.clusters.cluster import Sandbox, kill_actors, one_group
 from tests.support.clusters.state_users import StateUsers
 from tests.support.clusters.storm import Storm, Weather
 from tests.support.history.checker import check
 from tests.support.history.history import History, Operation, Outcome, Sent
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
+from tests.support.history.watcher import Watcher
 from tests.support.history.workload import Senders, read_back
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
@@ -50,13 +47,7 @@ LEFT_OUT = {
 }
 """Faults that do not belong to the storm yet, and why. Extend KILLS and STOPS by what is mended."""
 
-SETTINGS = """\
-broker_groups: 1
-store:
-  mapped_file_size_commit_log_bytes: 1048576
-  mapped_file_size_consume_queue_bytes: 60000
-replication: {replicas: 3, spread: false, min_in_sync_replicas: 2}
-"""
+SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 
 class TimedHistory(History):
@@ -80,55 +71,16 @@ class TimedHistory(History):
 class Listen:
     """Notes each message's place and body."""
 
-    def __init__(self, journal: ListenerNotes) -> None:
-        self._journal = journal
+    def __init__(self, notes: ListenerNotes) -> None:
+        self._notes = notes
 
     def __call__(self, message: MessageExt) -> None:
-        self._journal.write(f"{message.queue_id} {message.queue_offset} {message.body.decode()}")
+        self._notes.write(f"{message.queue_id} {message.queue_offset} {message.body.decode()}")
 
 
-def heard_in(journal: ListenerNotes) -> list[tuple[int, int, Sent]]:
-    lines = [line.split() for line in journal.lines()]
+def heard_in(notes: ListenerNotes) -> list[tuple[int, int, Sent]]:
+    lines = [line.split() for line in notes.lines()]
     return [(int(queue_id), int(offset), Sent.parse(sent.encode())) for queue_id, offset, sent in lines]
-
-
-class Puller:
-    """A pull consumer in a thread, that notes every message with its place, however often it comes."""
-
-    def __init__(self, mq: raymq.Client, topic: str, group: str) -> None:
-        self._mq, self._topic, self._group = mq, topic, group
-        self._stopping = threading.Event()
-        self._failures: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.seen: Counter[tuple[MessageQueue, int, Sent]] = Counter()
-
-    def __enter__(self) -> Puller:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stopping.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    def check(self) -> None:
-        assert self._failures == []
-
-    def _run(self) -> None:
-        try:
-            with self._mq.pull_consumer(self._group, consume_from=FIRST) as consumer:
-                consumer.subscribe(self._topic)
-                while not self._stopping.is_set():
-                    try:
-                        messages = consumer.poll(max_messages=500, timeout_s=0.5)
-                    except RaymqError as error:
-                        if not error.retryable:
-                            raise
-                        continue
-                    for message in messages:
-                        self.seen[message.queue, message.queue_offset, Sent.parse(message.body)] += 1
-        except BaseException as error:  # shown by check
-            self._failures.append(error)
 
 
 @pytest.fixture
@@ -139,31 +91,25 @@ def replicas(mq: raymq.Client) -> RayReplicas:
     return group
 
 
-def restart_broker() -> None:
-    [process] = actor_processes("Broker")
-    process.kill()
-    psutil.wait_procs([process], timeout=30)
-
-
 @pytest.mark.timeout(600 + 2 * int(SECONDS))
 def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothing(
     mq: raymq.Client, box: Sandbox, replicas: RayReplicas, topic: str, group: str, tmp_path: Path
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}, left out: {sorted(LEFT_OUT)}")
-    history, journal = TimedHistory(), ListenerNotes(tmp_path / "journal")
+    history, notes = TimedHistory(), ListenerNotes(tmp_path / "notes")
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     push = mq.push_consumer(f"{group}-push", orderly=True, consume_from=FIRST)
     users = StateUsers(BROKER, topic, QUEUES, makers=2, committers=4, pause_s=0.1, prefix="storm")
     storm = Storm(Weather(KILLS, STOPS), random.Random(SEED), SECONDS)
-    with Puller(mq, topic, group) as puller, push.subscribe(topic).on_message(Listen(journal)).start():
+    with Watcher(mq, topic, group, patient=True) as puller, push.subscribe(topic).on_message(Listen(notes)).start():
         with users:
             senders.start()
             try:
-                everything_goes_on(history, users, puller, journal)
+                everything_goes_on(history, users, puller, notes)
                 history.last_s, history.longest_gap_s, users.longest_gap_s = time.monotonic(), 0.0, 0.0
                 storm.start()
                 storm.join()
-                everything_goes_on(history, users, puller, journal)
+                everything_goes_on(history, users, puller, notes)
                 resumed_s = time.monotonic() - storm.ended_s
             finally:
                 storm.stop()
@@ -181,28 +127,29 @@ def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothin
         assert report.violations == {}
         assert report.acknowledged > 0
         stored = {(queue, at, sent) for queue, messages in queues.items() for at, sent in enumerate(messages)}
-        eventually(lambda: puller._failures or stored <= puller.seen.keys(), "all at the pull consumer", RESUME_S)
+        bodies = {(queue, at, sent.body()) for queue, at, sent in stored}
+        eventually(lambda: puller.failed or bodies <= puller.seen.keys(), "all at the pull consumer", RESUME_S)
         places = {(queue.queue_id, at, sent) for queue, at, sent in stored}
-        eventually(lambda: places <= set(heard_in(journal)), "all at the listener", RESUME_S)
+        eventually(lambda: places <= set(heard_in(notes)), "all at the listener", RESUME_S)
     puller.check()
-    assert set(puller.seen) == stored
-    assert_in_order(heard_in(journal), places)
+    assert set(puller.seen) == bodies
+    assert_in_order(heard_in(notes), places)
     users.check()
-    restart_broker()
+    kill_actors("Broker")
     users.check()
     end = replicas.equal_end()
     assert len({log_checksum(box.data / f"{BROKER}-{replica}", end) for replica in range(REPLICAS)}) == 1
 
 
-def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Puller, journal: ListenerNotes) -> None:
+def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Watcher, notes: ListenerNotes) -> None:
     """Wait until something new was acknowledged, answered, pulled and heard."""
 
     def done() -> tuple[int, ...]:
-        return history.acknowledged, users.progress, sum(puller.seen.values()), journal.path.stat().st_size
+        return history.acknowledged, users.progress, sum(puller.seen.values()), notes.path.stat().st_size
 
     before = done()
     eventually(
-        lambda: puller._failures or all(new > old for new, old in zip(done(), before, strict=True)),
+        lambda: puller.failed or all(new > old for new, old in zip(done(), before, strict=True)),
         "new messages sent, pulled and heard, and answers of the broker",
         RESUME_S,
     )
@@ -233,7 +180,7 @@ def test_what_the_broker_answered_is_known_after_its_master_was_killed_again_and
     replicas.settled()
     print(f"{len(users.made)} groups, {users.progress} answers, the longest wait {users.longest_gap_s:.1f} s")
     users.check()
-    restart_broker()
+    kill_actors("Broker")
     users.check()
     for replica in range(REPLICAS):  # each has all of it
         replicas.lead(replica)

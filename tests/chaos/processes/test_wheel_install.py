@@ -22,16 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.clusters.cluster import Sandbox, assert_gone, sandbox, user_environment
+from tests.support.clusters.cluster import Sandbox, assert_gone, one_group, sandbox, user_environment
 from tests.support.clusters.wheels import build_raymq, make_wheel
 
-SETTINGS = """\
-broker_groups: 1
-store:
-  mapped_file_size_commit_log_bytes: 1048576
-  mapped_file_size_consume_queue_bytes: 60000
-replication: {replicas: 2, spread: false}
-"""
+SETTINGS = one_group("{replicas: 2, spread: false}")
 COUNT = 20
 UNUSABLE = "raise RuntimeError('not the package that was meant')\n"
 OTHER = "storage-of-others"

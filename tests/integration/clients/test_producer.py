@@ -15,6 +15,7 @@ import pytest
 import raymq
 from raymq.errors import ClientStateError, InvalidArgumentError, MessageIllegalError, NoPermissionError
 from raymq.message import MessageExt, MessageQueue, SendStatus
+from tests.support.clusters.faults import standing_still
 from tests.support.history.waiting import eventually
 
 STORES = ("storage-broker-a-0", "storage-broker-b-0")
@@ -96,14 +97,11 @@ def test_while_one_store_is_away_new_messages_go_to_the_other(mq: raymq.Client, 
         for _ in range(20):
             producer.send(raymq.Message(topic, b"before"))
         pid = mq.storages.get(STORES[0]).describe().pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with standing_still(pid):
             pinned = [producer.send_async(raymq.Message(topic, b"pinned"), queue=MessageQueue(topic, "broker-a", 0))]
             faults = producer._context.faults
             eventually(lambda: not faults.reachable("broker-a", time.monotonic()), "the store is found to be away", 30)
             results = [producer.send(raymq.Message(topic, b"%d" % n), timeout_s=20.0) for n in range(50)]
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert {result.queue.broker_name for result in results} == {"broker-b"}
         assert pinned[0].result(60).queue.broker_name == "broker-a"
     stored = bodies(mq, topic)

@@ -22,7 +22,7 @@ from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.decode import decode_records
 from raymq.retry import persist_until
-from tests.support.clusters.cluster import SETTINGS, Sandbox, actor_processes, embedded
+from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import make_batch
 
@@ -47,12 +47,6 @@ broker:
 
 def broker(name: str):
     return ray.get_actor(name, namespace=NAMESPACE)
-
-
-def kill(actor: str) -> None:
-    """SIGKILL every process of one class of actors."""
-    for process in actor_processes(actor):
-        process.kill()
 
 
 def queue_of(topic: str) -> MessageQueue:
@@ -81,7 +75,7 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
     mq.admin.put_kv("mine", "k", "v")
     mq.admin.set_order_config(topic, "broker-a:2")
     shutil.rmtree(box.data / "nameserver-1")
-    kill("NameServer")
+    kill_actors("NameServer")
 
     def back() -> bool:
         try:
@@ -170,7 +164,7 @@ def test_a_deleted_topic_takes_no_messages_until_it_is_created_again(mq: raymq.C
     mq.admin.delete_topic(topic)
     with pytest.raises(TopicNotExistError):
         storage.append([make_batch([b"late"], topic=topic)], 10.0)
-    kill("Storage")
+    kill_actors("Storage")
     with pytest.raises(TopicNotExistError):
         put(mq, topic, b"late")
     mq.admin.create_topic(topic, queues=4)
@@ -193,7 +187,7 @@ def test_offsets_count_by_owner_and_reset_and_outlive_the_broker(mq: raymq.Clien
     offsets.start(queue, FROM_FIRST, 2)
     assert offsets.commit({queue: OffsetCommit(60, 1, 0)}).fenced == {queue}
     assert mq.admin.reset_offsets(group, topic, offset=10, queue=queue) == {queue: 10}
-    kill("Broker")
+    kill_actors("Broker")
     reset = {queue: QueueOffset(10, 1)}
     assert offsets.commit({queue: OffsetCommit(70, 2, 0)}, WAIT_S).reset == reset
     assert offsets.commit({queue: OffsetCommit(None, 2, 0)}).reset == reset

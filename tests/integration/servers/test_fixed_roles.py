@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import raymq
 from raymq.message import SendStatus
-from tests.support.clusters.cluster import Sandbox, poll_until
+from tests.support.clusters.cluster import Sandbox, one_group, poll_until
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 BROKER, REPLICAS, COUNT = "broker-a", 2, 50
-SETTINGS = """\
-broker_groups: 1
-store:
-  mapped_file_size_commit_log_bytes: 1048576
-  mapped_file_size_consume_queue_bytes: 60000
-replication: {replicas: 2, spread: false, broker_role: SYNC_MASTER, in_sync_replicas: 2, slave_read_enable: true}
-"""
+SETTINGS = one_group(
+    "{replicas: 2, spread: false, broker_role: SYNC_MASTER, in_sync_replicas: 2, slave_read_enable: true}"
+)
 
 
 def test_the_same_replica_leads_again_and_every_message_is_on_both(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +10,8 @@ import psutil
 
 import raymq
 from raymq.message import MessageExt
-from tests.support.clusters.cluster import actor_processes, poll_until
+from tests.support.clusters.cluster import actor_processes, one_group, poll_until
+from tests.support.clusters.faults import standing_still
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas
@@ -20,28 +19,17 @@ from tests.support.replicas.ray_replicas import RayReplicas
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 REPLICAS = 3
 MANY, MORE = 300, 40
-SETTINGS = """\
-broker_groups: 1
-store:
-  mapped_file_size_commit_log_bytes: 1048576
-  mapped_file_size_consume_queue_bytes: 60000
-replication: {replicas: 3, spread: false, min_in_sync_replicas: 2, slave_read_enable: true}
-"""
+SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2, slave_read_enable: true}")
 
 
 @contextmanager
 def nobody_leads(replicas: RayReplicas) -> Iterator[None]:
     """The master stands still, and so does the Controller, which would have another lead."""
     [controller] = actor_processes("Controller")
-    stopped = [replicas.pid(replicas.settled()["master"]), controller.pid]
-    for pid in reversed(stopped):
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    stopped = [controller.pid, replicas.pid(replicas.settled()["master"])]
+    with standing_still(*stopped):
         yield
         assert [psutil.Process(pid).status() for pid in stopped] == [psutil.STATUS_STOPPED] * 2
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
 
 
 def send(mq: raymq.Client, topic: str, first: int, count: int) -> None:
@@ -57,18 +45,18 @@ def lag(mq: raymq.Client, group: str) -> int:
 def test_consumers_go_on_from_a_slave_while_nobody_leads_and_return_to_the_master(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
-    replicas, journal = RayReplicas("broker-a", REPLICAS), ListenerNotes(tmp_path / "journal")
+    replicas, notes = RayReplicas("broker-a", REPLICAS), ListenerNotes(tmp_path / "notes")
     replicas.settled()
 
     def listen(message: MessageExt) -> None:
-        journal(message)
+        notes(message)
 
     pushing = mq.push_consumer(f"{group}-push", consume_from=FIRST).subscribe(topic).on_message(listen)
     with pushing.start() as subscription, mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
         send(mq, topic, 0, MORE)
         polled = poll_until(consumer, MORE)
-        eventually(lambda: len(journal.lines()) == MORE, "the first messages at the listener")
+        eventually(lambda: len(notes.lines()) == MORE, "the first messages at the listener")
         consumer.pause(consumer.assignment())
         subscription.suspend()
         send(mq, topic, MORE, MANY)
@@ -77,12 +65,12 @@ def test_consumers_go_on_from_a_slave_while_nobody_leads_and_return_to_the_maste
             consumer.resume(consumer.assignment())
             subscription.resume()
             polled += poll_until(consumer, MANY)
-            eventually(lambda: len(journal.lines()) == MORE + MANY, "the rest at the listener")
+            eventually(lambda: len(notes.lines()) == MORE + MANY, "the rest at the listener")
         replicas.settled()
         send(mq, topic, MORE + MANY, MORE)
         polled += poll_until(consumer, MORE)
         consumer.commit()
         assert sorted(int(message.body) for message in polled) == list(range(MANY + 2 * MORE))
-        eventually(lambda: len(journal.lines()) >= MANY + 2 * MORE, "the last at the listener")
+        eventually(lambda: len(notes.lines()) >= MANY + 2 * MORE, "the last at the listener")
         eventually(lambda: lag(mq, group) == lag(mq, f"{group}-push") == 0, "everything committed")
-    assert len(journal.lines()) == MANY + 2 * MORE
+    assert len(notes.lines()) == MANY + 2 * MORE

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import raymq
 from raydp_jobs import read_topic, spark_session
 from raymq.message import MessageQueue
-from tests.support.clusters.cluster import assert_gone
+from tests.support.clusters.cluster import Sandbox, assert_gone
 
 TOPIC = "spark-orders"
 QUEUES = 4
@@ -61,8 +61,11 @@ def sent(mq: raymq.Client) -> dict[MessageQueue, dict[int, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def spark(mq: raymq.Client) -> Iterator[SparkSession]:
-    with spark_session("raymq-test", executor_memory="512m") as session:
+def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
+    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
+    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
+    with spark_session("raymq-test", executor_memory="512m", configs=configs) as session:
         session.range(1).count()  # so that the executor is there
         started = _java_processes()
         yield session

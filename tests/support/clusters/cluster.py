@@ -4,15 +4,19 @@
     ROOT/tmp     $TMPDIR     Ray's files and sockets; must be empty again at the end
     ROOT/work    the current directory, with a `raymq.yaml`
     ROOT/data    the stores
+    ROOT/java    temporary files of JVMs: those that are killed leave some
 
+A sandbox is locked while it is in use; the next one removes what killed test sessions left.
 ROOT is short: Ray puts sockets below $TMPDIR, and a socket's path has 107 characters at most.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +30,10 @@ from raymq.message import MessageExt
 from tests.support.history.waiting import eventually
 
 LOG_FILE_BYTES = 64 << 20
+SMALL_LOG_FILE_BYTES = 1 << 20
 BROKER_GROUPS = 2
+PREFIX = "rmqs"
+YOUNG_S = 600.0
 
 HEALTH_CHECKS = {
     "health_check_initial_delay_ms": 0,
@@ -41,6 +48,17 @@ broker_groups: {BROKER_GROUPS}
 store:
   mapped_file_size_commit_log_bytes: {LOG_FILE_BYTES}
   mapped_file_size_consume_queue_bytes: 600000
+"""
+
+
+def one_group(replication: str) -> str:
+    """Settings of one broker group with small files; `replication` is its mapping, in braces."""
+    return f"""\
+broker_groups: 1
+store:
+  mapped_file_size_commit_log_bytes: {SMALL_LOG_FILE_BYTES}
+  mapped_file_size_consume_queue_bytes: 60000
+replication: {replication}
 """
 
 
@@ -63,6 +81,10 @@ class Sandbox:
         return self.root / "work"
 
     @property
+    def java(self) -> Path:
+        return self.root / "java"
+
+    @property
     def data(self) -> Path:
         return self.root / "data"
 
@@ -70,9 +92,11 @@ class Sandbox:
 @contextmanager
 def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
     """Point HOME, TMPDIR and the current directory of this process, and of those it starts, into a new sandbox."""
-    box = Sandbox(Path(tempfile.mkdtemp(prefix="rmqt", dir="/tmp")))
+    _remove_abandoned()
+    box = Sandbox(Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")))
+    lock = _lock(box.root)
     try:
-        for directory in (box.home, box.tmp, box.work):
+        for directory in (box.home, box.tmp, box.work, box.java):
             directory.mkdir()
         (box.work / "raymq.yaml").write_text(settings + f"data_dir: {box.data}\n")
         with pytest.MonkeyPatch.context() as patch:
@@ -83,6 +107,31 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
             yield box
     finally:
         shutil.rmtree(box.root, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_abandoned() -> None:
+    """Remove the sandboxes of test sessions that were killed: nobody holds their locks."""
+    for root in Path("/tmp").glob(f"{PREFIX}*"):
+        try:
+            if time.time() - root.stat().st_ctime < YOUNG_S:
+                continue  # it may be locked in a moment
+            lock = _lock(root)
+        except OSError:
+            continue  # it is in use, another's, or just removed
+        shutil.rmtree(root, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(root: Path) -> int:
+    """Lock a directory; BlockingIOError if another process has locked it. Closing the descriptor unlocks it."""
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextmanager
@@ -157,6 +206,15 @@ def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> li
 def actor_processes(actor: str) -> list[psutil.Process]:
     """All processes of actors of one class, by what Ray titles them: `ray::Broker`, at work `ray::Broker.groups`."""
     return [process for process in descendants() if title(process).split(".")[0] == f"ray::{actor}"]
+
+
+def kill_actors(actor: str) -> None:
+    """SIGKILL every process of one class of actors, and wait until they have ended."""
+    processes = actor_processes(actor)
+    assert processes, f"no process of a {actor}"
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes, timeout=30)
 
 
 def user_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a chaos test does to the processes, decided by a seeded random generator."""
+"""The faults of chaos tests: processes are killed, by a seeded random generator, or stand still for a while."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import psutil
 
 import raymq
 from raymq.errors import RaymqError
 from tests.support.clusters.cluster import actor_processes
 
 POLL_S = 0.002
+
+
+@contextmanager
+def standing_still(*pids: int) -> Iterator[None]:
+    """Processes that are stopped with SIGSTOP in the body, one after another, and go on after it if they still live."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
 
 
 class _Killer:

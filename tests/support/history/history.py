@@ -69,13 +69,13 @@ class History:
             return iter(list(self._operations))
 
 
-class SendJournal:
+class HistoryFile:
     """A history in a file, for a program that is killed: what it wrote before is in the file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
-    def __enter__(self) -> SendJournal:
+    def __enter__(self) -> HistoryFile:
         return self
 
     def __exit__(
@@ -101,10 +101,10 @@ class SendJournal:
 
 def acknowledged_in(path: Path) -> int:
     """How many sends a journal says were acknowledged."""
-    return sum(operation.outcome is Outcome.OK for operation in read_journal(path).values())
+    return sum(operation.outcome is Outcome.OK for operation in read_history_file(path).values())
 
 
-def read_journal(path: Path) -> dict[Sent, Operation]:
+def read_history_file(path: Path) -> dict[Sent, Operation]:
     """The last that a journal says of each message. A last line that is torn does not count."""
     operations: dict[Sent, Operation] = {}
     for line in path.read_bytes().split(b"\n")[:-1]:

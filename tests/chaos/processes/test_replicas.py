@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 import ray
 
 import raymq
 from raymq.cluster.launcher import launch
-from raymq.message import MessageQueue
-from tests.support.clusters.cluster import Sandbox, actor_processes, poll_until
+from tests.support.clusters.cluster import Sandbox, kill_actors, one_group, poll_until
+from tests.support.clusters.faults import standing_still
 from tests.support.history.checker import check
 from tests.support.history.history import History
 from tests.support.history.waiting import eventually
+from tests.support.history.watcher import Watcher
 from tests.support.history.workload import Senders, read_back
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
@@ -34,13 +32,7 @@ BROKER = "broker-a"
 REPLICAS = 3
 STOPPED_S = 5.0
 BETWEEN_FAULTS = 200
-SETTINGS = """\
-broker_groups: 1
-store:
-  mapped_file_size_commit_log_bytes: 1048576
-  mapped_file_size_consume_queue_bytes: 60000
-replication: {replicas: 3, spread: false, min_in_sync_replicas: 2}
-"""
+SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 
 @pytest.fixture
@@ -49,38 +41,6 @@ def replicas(mq: raymq.Client) -> RayReplicas:
     group = RayReplicas(BROKER, REPLICAS)
     group.settled()
     return group
-
-
-class Watcher:
-    """A pull consumer in a thread, that notes every message with its place."""
-
-    def __init__(self, mq: raymq.Client, topic: str, group: str) -> None:
-        self._mq, self._topic, self._group = mq, topic, group
-        self._stopping = threading.Event()
-        self._failures: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run)
-        self.seen: Counter[tuple[MessageQueue, int, bytes]] = Counter()
-
-    def __enter__(self) -> Watcher:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stopping.set()
-        self._thread.join(60)
-
-    def check(self) -> None:
-        assert self._failures == []
-
-    def _run(self) -> None:
-        try:
-            with self._mq.pull_consumer(self._group, consume_from=FIRST) as consumer:
-                consumer.subscribe(self._topic)
-                while not self._stopping.is_set():
-                    for message in consumer.poll(max_messages=500, timeout_s=0.5):
-                        self.seen[message.queue, message.queue_offset, message.body] += 1
-        except BaseException as error:  # shown by check
-            self._failures.append(error)
 
 
 class Faults:
@@ -99,28 +59,18 @@ class Faults:
         self._replicas.fail_over()
 
     def stop_master(self) -> None:
-        pid = self._replicas.pid(self._replicas.settled()["master"])
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with standing_still(self._replicas.pid(self._replicas.settled()["master"])):
             time.sleep(STOPPED_S)
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
     def kill_slave(self) -> None:
         master = self._replicas.settled()["master"]
         self._replicas.kill(self._rng.choice([replica for replica in range(REPLICAS) if replica != master]))
 
     def kill_controller(self) -> None:
-        _kill("Controller")
+        kill_actors("Controller")
 
     def kill_broker(self) -> None:
-        _kill("Broker")
-
-
-def _kill(actor: str) -> None:
-    [process] = actor_processes(actor)
-    process.kill()
-    psutil.wait_procs([process], timeout=30)
+        kill_actors("Broker")
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_stopped(
@@ -150,7 +100,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_st
         stored = Counter(
             (queue, offset, sent.body()) for queue, messages in queues.items() for offset, sent in enumerate(messages)
         )
-        eventually(lambda: watcher._failures or len(watcher.seen) >= len(stored), "everything at the consumer")
+        eventually(lambda: watcher.failed or len(watcher.seen) >= len(stored), "everything at the consumer")
     watcher.check()
     assert watcher.seen == stored
     end = replicas.equal_end()

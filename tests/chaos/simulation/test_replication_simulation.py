@@ -10,7 +10,7 @@ import os
 import pytest
 
 from placement.election import FIXED_MASTER
-from tests.support.replication_sim.replication_simulation import Bugs, run_seed
+from tests.support.replication_sim.world import Bugs, run_seed
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SEEDS = 100_000 if SOAK else 1000
@@ -39,10 +39,6 @@ def test_with_fixed_roles_no_seed_loses_or_undoes_anything_and_nobody_else_leads
 
 def test_with_fixed_roles_a_planted_bug_is_found():
     assert any(run_seed(seed, bugs=Bugs(lead_anew=True), fixed=True).checks.faults for seed in range(60))
-
-
-def test_the_same_seed_gives_the_same_trace():
-    assert run_seed(7).trace == run_seed(7).trace != run_seed(8).trace
 
 
 @pytest.mark.parametrize("bug", ["skip_truncation", "skip_fencing", "acknowledge_early", "elect_outside"])

@@ -1,0 +1,63 @@
+"""The consumer of a chaos test: it reads a topic all the time, and notes every message with its position."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import raymq
+from raymq.errors import RaymqError
+from raymq.message import MessageQueue
+
+POLL_S = 0.5
+MAX_MESSAGES = 500
+STOP_TIMEOUT_S = 60.0
+
+
+class Watcher:
+    """A pull consumer in a thread of its own. With `patient`, an error that may be retried is no failure."""
+
+    def __init__(self, mq: raymq.Client, topic: str, group: str, *, patient: bool = False) -> None:
+        self._mq, self._topic, self._group, self._patient = mq, topic, group, patient
+        self._stopping = threading.Event()
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self.seen: Counter[tuple[MessageQueue, int, bytes]] = Counter()
+        """How often each message came: its queue, its queue offset and its body."""
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopping.set()
+        self._thread.join(STOP_TIMEOUT_S)
+        assert not self._thread.is_alive()
+
+    @property
+    def failed(self) -> bool:
+        """True if it reads no more because of an error, which `check` shows."""
+        return bool(self._failures)
+
+    def check(self) -> None:
+        """Fail if an error has ended it."""
+        assert self._failures == []
+
+    def _run(self) -> None:
+        first = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        try:
+            with self._mq.pull_consumer(self._group, consume_from=first) as consumer:
+                consumer.subscribe(self._topic)
+                while not self._stopping.is_set():
+                    self._read(consumer)
+        except BaseException as error:  # shown by check
+            self._failures.append(error)
+
+    def _read(self, consumer: raymq.PullConsumer) -> None:
+        try:
+            messages = consumer.poll(max_messages=MAX_MESSAGES, timeout_s=POLL_S)
+        except RaymqError as error:
+            if not (self._patient and error.retryable):
+                raise
+            return
+        self.seen.update((message.queue, message.queue_offset, message.body) for message in messages)

@@ -1,0 +1,49 @@
+"""The clients of a simulated broker group: one producer and one consumer, which know no replica's role.
+
+What a client sends, and what it believes when it is answered, belongs here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.core.replica.orders import ReplicaRole
+from tests.support.replication_sim.node import Node
+
+if TYPE_CHECKING:
+    from tests.support.replication_sim.world import World
+
+CLIENT = -2
+"""The address of both clients in the simulated network."""
+
+
+class Client:
+    """A producer that sends each message until it is acknowledged, and a consumer that reads what masters show."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sent = 0
+        self.unanswered: set[int] = set()
+        self.stopped = False
+        self._loop()
+
+    def answered(self, replica: int, message: int) -> None:
+        self.world.send(replica, CLIENT, lambda: self.unanswered.discard(message))
+
+    def _loop(self) -> None:
+        if not self.stopped and len(self.unanswered) < 20:
+            self.unanswered.add(self.sent)
+            self.sent += 1
+        for message in sorted(self.unanswered)[:5]:
+            node = self.world.rng.choice(list(self.world.nodes.values()))
+            self.world.send(CLIENT, node.name, lambda node=node, m=message: node.deliver(lambda: node.append(m)))
+        node = self.world.rng.choice(list(self.world.nodes.values()))
+        self.world.send(CLIENT, node.name, lambda: node.deliver(lambda: self._read(node)))
+        self.world.at(0.03, self._loop)
+
+    def _read(self, node: Node) -> None:
+        if node.role.role is not ReplicaRole.FENCED:
+            start = max(len(self.world.checks.seen) - 5, 0)
+            shown = [message for _, message in node.disk.log[start : node.visible]]
+            if shown:
+                self.world.checks.see(start, shown)

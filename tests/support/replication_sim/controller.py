@@ -1,0 +1,101 @@
+"""The simulated Controller: the real decisions of an election, over a network that loses and delays its orders.
+
+How the Controller asks replicas for their state, carries out its decisions and comes back after a crash belongs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaState
+from placement.election import FIXED_MASTER, GroupControl, Record
+from tests.support.replication_sim.node import GROUP, Node
+
+if TYPE_CHECKING:
+    from tests.support.replication_sim.world import World
+
+CONTROLLER = -1
+"""The Controller's address in the simulated network; replicas have theirs from 0 on."""
+
+PING_S = 0.3
+
+
+class Controller:
+    """The shell around GroupControl: pings the replicas, and carries its actions out in order.
+
+    `records` is what the real one's log keeps: it survives the process. `_life` counts the processes.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.records: list[Record] = []
+        self.alive = False
+        self._life = 0
+        self.start()
+
+    def start(self) -> None:
+        if self.alive:
+            return
+        self.alive = True
+        self._life += 1
+        control = LeadsWithAnyDirectory if self.world.bugs.lead_anew else GroupControl
+        self.control = control(GROUP, frozenset(self.world.nodes), self.world.rules)
+        if self.records:
+            self.control.resume(self.records[-1], self.world.now)
+        self._loop(self._life)
+
+    def kill(self) -> None:
+        self.world.say("the controller dies")
+        self.alive = False
+
+    def _loop(self, life: int) -> None:
+        if not self.alive or self._life != life:
+            return
+        for node in self.world.nodes.values():
+            self._ping(node, life)
+        self._carry_out(self.control.tick(self.world.now))
+        self.world.at(PING_S, lambda: self._loop(life))
+
+    def _ping(self, node: Node, life: int) -> None:
+        newest = self.control.record.sync_state_set if self.control.record is not None else None
+
+        def answer() -> None:
+            node.note(newest)
+            state = node.state()
+            self.world.send(node.name, CONTROLLER, lambda: self._heard(state, life))
+
+        self.world.send(CONTROLLER, node.name, lambda: node.deliver(answer))
+
+    def _heard(self, state: ReplicaState, life: int) -> None:
+        if self.alive and self._life == life:
+            self.control.heard(state, self.world.now)
+            self._carry_out(self.control.tick(self.world.now))
+
+    def _keep(self, record: Record) -> None:
+        self.records.append(record)
+        self.world.say(f"journal {record.epoch} {record.master} {sorted(record.sync_state_set.members)}")
+
+    def _carry_out(self, actions: list[Any]) -> None:
+        for action in actions:
+            if isinstance(action, Record):
+                self._keep(action)
+                continue
+            node = self.world.nodes[action.replica]
+            method: Callable[[Any], None] = {
+                Lead: node.lead,
+                Renew: node.renew,
+                Follow: node.follow,
+                Drain: node.drain,
+            }[type(action)]
+            self.world.send(
+                CONTROLLER, node.name, lambda node=node, method=method, a=action: node.deliver(lambda: method(a))
+            )
+
+
+class LeadsWithAnyDirectory(GroupControl):
+    """A planted bug: replica 0 leads with whatever directory it has, where roles are fixed."""
+
+    def _elect(self, alive: dict[int, ReplicaState]) -> list[Any]:
+        assert self.record is not None
+        return self._begin(alive[FIXED_MASTER], self.record) if FIXED_MASTER in alive else []

@@ -1,0 +1,270 @@
+"""A simulated replica: its process, with the real role and the real sync state set, over a simulated disk.
+
+What a replica does with a message of a client, of the Controller or of another replica belongs here, and how it is
+killed, wiped and paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
+from actors.core.replica.role import ReplicaRoleState
+from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
+from raymq.errors import NotMasterError
+from storage.replication.epochs import EpochEntry, SyncStateSet, common_end
+from tests.support.replication_sim.disk import Disk
+
+if TYPE_CHECKING:
+    from tests.support.replication_sim.world import World
+
+GROUP = "broker-a"
+CHUNK_MAX = 20
+
+
+class Node:
+    """A replica: a disk, and a process when it runs."""
+
+    def __init__(self, world: World, name: int) -> None:
+        self.world, self.name = world, name
+        self.disk = Disk(f"store-{name}")
+        self.alive = self.paused = False
+        self._held: list[Callable[[], None]] = []
+        self.start()
+
+    # Faults
+
+    def start(self) -> None:
+        if self.alive:
+            return
+        self.alive = True
+        self.disk.incarnation += 1
+        epoch = self.disk.epochs[-1].epoch if self.disk.epochs else 0
+        self.role = ReplicaRoleState(GROUP, self.name, epoch)
+        self.sync: MasterSyncState | None = None
+        self.pending: list[tuple[int, int, int]] = []
+        self.visible = 0
+        self.handshaken = False
+        self._asked_s = -1.0
+        incarnation = self.disk.incarnation
+        self.world.say(f"{self.name} starts as {incarnation} with {len(self.disk.log)}")
+        self._loop(incarnation)
+
+    def kill(self, *, power: bool) -> None:
+        """End the process; with `power` a random part of the records that were not flushed is gone, too."""
+        if power:
+            kept = self.world.rng.randint(self.disk.flushed, len(self.disk.log))
+            self.disk.truncate(kept)
+            self.disk.flushed = kept
+        if self.alive:
+            self.world.say(f"{self.name} dies, power {power}")
+        self.alive = self.paused = False
+        self._held.clear()
+
+    def wipe(self) -> None:
+        """End the process and replace its disk by an empty one."""
+        self.kill(power=False)
+        self.disk = Disk(f"{self.disk.store_id}'")
+
+    def pause(self) -> None:
+        self.paused = self.alive
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            held, self._held = self._held, []
+            for action in held:
+                self.deliver(action)
+
+    def deliver(self, action: Callable[[], None]) -> None:
+        """A message arrives: it is kept while the process stands still, and lost when there is none."""
+        if self.paused:
+            self._held.append(action)
+        elif self.alive:
+            try:
+                action()
+            except NotMasterError:
+                pass  # to the caller this looks like a lost message
+
+    # The Controller's questions and orders
+
+    def state(self) -> ReplicaState:
+        return ReplicaState(
+            self.name,
+            self.disk.store_id,
+            self.disk.incarnation,
+            self.world.now,
+            self.role.role,
+            self.role.epoch,
+            self.role.master,
+            self.disk.log[self.disk.flushed - 1][0] if self.disk.flushed else 0,
+            self.disk.flushed,
+            self.visible,
+            self.disk.sync_state_set,
+            self.role.draining,
+            self.sync.propose(self.world.now) if self.sync is not None and self.leads() else None,
+        )
+
+    def leads(self) -> bool:
+        return self.alive and not self.paused and self.role.leads(self.world.now)
+
+    def members(self) -> frozenset[int]:
+        return self.sync.in_sync(self.world.now) if self.sync is not None else frozenset()
+
+    def lead(self, order: Lead) -> None:
+        first, until_s = order.sync_state_set, order.clock_s + self.world.rules.lease_s
+        if not self.role.lead(first.epoch, until_s):
+            return
+        self.disk.flushed = len(self.disk.log)
+        self.disk.epochs = [entry for entry in self.disk.epochs if entry.start_offset < len(self.disk.log)]
+        self.disk.epochs.append(EpochEntry(first.epoch, len(self.disk.log)))
+        self.disk.sync_state_set = first
+        start = (self.name, first, len(self.disk.log), self.world.now)
+        self.sync = (
+            FixedSyncState(*start, not_catchup_s=2.0, max_gap_bytes=10)
+            if self.world.fixed
+            else MasterSyncState(*start, not_catchup_s=2.0)
+        )
+        self.pending.clear()
+        self.world.say(f"{self.name} leads {first.epoch} from {len(self.disk.log)}")
+        self._settle()
+
+    def renew(self, order: Renew) -> None:
+        self.role.renew(order.sync_state_set.epoch, order.clock_s + self.world.rules.lease_s)
+        assert self.sync is not None
+        self.sync.silent(order.dead)
+        self.sync.decided(order.sync_state_set)
+        self.disk.sync_state_set = self.sync.sync_state_set
+        self._settle()
+
+    def follow(self, order: Follow) -> None:
+        if self.role.follow(order.epoch, order.master):
+            self.world.say(f"{self.name} follows {order.master} in {order.epoch}")
+            self.sync, self.handshaken = None, False
+            self.pending.clear()
+
+    def drain(self, order: Drain) -> None:
+        self.role.drain(order.epoch)
+
+    def note(self, newest: SyncStateSet | None) -> None:
+        known = self.disk.sync_state_set
+        if newest is not None and (known is None or newest.order > known.order):
+            self.disk.sync_state_set = newest
+
+    # The master's side
+
+    def append(self, message: int) -> None:
+        """Store a producer's message; a message that is stored already is acknowledged with its first copy."""
+        self._unless_unfenced(lambda: self.role.check_append(None, self.world.now))
+        if self.sync is None or len(self.members()) < self.world.min_in_sync:
+            return
+        offset = self.disk.offset_of(message)
+        if offset is None:
+            offset = len(self.disk.log)
+            self.disk.append([(self.role.epoch, message)])
+        self.pending.append((offset + 1, message, self.role.epoch))
+        incarnation, target = self.disk.incarnation, len(self.disk.log)
+        self.world.at(self.world.rng.uniform(0.0005, 0.004), lambda: self._flushed(incarnation, target))
+
+    def _unless_unfenced(self, check: Callable[[], None]) -> None:
+        if not self.world.bugs.skip_fencing:
+            check()
+
+    def _flushed(self, incarnation: int, end: int) -> None:
+        if not self.alive or self.disk.incarnation != incarnation:
+            return
+        if self.paused:
+            self._held.append(lambda: self._flushed(incarnation, end))
+            return
+        self.disk.flushed = max(self.disk.flushed, min(end, len(self.disk.log)))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Acknowledge the records that all members of the sync state set have, and make them visible."""
+        if self.sync is None:
+            return
+        self.sync.flushed(self.disk.flushed, self.world.now)
+        if not (self.role.leads(self.world.now) or self.world.bugs.skip_fencing):
+            return
+        limit = self.disk.flushed if self.world.bugs.acknowledge_early else self.sync.confirm_offset
+        self.visible = max(self.visible, limit)
+        for _, message, epoch in [entry for entry in self.pending if entry[0] <= limit]:
+            self.world.checks.acknowledge(epoch, self.name, message)
+            self.world.client.answered(self.name, message)
+        self.pending = [entry for entry in self.pending if entry[0] > limit]
+
+    def give_epochs(self, asker: Node, epoch: int) -> None:
+        self.role.check_asked(epoch)
+        epochs, end = list(self.disk.epochs), self.disk.flushed
+        self.world.send(self.name, asker.name, lambda: asker.deliver(lambda: asker.take_epochs(epoch, epochs, end)))
+
+    def give_log(self, asker: Node, store_id: str, epoch: int, start: int) -> None:
+        self._unless_unfenced(lambda: self.role.check_asked(epoch))
+        if self.sync is None:
+            return
+        self.sync.asked(asker.name, store_id, start, self.world.now)
+        self._settle()
+        records = self.disk.log[start : min(self.disk.flushed, start + CHUNK_MAX)]
+        records = [record for record in records if record[0] == records[0][0]]
+        entry = next((e for e in self.disk.epochs if records and e.epoch == records[0][0]), None)
+        confirm = self.sync.confirm_offset
+        self.world.send(
+            self.name, asker.name, lambda: asker.deliver(lambda: asker.take_log(epoch, start, records, entry, confirm))
+        )
+
+    # The follower's side
+
+    def _loop(self, incarnation: int) -> None:
+        if not self.alive or self.disk.incarnation != incarnation:
+            return
+        if not self.paused:
+            self._ask()
+        self.world.at(0.05, lambda: self._loop(incarnation))
+
+    def _ask(self) -> None:
+        if self.role.role is not ReplicaRole.SLAVE or self.role.master is None:
+            return
+        master, epoch, start = self.world.nodes[self.role.master], self.role.epoch, self.disk.flushed
+        store_id = self.disk.store_id
+
+        def ask() -> None:
+            if handshaken:
+                master.give_log(self, store_id, epoch, start)
+            else:
+                master.give_epochs(self, epoch)
+
+        handshaken = self.handshaken
+        self.world.send(self.name, master.name, lambda: master.deliver(ask))
+
+    def take_epochs(self, epoch: int, epochs: list[EpochEntry], end: int) -> None:
+        self._unless_unfenced(lambda: self.role.check_chunk(epoch))
+        if self.handshaken:
+            return
+        common = common_end(self.disk.epochs, len(self.disk.log), epochs, end) or 0
+        if not self.world.bugs.skip_truncation:
+            self.disk.truncate(common)
+            self.disk.epochs = [entry for entry in self.disk.epochs if entry.start_offset < common]
+        self.disk.flushed = len(self.disk.log)
+        self.visible = min(self.visible, len(self.disk.log))
+        self.handshaken = True
+        self._ask()
+
+    def take_log(
+        self, epoch: int, start: int, records: list[tuple[int, int]], entry: EpochEntry | None, confirm: int
+    ) -> None:
+        self._unless_unfenced(lambda: self.role.check_chunk(epoch))
+        if not self.handshaken or start != len(self.disk.log) or self.disk.flushed != start:
+            return
+        if entry is not None and (not self.disk.epochs or self.disk.epochs[-1].epoch < entry.epoch):
+            self.disk.epochs.append(entry)
+        self.disk.append(records)
+        self.visible = max(self.visible, min(confirm, start))
+        if records:
+            incarnation, end = self.disk.incarnation, len(self.disk.log)
+            self.world.at(self.world.rng.uniform(0.0005, 0.004), lambda: self._follow_on(incarnation, end))
+
+    def _follow_on(self, incarnation: int, end: int) -> None:
+        self._flushed(incarnation, end)
+        if self.alive and not self.paused and self.disk.incarnation == incarnation:
+            self._ask()
