@@ -118,3 +118,17 @@ def test_a_records_header_is_unpacked_in_one_module():
         if isinstance(node, ast.Name | ast.Attribute)
     ]
     assert {name for name, word in named if word == "HEADERS"} == {"raymq.record.layout"}
+
+
+def rooms_on_disk() -> set[str]:
+    """Every folder with modules in it, below the floors."""
+    paths = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
+    return {str(path.parent.relative_to(ROOT)) for path in paths if path.name not in NOT_A_MODULE}
+
+
+def test_the_drawing_lists_every_room_and_no_other():
+    """docs/architecture.md has a table per floor, whose first column names the rooms: `raymq/record/`."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    listed = re.findall(rf"^\| `((?:{'|'.join(FLOORS)})/[\w/]*)` \|", text, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert {name.rstrip("/") for name in listed} == rooms_on_disk()

@@ -1,4 +1,5 @@
-"""docs/guide.md, run as it stands: every snippet, in its order, by the commands and the interpreter a user has."""
+"""The pages with snippets, run as they stand: every snippet, in its order, by the commands and the interpreter a user
+has."""
 
 from __future__ import annotations
 
@@ -14,29 +15,30 @@ import pytest
 
 from tests.support.clusters.cluster import Sandbox, sandbox, user_environment
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
+ROOT = Path(__file__).resolve().parents[3]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = ("python", "sh")
 
 
 class Snippet(NamedTuple):
     language: str
     text: str
-    line: int
+    where: str
     expected: str | None
 
 
-DOWN = Snippet("sh", "raymq down\n", 0, None)
+DOWN = Snippet("sh", "raymq down\n", "", None)
 
 
-def snippets() -> list[Snippet]:
-    """The guide's snippets; what each prints is in the text block behind it, if there is one."""
-    text = GUIDE.read_text()
+def snippets(page: Path) -> list[Snippet]:
+    """The snippets of a page that are run, each with the text block behind it, which is its output."""
+    text = page.read_text()
     found = [(match[1], match[2], text.count("\n", 0, match.start()) + 1) for match in FENCE.finditer(text)]
     followed = [*found[1:], ("", "", 0)]
     return [
-        Snippet(language, body, line, after[1] if after[0] == "text" else None)
+        Snippet(language, body, f"{page.name}:{line}", after[1] if after[0] == "text" else None)
         for (language, body, line), after in zip(found, followed, strict=True)
-        if language != "text"
+        if language in RUN
     ]
 
 
@@ -49,7 +51,7 @@ def box() -> Iterator[Sandbox]:
 
 
 def run(snippet: Snippet) -> str:
-    """What a snippet prints; it must end well."""
+    """The output of a snippet, which must end well."""
     command = [sys.executable, "-"] if snippet.language == "python" else ["bash", "-e", "-"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -61,20 +63,28 @@ def run(snippet: Snippet) -> str:
         timeout=240,
         check=False,
     )
-    where = f"{GUIDE.name}:{snippet.line}"
-    assert done.returncode == 0, f"{where} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{snippet.where} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-def test_every_snippet_of_the_guide_does_what_it_says(box):
-    found = snippets()
-    assert {snippet.language for snippet in found} == {"python", "sh"}
-    assert found[-1].text == DOWN.text
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/spark.md"])
+def test_every_snippet_of_a_page_does_what_it_says(box, page):
+    found = snippets(ROOT / page)
+    assert any(snippet.expected for snippet in found)
+    starts_servers = any("raymq up" in snippet.text for snippet in found)
+    if starts_servers:
+        assert found[-1].text == DOWN.text
     try:
         for snippet in found:
             printed = run(snippet)
             if snippet.expected is not None:
-                assert printed == snippet.expected, f"{GUIDE.name}:{snippet.line}"
+                assert printed == snippet.expected, snippet.where
     except BaseException:
-        run(DOWN)
+        if starts_servers:
+            run(DOWN)
         raise
+
+
+def test_only_pages_whose_snippets_are_run_have_snippets():
+    pages = [path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if snippets(path)]
+    assert {path.name for path in pages} == {"README.md", "guide.md", "spark.md"}

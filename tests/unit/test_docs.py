@@ -1,0 +1,176 @@
+"""The pages name only what exists: links, files of the repository, commands with their options, settings with their
+defaults."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from raymq.cli import cli
+from raymq.config.cluster import BrokerOptions, ClusterSettings, ReplicationOptions
+from raymq.config.store import StoreOptions
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SECTIONS = {
+    "Top level": ClusterSettings,
+    "`broker`": BrokerOptions,
+    "`replication`": ReplicationOptions,
+    "`store`": StoreOptions,
+}
+FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text())
+    for target, anchor in links:
+        path = (page.parent / target).resolve() if target else page
+        assert path.is_file(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(path), f"{page.name} links to {target}#{anchor}"
+
+
+@each_page
+def test_files_and_folders_that_are_named_exist(page):
+    """In backticks: `raymq/errors.py`, `tests/unit/`, `raymq.cluster.launcher`."""
+    words = re.findall(r"`([\w./-]+)`", page.read_text())
+    paths = [word for word in words if word.startswith((*(f"{floor}/" for floor in FLOORS), "tests/", "docs/"))]
+    modules = [word for word in words if word.startswith(tuple(f"{floor}." for floor in FLOORS)) and word.islower()]
+    at_install_only = {"raymq/_floors/"}
+    missing = [path for path in paths if not (ROOT / path).exists() and path not in at_install_only]
+    missing += [
+        name
+        for name in modules
+        if not name.endswith((".yaml", ".connect"))
+        and not (ROOT / name.replace(".", "/")).is_dir()
+        and not (ROOT / f"{name.replace('.', '/')}.py").is_file()
+    ]
+    assert missing == []
+
+
+def test_names_in_the_table_of_changes_are_in_the_files_beside_them():
+    """In the last table of docs/architecture.md, a name in backticks is in one of the files of its row."""
+    _, _, table = (ROOT / "docs/architecture.md").read_text().partition("## Where does my change go?")
+    rows = [re.findall(r"`([^`]+)`", line) for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 10
+    for words in rows:
+        paths = [ROOT / word for word in words if "/" in word]
+        files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+        source = "\n".join(file.read_text() for file in files)
+        for word in words:
+            if "/" not in word:
+                assert word.rpartition(".")[2] in source, f"{word} is not in {paths}"
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The `raymq …` commands of a page, as words: in indented lines, in snippets for a shell, and in backticks."""
+    text = page.read_text()
+    shell = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    lines = [*re.findall(r"^ {4}(.*)$", text, re.MULTILINE), *shell.splitlines()]
+    commands = [match[1] for line in lines if (match := re.fullmatch(r"(?:.* \| )?(raymq [a-z].*)", line))]
+    commands += re.findall(r"`(raymq [a-z][^`]*)`", text)
+    return [shlex.split(command, comments=True) for command in commands]
+
+
+@cache
+def command_at(*names: str) -> click.Command | None:
+    """The command that these words name, as far as they name one."""
+    command: click.Command | None = cli
+    for name in names:
+        command = command.commands.get(name) if isinstance(command, click.Group) else None
+    return command
+
+
+def options_of(command: click.Command) -> set[str]:
+    """Every spelling of every option."""
+    named = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return named | {"--help", "-h", "--version"}
+
+
+@each_page
+def test_commands_and_their_options_exist(page):
+    for words in commands_of(page):
+        names = words[1:2]
+        first = command_at(*names)
+        if isinstance(first, click.Group) and len(words) > 2 and not words[2].startswith("-"):
+            names = words[1:3]
+        command = command_at(*names)
+        assert command is not None, f"{page.name}: {' '.join(words)}"
+        unknown = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)} - options_of(command)
+        assert unknown == set(), f"{page.name}: {' '.join(words)}"
+
+
+def test_the_page_of_the_command_line_names_every_command():
+    text = (ROOT / "docs/cli.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `raymq ")]
+    told = {tuple(match) for row in rows for match in re.findall(r"`raymq (\w[\w-]*) ?([\w-]*)`", row)}
+    for row in rows:
+        group = re.match(r"\| `raymq (\w+)", row)[1]
+        told |= {(group, name) for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    there = set()
+    for name, command in cli.commands.items():
+        there |= {(name, sub) for sub in command.commands} if isinstance(command, click.Group) else {(name, "")}
+    assert told == there
+
+
+@each_page
+def test_options_in_the_tables_exist_somewhere(page):
+    known = {"--numprocesses", "--labels", "--no-deps", "--wheel-dir", "--system-config", "--generate", "--cluster"}
+    for name, command in cli.commands.items():
+        for sub in [command, *(command.commands.values() if isinstance(command, click.Group) else ())]:
+            known |= options_of(sub)
+            assert name
+    told = {word.split()[0] for word in re.findall(r"`(--[a-z-]+[^`]*)`", page.read_text())}
+    assert told - known == set()
+
+
+def shown(value: Any) -> str:
+    """A default as YAML has it in docs/settings.md."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "[]" if value == () else str(value)
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_page_of_settings_has_every_key_with_its_default(title):
+    text = (ROOT / "docs/settings.md").read_text()
+    _, _, rest = text.partition(f"\n## {title}\n")
+    section = rest.partition("\n## ")[0]
+    told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| \S", section, re.MULTILINE)
+    fields = SECTIONS[title].model_fields
+    assert told == [
+        (name, shown(field.default)) for name, field in fields.items() if not isinstance(field.default, BaseModel)
+    ]
+
+
+def test_the_example_of_settings_is_what_the_defaults_are():
+    [example] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
+    assert ClusterSettings.model_validate(yaml.safe_load(example)) == ClusterSettings()
+
+
+@each_page
+def test_settings_that_are_named_exist(page):
+    """In backticks and with a value: `flush_disk_type: SYNC_FLUSH`."""
+    keys = {name for model in SECTIONS.values() for name in model.model_fields}
+    for block in re.findall(r"`([^`\n]+)`", page.read_text()):
+        told = re.findall(r"\b([a-z]+_[a-z_]+): ", block)
+        assert set(told) <= keys, f"{page.name}: {block}"
