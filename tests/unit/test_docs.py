@@ -65,6 +65,26 @@ def test_files_and_folders_that_are_named_exist(page):
     assert missing == []
 
 
+def modules_in_the_drawings() -> list[str]:
+    """The paths of the modules in docs/architecture.md's drawings. A bare name is in the package of its line, or of a
+    line above it."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    paths, package = [], ""
+    for drawing in re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in drawing.splitlines():
+            begins = re.match(r" *(?:\d +|\()([a-z_]+(?:/[a-z_]+)*/)(?![a-z])", line)
+            package = begins[1] if begins else package
+            for name in re.findall(r"[a-z_/]+\.py\b", line):
+                paths.append(name if "/" in name else package + name)
+    return paths
+
+
+def test_modules_in_the_drawings_are_where_they_say():
+    paths = modules_in_the_drawings()
+    assert len(paths) > 25
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
 def test_names_in_the_table_of_changes_are_in_the_files_beside_them():
     """In the last table of docs/architecture.md, a name in backticks is in one of the files of its row."""
     _, _, table = (ROOT / "docs/architecture.md").read_text().partition("## Where does my change go?")
