@@ -47,6 +47,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path), f"{page.name} links to {target}#{anchor}"
 
 
+def test_pages_with_snippets_are_run():
+    """tests/integration/clients/test_guide.py runs README.md and guide.md; code on other pages is indented."""
+    pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
+    assert pages == {"README.md", "guide.md"}
+
+
 @each_page
 def test_files_and_folders_that_are_named_exist(page):
     """In backticks: `raymq/errors.py`, `tests/unit/`, `raymq.cluster.launcher`."""
