@@ -109,7 +109,7 @@ def group_reset_offset(
     "--broadcast/--no-broadcast",
     "consume_broadcast_enable",
     default=None,
-    help="Whether it may in BROADCASTING.",
+    help="Whether it may consume in BROADCASTING.",
 )
 @address_option
 @json_option

@@ -142,7 +142,9 @@ def consume(
 @click.argument("topic_name", metavar="TOPIC")
 @click.option("--key", help="Messages with this key, the newest ones.")
 @click.option("--id", "message_id", help="The message with this id: a unique id or an offset message id.")
-@click.option("--offset", "place", metavar="QUEUE:OFFSET", help="The message at a place, for example broker-a:3:1700.")
+@click.option(
+    "--offset", "place", metavar="BROKER:QUEUE:OFFSET", help="The message at an offset of a queue: broker-a:3:1700."
+)
 @click.option("--max", "limit", type=click.IntRange(1), default=32, show_default=True, help="With --key: how many.")
 @address_option
 @json_option
@@ -155,7 +157,7 @@ def query(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Show messages by key, by id, or at a place. Exit code 1 when there is none.
+    """Show messages by key, by id, or by offset. Exit code 1 when there is none.
 
     Example: raymq query orders --key o-17, or raymq query orders --offset broker-a:3:1700
     """
@@ -187,7 +189,9 @@ def _parse_place(topic_name: str, place: str) -> tuple[Any, int]:
 
     parts = place.split(":")
     if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
-        raise InvalidArgumentError(f"{place!r} is not a place; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700")
+        raise InvalidArgumentError(
+            f"{place!r} is not an offset of a queue; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700"
+        )
     return MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2])
 
 
