@@ -75,7 +75,7 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 def _fake_range_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "RangeReader", lambda client: client)
+    monkeypatch.setattr(reader, "RangeReader", lambda routes, storages: storages)
 
 
 def offsets(cluster: Any, *, fail_on_data_loss: bool = True) -> list[int]:

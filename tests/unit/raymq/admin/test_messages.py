@@ -29,13 +29,13 @@ class FakeStorage:
         self._store = store
 
     def query_by_key(self, topic, key, max_num, begin_ms, end_ms, timeout_s):
-        return self._store.query_by_key(topic, key, max_num, begin_ms, end_ms)
+        return self._store.queries.by_key(topic, key, max_num, begin_ms, end_ms)
 
     def query_by_unique_id(self, topic, message_id, timeout_s):
-        return self._store.query_by_unique_id(topic, message_id)
+        return self._store.queries.by_unique_id(topic, message_id)
 
     def record_at(self, physical_offset, timeout_s):
-        return self._store.record_at(physical_offset)
+        return self._store.queries.by_physical_offset(physical_offset)
 
     def offset_by_time(self, topic, queue_id, timestamp_ms, timeout_s, boundary):
         return self._store.offset_by_time(topic, queue_id, timestamp_ms, boundary)
