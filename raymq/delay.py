@@ -1,6 +1,7 @@
-"""Where a message waits until it is due: by level as in RocketMQ, or for a time of its own.
+"""Delayed messages: the topics in which they wait until they are due, by level as in RocketMQ or for a time of their
+own.
 
-A delayed message is stored in a queue of an internal topic, with REAL_TOPIC and REAL_QID naming where it is for; the
+A delayed message is stored in a queue of an internal topic, with REAL_TOPIC and REAL_QID naming its real queue; the
 store's scheduler puts it there when it is due (storage.schedule.schedule_service). Its consume-queue unit holds the
 time, in ms, at which the scheduler has to do something with it.
 
@@ -8,10 +9,10 @@ time, in ms, at which the scheduler has to do something with it.
     rmq_sys_timer         queue 0 to 31          TIMER_DELIVER_MS: due within the next day or so
                           queue 32               stored + one day: due later than that; then it is filed again
 
-A timer queue holds what is due in one hour of the day and a quarter (hour modulo 32), so that few of them have to be
-looked at. RocketMQ's levels are FIFO. In a timer queue, units are not in the order of their times; that is why a unit's
-time is never before the store time of its record, plus one: what is appended later is due later than everything that
-was delivered before (storage.schedule.delay_queues).
+A timer queue holds the messages that are due in one hour (modulo 32 hours), so that few queues have to be looked at.
+RocketMQ's levels are FIFO. In a timer queue, units are not in the order of their times; that is why a unit's time is
+never before the store time of its record, plus one: a message appended later is due later than everything that was
+delivered before (storage.schedule.delay_queues).
 
 All of it is in the record: the unit can be made again from the log.
 """
@@ -48,7 +49,7 @@ _DELIVERY_PRODUCER: Final = "rmq_sys_delivery/"
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """How long a message of level 1, 2, … waits, in ms, from RocketMQ's text: ``"1s 5s 1m 2h 1d"``.
+    """The delays of level 1, 2, … in ms, from RocketMQ's text: ``"1s 5s 1m 2h 1d"``.
 
     InvalidArgumentError for text of another form, and for more than 18 levels.
     """
@@ -84,7 +85,7 @@ DELAY_LEVELS_MS: Final = parse_delay_levels(DELAY_LEVELS)
 
 
 def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
-    """How long a message of `level` waits; the last level's time beyond the last, 1 s below the first (spec §2)."""
+    """The delay of a message of `level`, in ms; the last level's beyond the last, 1 s below the first (spec §2)."""
     return levels_ms[min(level, len(levels_ms)) - 1] if level > 0 else _UNKNOWN_LEVEL_MS
 
 
@@ -96,7 +97,7 @@ def timer_queue(deliver_at_ms: int, now_ms: int) -> int:
 
 
 def is_waiting_topic(topic: str) -> bool:
-    """Whether messages wait in `topic` to be delivered to another one."""
+    """True if messages wait in `topic` to be delivered to another one."""
     return topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
@@ -107,7 +108,8 @@ def waiting_code(
     store_timestamp_ms: int,
     levels_ms: tuple[int, ...] = DELAY_LEVELS_MS,
 ) -> int | None:
-    """What the unit of a stored record of a waiting topic holds; None if that is its tag's code as elsewhere."""
+    """The third field of the unit of a stored record of a waiting topic, a time in ms; None if it is the tag's code as
+    elsewhere."""
     if topic == SCHEDULE_TOPIC:
         level = parse_number(properties.get(_PROPERTY_DELAY)) or 0
         return store_timestamp_ms + level_delay_ms(level, levels_ms) if level > 0 else None
@@ -119,12 +121,12 @@ def waiting_code(
 
 
 def delivery_producer_id(topic: str, queue_id: int) -> str:
-    """The producer id of what the scheduler delivers from a queue: the record's sequence is the offset there."""
+    """The producer id of messages that the scheduler delivers from a queue; their sequences are their offsets there."""
     return f"{_DELIVERY_PRODUCER}{topic}/{queue_id}"
 
 
 def delivery_source(producer_id: str) -> tuple[str, int] | None:
-    """The queue from which the scheduler took what it stored with this producer id; None for other producers."""
+    """The queue from which the scheduler delivered messages with this producer id; None for other producers."""
     if not producer_id.startswith(_DELIVERY_PRODUCER):
         return None
     topic, _, queue_id = producer_id.removeprefix(_DELIVERY_PRODUCER).rpartition("/")

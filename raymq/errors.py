@@ -44,6 +44,8 @@ class RaymqError(Exception):
 
 
 class InvalidArgumentError(RaymqError, ValueError):
+    """An argument of a call breaks a rule of the API."""
+
     code = 29
 
 
@@ -82,6 +84,8 @@ class MessageIllegalError(RaymqError, ValueError):
 
 
 class TopicNotExistError(RaymqError):
+    """The topic does not exist."""
+
     code = 17
 
     def __init__(self, topic: str) -> None:
@@ -95,6 +99,8 @@ class TopicNotExistError(RaymqError):
 
 
 class TopicExistsError(RaymqError):
+    """A topic of this name exists already."""
+
     code = 18
 
     def __init__(self, topic: str, detail: str) -> None:
@@ -106,6 +112,8 @@ class TopicExistsError(RaymqError):
 
 
 class GroupNotExistError(RaymqError):
+    """The consumer group is not known to the brokers."""
+
     code = 26
 
     def __init__(self, group: str) -> None:
@@ -120,6 +128,8 @@ class GroupNotExistError(RaymqError):
 
 
 class NoPermissionError(RaymqError):
+    """The permission of a topic or the settings of a group forbid the call."""
+
     code = 16
 
 
@@ -131,6 +141,8 @@ class SystemBusyError(RaymqError):
 
 
 class ServiceNotAvailableError(RaymqError):
+    """The server exists but cannot serve now."""
+
     code = 14
     retryable = True
 
@@ -193,6 +205,8 @@ class SendUnknownError(RaymqError):
 
 
 class ClusterNotFoundError(RaymqError):
+    """No raymq runs where the client looked."""
+
     code = 10004
 
 
@@ -209,6 +223,8 @@ class ListenerError(RaymqError):
 
 
 class ConfigError(RaymqError, ValueError):
+    """`raymq.yaml`, or a setting, is not valid."""
+
     code = 29
 
 
@@ -217,6 +233,8 @@ class StoreError(RaymqError):
 
 
 class StoreLockedError(StoreError):
+    """Another process holds the store directory."""
+
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(path, holder)
         self.path, self.holder = path, holder
@@ -228,6 +246,8 @@ class StoreLockedError(StoreError):
 
 
 class StoreNotWritableError(StoreError):
+    """The store takes no appends now, or not any more."""
+
     code = 14
 
 
@@ -236,7 +256,7 @@ class StoreFailedError(StoreNotWritableError):
 
 
 class StoreCorruptError(StoreError):
-    pass
+    """The store is damaged in a way that recovery must not repair by guessing."""
 
 
 class DataLossError(RaymqError):

@@ -1,4 +1,4 @@
-"""Bytes and text as Java reads them, where what is on disk follows from it: tag codes, index keys, delay levels."""
+"""Reads text and numbers as Java does, because bytes on disk follow from it: tag codes, index keys, delay levels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBER: Final = re.compile(r"[+-]?\d{1,18}")
 
 
 def decode_utf8(data: bytes) -> str:
-    """The text that `new String(data, UTF_8)` gives: what is malformed gets replacement characters.
+    """The text that `new String(data, UTF_8)` gives: malformed bytes become replacement characters.
 
     As Python's "replace" but for an encoded surrogate (ED A0 80 to ED BF BF, also cut short): one replacement character
     in Java, one for each byte in Python.

@@ -1,10 +1,11 @@
-"""What a message is, before it is sent and after it was read, and the small values around it.
+"""Messages, before they are sent and after they were read, and the small values around them.
 
 `Message` is what users hand to a producer; `MessageExt` is the same message with what the store added. The names are
 RocketMQ's (spec/messaging.md §3). The bytes are in `raymq.record.decode`.
 
 Properties: RocketMQ keeps tags, keys, the unique id and its own flags in one map beside the user's properties. Here
-`properties` holds the user's alone, and what raymq or RocketMQ reserve is in attributes and `system_properties`.
+`properties` holds the user's alone, and reserved properties, raymq's and RocketMQ's, are in attributes and
+`system_properties`.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class MessageExt:
 
     `queue_offset` counts messages in the queue from 0, `physical_offset` bytes in the broker group's commit log.
     Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's. `message_id` is the
-    producer's unique id and stays the same over retries; `offset_message_id` names the place of this one record.
+    producer's unique id and stays the same over retries; `offset_message_id` names this one record.
     """
 
     topic: str
@@ -188,6 +189,7 @@ class MessageExt:
 
     @property
     def queue(self) -> MessageQueue:
+        """The queue that the message is in."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
@@ -204,7 +206,7 @@ class MessageQueue:
 
 
 class SendStatus(Enum):
-    """How durable an acknowledged message is. In all four it is stored (spec/messaging.md §2.6)."""
+    """The durability of an acknowledged message. In all four states it is stored (spec/messaging.md §2.6)."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -214,7 +216,8 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where a message went. `message_id` is its unique id, `offset_message_id` its place on disk."""
+    """The queue and offset of a message that was sent. `message_id` is its unique id, `offset_message_id` names its
+    record."""
 
     status: SendStatus
     message_id: str
@@ -224,7 +227,7 @@ class SendResult:
 
 
 class PullStatus(Enum):
-    """What a read found. Values as RocketMQ's client names them."""
+    """The outcome of a read. Values as RocketMQ's client names them."""
 
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
@@ -258,7 +261,7 @@ class MessageModel(Enum):
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group with no committed offset starts (spec/messaging.md §5.4)."""
+    """The start of a group that has no committed offset (spec/messaging.md §5.4)."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"

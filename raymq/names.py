@@ -1,4 +1,4 @@
-"""The rules for names, and how actors are called.
+"""The rules for names of topics and groups, and the names of actors.
 
 Topic and group rules are RocketMQ's (spec/messaging.md §2.5). An actor's name is an identity that prints and parses
 itself, so no module spells one by hand: `storage-broker-a-0` is `StorageName("broker-a", 0)`.
@@ -24,11 +24,11 @@ GROUP_NAME_MAX: Final = 120
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""Of queues that a message is put into beside its own (storage/dispatch/multi_dispatch.py)."""
+"""The prefix of queues that a message is put into beside its own (storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""In the routes where sending to a topic creates it; new topics get their permission from it."""
+"""A topic of brokers that create a topic when a message is sent to it; new topics get its permission."""
 
 SYSTEM_TOPICS: Final = frozenset(
     """TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
@@ -48,27 +48,27 @@ _RULE: Final = "use letters, digits and the characters % | - _"
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether `topic` belongs to the server: it may not be created, deleted or sent to by users."""
+    """True if `topic` belongs to the server: it may not be created, deleted or sent to by users."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Whether `topic` is made by the server for its own or a group's use: no user asked for it by name."""
+    """True if `topic` is made by the server for its own or a group's use: no user asked for it by name."""
     return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 def is_system_group(group: str) -> bool:
-    """Whether `group` is one of the server's and its tools', which need not be made known."""
+    """True if `group` is one of the server's and its tools', which need not be made known."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """Where a group's messages come from that it could not consume at first."""
+    """The topic that gives a group the messages again that it could not consume at first."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """Where a group's messages go that it could not consume in all its attempts."""
+    """The dead-letter topic, with the messages that a group could not consume in all its attempts."""
     return DLQ_PREFIX + group
 
 

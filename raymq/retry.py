@@ -13,13 +13,15 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """`next()` gives the seconds to wait: first_s, doubling to max_s, each shortened by up to a quarter at random."""
+    """Pauses between the attempts of one caller: `first_s`, doubling to `max_s`, each shortened by up to a quarter at
+    random."""
 
     def __init__(self, first_s: float = 0.05, max_s: float = 1.0) -> None:
         self._first_s, self._max_s = first_s, max_s
         self._failures = 0
 
     def next(self) -> float:
+        """An attempt failed: the seconds to wait before the next one."""
         pause_s = min(self._max_s, self._first_s * 2 ** min(self._failures, 16))
         self._failures += 1
         return float(pause_s * random.uniform(0.75, 1.0))
@@ -30,6 +32,7 @@ class Backoff:
 
 
 def left_s(deadline_s: float) -> float:
+    """The seconds until `deadline_s` on `time.monotonic`'s clock, 0.1 at least, so that a call has time to answer."""
     return max(0.1, deadline_s - time.monotonic())
 
 

@@ -89,7 +89,7 @@ class GroupMember:
                 self._shared.holding(),
                 leaving,
                 allocation=settings.allocation,
-                room=self._room,
+                node=self._room,
             )
         )
         self._lease_until_s = sent_s + PUSH_FENCE_AFTER_S

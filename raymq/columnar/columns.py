@@ -1,10 +1,10 @@
 """Records as Arrow columns, without a Python object per message.
 
 `decode_columns` reads the same bytes as `raymq.record.decode.decode_records` and gives the same values, a column at a
-time: numpy finds where each record's parts are, Arrow copies the small ones together, and bodies stay where they are (a
-`binary_view` over the buffer, which may be a mapped file). Properties are split for all rows at once. Rows that other
-writers may produce but raymq does not (text that is not UTF-8, a property without a value, twice the same name) send
-the whole call down `_decode_rows`, which is slower and says the same.
+time: numpy finds the offsets of each record's fields, Arrow copies the small ones together, and bodies stay where they
+are (a `binary_view` over the buffer, which may be a mapped file). Properties are split for all rows at once. Rows that
+other writers may produce but raymq does not (text that is not UTF-8, a property without a value, twice the same name)
+send the whole call down `_decode_rows`, which is slower and says the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
-from raymq.columnar.templates import find_tails
+from raymq.columnar.templates import INLINE_MAX, find_templates
 from raymq.errors import InvalidArgumentError
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
 from raymq.record import layout
@@ -47,9 +47,6 @@ SCHEMA: Final = pa.schema(
 )
 """The columns of a topic. `properties` are the user's alone, as in `MessageExt`; `tags` may be null."""
 
-_INLINE: Final = 12
-"""An Arrow view holds values up to this length itself."""
-
 
 def decode_columns(
     buffer: Buffer,
@@ -70,56 +67,56 @@ def decode_columns(
     data = np.frombuffer(buffer, dtype=np.uint8)
     starts = np.asarray(starts, dtype=np.int64)
     if not check_crc:
-        batch = _decode_shapes(data, starts, broker_name, body_type)
+        batch = _decode_by_templates(data, starts, broker_name, body_type)
         if batch is not None:
             return batch
-    places = find_fields(data, starts)
+    fields = find_fields(data, starts)
     if check_crc:
-        _check_crcs(data, places)
-    properties = _split_properties(_slices(data, places.properties_at, places.properties_size).cast(pa.binary()))
-    topic = _topics(data, places)
+        _check_crcs(data, fields)
+    properties = _split_properties(_slices(data, fields.properties_at, fields.properties_size).cast(pa.binary()))
+    topic = _topics(data, fields)
     if properties is None or topic is None:
-        return _decode_rows(memoryview(buffer), places.starts, broker_name, body_type)
-    rows = len(places.starts)
+        return _decode_rows(memoryview(buffer), fields.starts, broker_name, body_type)
+    rows = len(fields.starts)
     message_id = properties.column(PROPERTY_UNIQ_KEY)
     if message_id.null_count:
-        message_id = pc.coalesce(message_id, _offset_ids(data, places, message_id.is_null()))
+        message_id = pc.coalesce(message_id, _offset_ids(data, fields, message_id.is_null()))
     columns = [
         topic,
         pa.repeat(pa.scalar(broker_name, pa.string()), rows),
-        pa.array(places.head["queue_id"].astype(np.int32)),
-        pa.array(places.head["queue_offset"].astype(np.int64)),
+        pa.array(fields.head["queue_id"].astype(np.int32)),
+        pa.array(fields.head["queue_offset"].astype(np.int64)),
         properties.column(PROPERTY_TAGS),
         _split_keys(properties.column(PROPERTY_KEYS)),
-        _bodies(data, places.body_at, places.body_size, places.sys_flag, body_type),
+        _bodies(data, fields.body_at, fields.body_size, fields.sys_flag, body_type),
         properties.user_map(),
-        _timestamps(places.head["born_timestamp"]),
-        _timestamps(places.store_timestamp),
+        _timestamps(fields.head["born_timestamp"]),
+        _timestamps(fields.store_timestamp),
         message_id,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_schema(body_type))
 
 
-def _decode_shapes(data: Bytes, starts: Ints, broker_name: str, body_type: BodyType) -> pa.RecordBatch | None:
-    """`decode_columns` for records that mostly look alike; None if these do not."""
-    tails = find_tails(data, starts)
-    if tails is None:
+def _decode_by_templates(data: Bytes, starts: Ints, broker_name: str, body_type: BodyType) -> pa.RecordBatch | None:
+    """`decode_columns` for records of which many share a template; None if these do not."""
+    records = find_templates(data, starts)
+    if records is None:
         return None
     try:
-        message_id = tails.column(PROPERTY_UNIQ_KEY)
+        message_id = records.column(PROPERTY_UNIQ_KEY)
         if message_id.null_count:
             return None
         columns = [
-            tails.topics(),
+            records.topics(),
             pa.repeat(pa.scalar(broker_name, pa.string()), len(starts)),
-            pa.array(tails.head["queue_id"]),
-            pa.array(tails.head["queue_offset"]),
-            tails.column(PROPERTY_TAGS),
-            _split_keys(tails.column(PROPERTY_KEYS)),
-            _bodies(data, tails.body_at, tails.head["body_size"], tails.head["sys_flag"], body_type),
-            tails.pairs(lambda name: name not in RESERVED_PROPERTIES),
-            _timestamps(tails.head["born_timestamp"]),
-            _timestamps(tails.head["store_timestamp"]),
+            pa.array(records.head["queue_id"]),
+            pa.array(records.head["queue_offset"]),
+            records.column(PROPERTY_TAGS),
+            _split_keys(records.column(PROPERTY_KEYS)),
+            _bodies(data, records.body_at, records.head["body_size"], records.head["sys_flag"], body_type),
+            records.pairs(lambda name: name not in RESERVED_PROPERTIES),
+            _timestamps(records.head["born_timestamp"]),
+            _timestamps(records.head["store_timestamp"]),
             message_id,
         ]
     except pa.ArrowInvalid:
@@ -133,10 +130,11 @@ def _schema(body_type: BodyType) -> pa.Schema:
     return SCHEMA.set(SCHEMA.get_field_index("body"), pa.field("body", pa.binary_view()))
 
 
-def _check_crcs(data: Bytes, places: FieldOffsets) -> None:
+def _check_crcs(data: Bytes, fields: FieldOffsets) -> None:
+    """RecordError if the CRC of a body, which is not checked if empty, is not the one in its header."""
     view = data.data
-    sizes, crcs = places.body_size.tolist(), places.head["body_crc"].tolist()
-    for at, size, crc in zip(places.body_at.tolist(), sizes, crcs, strict=True):
+    sizes, crcs = fields.body_size.tolist(), fields.head["body_crc"].tolist()
+    for at, size, crc in zip(fields.body_at.tolist(), sizes, crcs, strict=True):
         if size and crc32(view[at : at + size]) & 0x7FFFFFFF != crc:
             raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {at}")
 
@@ -152,7 +150,8 @@ def _views(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
     views[:, 0] = size
     if not len(at):
         return views
-    long = size > _INLINE
+    # A long value's view is its size, its first four bytes, its buffer (0) and its offset there.
+    long = size > INLINE_MAX
     if long.all():
         views[:, 1] = windows(data, 4)[at].view(np.int32)
         views[:, 3] = at
@@ -160,6 +159,7 @@ def _views(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
     if long.any():
         views[long, 1] = windows(data, 4)[at[long]].view(np.int32)
         views[long, 3] = at[long]
+    # A short value stands in its view itself.
     short = np.flatnonzero(~long)
     views[short, 1:] = _inline(data, at[short], size[short])
     return views
@@ -168,11 +168,11 @@ def _views(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
 def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
     """Values of at most 12 bytes, padded with zeros. A window that would reach past the end starts further ahead, and
     is shifted back."""
-    safe = np.minimum(at, len(data) - _INLINE)
-    values = windows(data, _INLINE)[safe].view(np.uint8).reshape(-1, _INLINE)
+    safe = np.minimum(at, len(data) - INLINE_MAX)
+    values = windows(data, INLINE_MAX)[safe].view(np.uint8).reshape(-1, INLINE_MAX)
     for row in np.flatnonzero(safe != at):
         values[row] = np.roll(values[row], safe[row] - at[row])
-    values *= np.arange(_INLINE) < size[:, None]
+    values *= np.arange(INLINE_MAX) < size[:, None]
     return values.view(np.int32)
 
 
@@ -182,9 +182,9 @@ def _slices(data: Bytes, at: Ints, size: Ints) -> pa.Array:
     return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
 
 
-def _topics(data: Bytes, places: FieldOffsets) -> pa.Array | None:
+def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
     """The topic column, None when one is not UTF-8. Mostly all rows have the same topic."""
-    at, size = places.topic_at, places.topic_size
+    at, size = fields.topic_at, fields.topic_size
     try:
         if len(at) and size[0] and (size == size[0]).all():
             texts = windows(data, int(size[0]))[at]
@@ -196,49 +196,52 @@ def _topics(data: Bytes, places: FieldOffsets) -> pa.Array | None:
 
 
 def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_type: BodyType) -> pa.Array:
+    """The body column: views over `data`, compressed bodies in buffers of their own; copied together for "binary"."""
     views = _views(data, body_at, body_size)
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
     for row in np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED).tolist():
         at, size = int(body_at[row]), int(body_size[row])
         body = decompress(data[at : at + size].tobytes(), int(sys_flag[row]))
-        own = np.frombuffer(body.ljust(_INLINE, b"\0"), dtype=np.uint8)
+        own = np.frombuffer(body.ljust(INLINE_MAX, b"\0"), dtype=np.uint8)
         views[row] = _views(own, np.array([0]), np.array([len(body)]))[0]
-        if len(body) > _INLINE:
+        if len(body) > INLINE_MAX:
+            # Buffers 0 and 1 of an Arrow array are the validity and the views; those that views name come behind.
             views[row, 2] = len(buffers) - 2
             buffers.append(pa.py_buffer(own))
     bodies = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
     return bodies.cast(pa.binary()) if body_type == "binary" else bodies
 
 
-def _offset_ids(data: Bytes, places: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
+def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
     """Offset message ids for the rows that `missing` marks, null elsewhere."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist():
-        at = int(places.store_host_at[row])
-        width = 20 if places.sys_flag[row] & layout.SYS_FLAG_STORE_HOST_IPV6 else 8
-        physical_offset = int(places.head["physical_offset"][row]) & 0xFFFFFFFFFFFFFFFF
+        at = int(fields.store_host_at[row])
+        width = 20 if fields.sys_flag[row] & layout.SYS_FLAG_STORE_HOST_IPV6 else 8
+        physical_offset = int(fields.head["physical_offset"][row]) & 0xFFFFFFFFFFFFFFFF
         ids[row] = f"{data[at : at + width].tobytes().hex().upper()}{physical_offset:016X}"
     return pa.array(ids, pa.string())
 
 
 @dataclass(frozen=True, slots=True)
 class _Properties:
-    """The properties of all rows, one piece each: `rows` says whose, `codes` which name of `names`.
-
-    `segments` holds the pieces' parts in turn (name, 0x01, value, 0x02): piece i's name is segment 4i, its value 4i+2.
-    """
+    """The properties of all rows, one piece each, in the order of the rows."""
 
     row_count: int
     rows: Ints
+    """The row of each piece, ascending."""
     codes: NDArray[np.int32]
+    """The name of each piece, as an index of `names`."""
     names: list[str]
     segments: pa.Array
+    """The pieces' parts in turn (name, 0x01, value, 0x02): piece i's name is segment 4i, its value segment 4i + 2."""
 
     def column(self, name: str) -> pa.Array:
         """The value of `name` in each row, null where it is absent."""
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
         pieces = np.flatnonzero(self.codes == self.names.index(name))
+        # No row has a name twice, so as many pieces as rows means one in each.
         if len(pieces) == self.row_count:
             return self.segments.take(pa.array(4 * pieces + 2))
         indices = np.zeros(self.row_count, dtype=np.int64)
@@ -258,6 +261,7 @@ class _Properties:
 
 
 def _offsets(counts: NDArray[np.int64]) -> pa.Array:
+    """The offsets of an Arrow list or map column whose rows have so many elements."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return pa.array(offsets)
@@ -270,10 +274,12 @@ def _split_properties(column: pa.Array) -> _Properties | None:
         column.cast(pa.string())  # only to check the encoding
     except pa.ArrowInvalid:
         return None
+    # Arrow's own layout of the column: row i is text[bounds[i]:bounds[i + 1]].
     _, offsets_buffer, text_buffer = column.buffers()
     bounds = np.frombuffer(offsets_buffer, dtype=np.int32)[: rows + 1].astype(np.int64)
     text = np.frombuffer(text_buffer, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
     row_ends = bounds[1:]
+    # `ends`: the position of each piece's 0x02; `nexts`: the first byte of the piece behind it.
     ends = np.flatnonzero(text == 2)
     nexts = ends + 1
     filled = row_ends[row_ends > bounds[:-1]]
@@ -281,10 +287,12 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     if len(unterminated):  # the last separator of a row may be missing
         ends = np.sort(np.concatenate([ends, unterminated]))
         nexts = np.minimum(ends + 1, row_ends[np.searchsorted(row_ends, ends)])
+    # `marks`: the position of each piece's 0x01. There is one to a piece, with a name before it and a value behind.
     marks = np.flatnonzero(text == 1)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), nexts])
     if len(marks) != len(ends) or not ((starts[:-1] < marks) & (marks + 1 < ends)).all():
         return None
+    # Four parts to a piece, as one text array over the same bytes, without a copy.
     bounds_of_parts = np.empty(4 * len(marks) + 1, dtype=np.int32)
     for part, positions in enumerate((starts, marks, marks + 1, ends)):
         bounds_of_parts[part::4] = positions
@@ -292,6 +300,7 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
     names = segments.take(pa.array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
     codes = names.indices.to_numpy()
+    # The row of each piece, by how many pieces end up to the end of each row.
     pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
     piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
     if _has_repeated_names(piece_rows, codes):
@@ -300,9 +309,11 @@ def _split_properties(column: pa.Array) -> _Properties | None:
 
 
 def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
-    """Whether a row has a name twice. Mostly all rows have the same names in the same order, so codes only rise."""
+    """True if a row has a name twice; `rows` and `codes` say which row and which name each property has."""
+    # Mostly all rows have the same names in the same order, so the codes of a row only rise.
     if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         return False
+    # Sorted by name, and by row within a name: a repetition is a neighbour.
     order = np.argsort(codes, kind="stable")
     codes, rows = codes[order], rows[order]
     return bool(((codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1])).any())

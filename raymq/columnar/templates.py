@@ -1,8 +1,9 @@
-"""What stands behind the bodies of many records, found by what they have in common.
+"""Topics and properties of many records, read by the templates that most of them share.
 
 The messages of a topic mostly look alike: behind the body the same topic and the same property names, values of the
-same few lengths. Records whose bytes there are the same but for the values have one *shape*. It is parsed once; then
-each value is at the same place in all of its records, and a column of values is copied as a column of a table.
+same few lengths. The bytes from the end of a record's body to its end are its *tail*. Tails that are the same but for
+the values have one *template*. One of them is parsed; then each value has the same span in all of them, and a column of
+values is copied as a column of a table.
 """
 
 from __future__ import annotations
@@ -43,98 +44,110 @@ _FIELDS: Final = (
     ("body_size", np.int64),
 )
 
-_ROWS_PER_SHAPE: Final = 64
-"""With more shapes than one for so many records, it is quicker to look at each record."""
+_ROWS_PER_TEMPLATE: Final = 64
+"""With more than one template for so many records, it is quicker to decode each record on its own."""
 _TAIL_MAX: Final = 4096
+"""A longer tail, in bytes, is not worth a template."""
 _SCRATCH_BYTES: Final = 100_000
-"""How much is taken apart at a time. The allocator gives this much again and again; more of it would be returned, and
-its pages faulted in anew each time."""
-_INLINE: Final = 12
+"""Bytes that are processed at a time. The allocator reuses a block of this size; a larger one would be returned to the
+system, and its pages faulted in anew each time."""
+INLINE_MAX: Final = 12
 """An Arrow view holds values up to this length itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class _RecordTemplate:
-    """Records at `rows` that look alike: `tails` is what stands behind their bodies, a line for each; a property's
-    value is in columns `values[name]` of it, from and to."""
+class RecordTemplate:
+    """The records, m of them, whose tails differ in nothing but the properties' values."""
 
     rows: Ints
+    """The records' indices, shape (m,)."""
     tails: Bytes
+    """The bytes behind each record's body, shape (m, length of a tail)."""
     topic: str
     values: dict[str, tuple[int, int]]
+    """The span of each property's value in a tail, from and to, by the property's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class RecordTails:
-    """The topics and properties of many records; `head` has their other fields, `body_at` is where bodies are."""
+class TemplatedRecords:
+    """n records, each of which belongs to one of a few templates."""
 
     head: dict[str, NDArray[Any]]
+    """The header fields of _FIELDS by name, each of shape (n,)."""
     body_at: Ints
-    _templates: list[_RecordTemplate]
+    """The position of each record's body, shape (n,)."""
+    _templates: list[RecordTemplate]
 
     def topics(self) -> pa.Array:
         """The topic of each record."""
-        names = [shape.topic for shape in self._templates]
+        names = [template.topic for template in self._templates]
         if len(set(names)) <= 1:
             return pa.repeat(pa.scalar(names[0], pa.string()), len(self.body_at))
+        # Several topics: a dictionary of them, and the code of each record's.
         codes = np.zeros(len(self.body_at), np.int32)
-        for code, shape in enumerate(self._templates):
-            codes[shape.rows] = code
+        for code, template in enumerate(self._templates):
+            codes[template.rows] = code
         return pa.array(names, pa.string()).take(pa.array(codes))
 
     def column(self, name: str) -> pa.Array:
         """The value of property `name` in each record, null where it has none. ArrowInvalid for one that is no text."""
-        found = [(shape.rows, shape, *shape.values[name]) for shape in self._templates if name in shape.values]
+        found = [
+            (template.rows, template, *template.values[name]) for template in self._templates if name in template.values
+        ]
         if not found:
             return pa.nulls(len(self.body_at), pa.string())
         return _strings(len(self.body_at), found, nulls=True)
 
     def pairs(self, wanted: Callable[[str], bool]) -> pa.MapArray:
         """Each record's properties whose names are `wanted`. ArrowInvalid for one that is no text."""
-        chosen = [[name for name in shape.values if wanted(name)] for shape in self._templates]
+        chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
+        # The number of pairs in each record, and so the index of its first pair among all.
         counts = np.zeros(len(self.body_at), np.int32)
-        for shape, names in zip(self._templates, chosen, strict=True):
-            counts[shape.rows] = len(names)
+        for template, names in zip(self._templates, chosen, strict=True):
+            counts[template.rows] = len(names)
         offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+        # Pair j of a record is at its first index + j: its name as a code, its value as a span of the template.
         known = list(dict.fromkeys(name for names in chosen for name in names))
         codes = np.zeros(int(offsets[-1]), np.int32)
         found = []
-        for shape, names in zip(self._templates, chosen, strict=True):
+        for template, names in zip(self._templates, chosen, strict=True):
             for number, name in enumerate(names):
-                entries = offsets[shape.rows].astype(np.int64) + number
+                entries = offsets[template.rows].astype(np.int64) + number
                 codes[entries] = known.index(name)
-                found.append((entries, shape, *shape.values[name]))
+                found.append((entries, template, *template.values[name]))
         keys = pa.array(known, pa.string()).take(pa.array(codes))
         return pa.MapArray.from_arrays(pa.array(offsets), keys, _strings(len(codes), found, nulls=False))
 
 
-def find_tails(data: Bytes, starts: Ints) -> RecordTails | None:
-    """The tails of the records at `starts`, checked as `raymq.columnar.fields.find_fields` does.
+def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
+    """The records at `starts` by their templates, checked as `raymq.columnar.fields.find_fields` does.
 
-    None if one is damaged, has IPv6 hosts, a long topic or odd properties, or if too few look alike: then each has to
-    be looked at.
+    None if a record is damaged, has IPv6 hosts, a long topic or odd properties, or if too few share a template: the
+    caller then decodes by `find_fields`.
     """
     if not len(starts) or starts.min() < 0 or starts.max() > len(data) - HEAD.itemsize:
         return None
     head = _heads(data, starts)
     body_size, body_at = head["body_size"], starts + HEAD.itemsize
     tail_at, ends = body_at + body_size, starts + head["total_size"]
+    # Only V1 records with IPv4 hosts, whose tails lie inside the buffer. A tail has at least its two length fields.
     plain = (head["magic"] == layout.MAGIC_V1) & (head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK == 0)
     if not (plain & (body_size >= 0) & (tail_at + 3 <= ends) & (ends <= len(data))).all():
         return None
-    shapes: list[_RecordTemplate] = []
-    for shape in _templates(data, tail_at, ends - tail_at):
-        if shape is None or len(shapes) > len(starts) // _ROWS_PER_SHAPE:
+    templates: list[RecordTemplate] = []
+    for template in _templates(data, tail_at, ends - tail_at):
+        if template is None or len(templates) > len(starts) // _ROWS_PER_TEMPLATE:
             return None
-        shapes.append(shape)
-    return RecordTails(head, body_at, shapes)
+        templates.append(template)
+    return TemplatedRecords(head, body_at, templates)
 
 
 def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
-    """The fields of the records' heads that columns are made of, each as an array."""
+    """The header fields that columns are made of, each as an array of shape (len(starts),)."""
     columns = {name: np.empty(len(starts), dtype) for name, dtype in _FIELDS}
     step = _SCRATCH_BYTES // HEAD.itemsize
     for at in range(0, len(starts), step):
+        # One copy of the whole headers, then each field is a strided view of it.
         some = _gather(data, starts[at : at + step], HEAD.itemsize).view(HEAD)[:, 0]
         for name, column in columns.items():
             column[at : at + step] = some[name]
@@ -142,24 +155,28 @@ def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
-    """The `size` bytes at each position, a line for each. (Arrow copies them twice as fast as numpy.)"""
-    if size <= _INLINE or not len(at):
+    """The `size` bytes at each of n positions, as an array of shape (n, size)."""
+    # Arrow copies long ones twice as fast as numpy.
+    if size <= INLINE_MAX or not len(at):
         return windows(data, size)[at].view(np.uint8).reshape(-1, size)
+    # A long value's view is its size, its first four bytes (which a copy does not read), its buffer 0 and its offset.
     views = np.zeros((len(at), 4), np.int32)
     views[:, 0], views[:, 3] = size, at
     lines = pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
     return np.frombuffer(lines.cast(pa.binary()).buffers()[2], np.uint8, len(at) * size).reshape(-1, size)
 
 
-def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[_RecordTemplate | None]:
-    """The shapes of the tails there, None for one that is odd."""
+def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | None]:
+    """The templates of the tails at `at` with these sizes in bytes; None, as the last one, for a tail that is odd."""
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
     for size in np.flatnonzero(counts).tolist():
         if size > _TAIL_MAX:
             yield None
             return
+        # Tails of one size at a time: only those can share a template, and they make a table.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
+        # The first tail that is left gives a template; those that do not fit it are left for the next turn.
         while len(rows):
             parsed = _parse(tails[0].tobytes())
             if parsed is None:
@@ -168,14 +185,14 @@ def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[_RecordTemplate |
             topic, values = parsed
             alike = _alike(tails, values)
             if alike.all():
-                yield _RecordTemplate(rows, tails, topic, values)
+                yield RecordTemplate(rows, tails, topic, values)
                 break
-            yield _RecordTemplate(rows[alike], tails[alike], topic, values)
+            yield RecordTemplate(rows[alike], tails[alike], topic, values)
             rows, tails = rows[~alike], tails[~alike]
 
 
 def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
-    """The topic of a tail, and where in it the values of its properties are; None if anything is odd."""
+    """The topic of a tail, and the span of each property's value in it, by name; None if anything is odd."""
     properties_at = 1 + tail[0] + 2
     if tail[0] > layout.V1_TOPIC_SIZE_MAX or properties_at > len(tail):
         return None
@@ -196,10 +213,13 @@ def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
 
 
 def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_]:
-    """Which tails are those of the first one's shape: the same but for the values, and no separator in these."""
+    """A mask of shape (m,) for m tails: True for those of the first one's template, which are the same outside of the
+    values and have no separator in them."""
+    # `fixed`: the columns outside of the values.
     fixed = np.ones(tails.shape[1], bool)
     for start, end in values.values():
         fixed[start:end] = False
+    # How many separators a tail of the template has, all of them in fixed columns.
     separators = int(np.isin(tails[0], (1, 2)).sum())
     alike = np.ones(len(tails), bool)
     step = max(_SCRATCH_BYTES // tails.shape[1], 1)
@@ -207,22 +227,26 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
         some = tails[at : at + step]
         same = some == tails[0]
         separates = some - np.uint8(1) < 2  # 0x01 or 0x02
-        # Mostly all are alike, which is quicker to see by columns.
+        # Mostly all are alike, which is quicker to see by columns: each fixed column has one value, and there are as
+        # many separators as the fixed columns account for. Only otherwise is each tail compared on its own.
         if not same.all(axis=0)[fixed].all() or np.count_nonzero(separates) != len(some) * separators:
             alike[at : at + step] = np.where(fixed, same, ~separates).all(axis=1)
     return alike
 
 
-def _strings(count: int, found: list[tuple[Ints, _RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
-    """An array of `count` texts: those at the rows given are columns `start` to `end` of a shape's tails."""
+def _strings(count: int, found: list[tuple[Ints, RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
+    """An array of `count` texts, empty but for those in `found`: (rows, template, start, end) puts columns `start` to
+    `end` of the template's tails at `rows`. With `nulls` the empty ones are null. ArrowInvalid if one is not UTF-8."""
+    # Arrow's text layout: offsets from the sizes, then one buffer with all texts back to back.
     sizes = np.zeros(count, np.int32)
     for rows, _, start, end in found:
         sizes[rows] = end - start
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))
     buffer = pa.allocate_buffer(int(offsets[-1]))  # Arrow keeps its memory: no page is faulted in anew
     text = np.frombuffer(buffer, np.uint8)
-    for rows, shape, start, end in found:
-        tails, size = shape.tails, end - start
+    for rows, template, start, end in found:
+        # Columns `start` to `end` as one opaque value per tail: a strided view, scattered in one assignment.
+        tails, size = template.tails, end - start
         values = np.ndarray(len(tails), f"V{size}", buffer=tails, offset=start, strides=(tails.shape[1],))
         windows(text, size)[offsets[rows]] = values
     validity = None

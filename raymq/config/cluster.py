@@ -1,4 +1,4 @@
-"""Settings, validated when they are read: unknown keys and values out of bounds are refused.
+"""The settings of a whole raymq, validated when they are read: unknown keys and values out of bounds are refused.
 
 Names are RocketMQ's in snake_case, with the unit at the end; defaults are RocketMQ's where design.md does not say
 otherwise (spec/storage.md §6). A part of the system is handed its own section, never the whole.
@@ -24,11 +24,11 @@ from raymq.names import NameServerName
 DEFAULT_FILE: Final = "raymq.yaml"
 
 DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
-"""Environment variable of a node's Ray processes: where stores are on this node, in place of `data_dir`."""
+"""Environment variable of a node's Ray processes: the directory of the stores on this node, instead of `data_dir`."""
 
 
 class BrokerOptions(BaseModel):
-    """What brokers do by themselves for topics and groups, and against groups that fall behind."""
+    """The options of all brokers: topics and groups that they create, registration, groups that fall behind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,15 +59,17 @@ class BrokerOptions(BaseModel):
 
 
 class BrokerRole(Enum):
-    """How replica 0 of a broker group leads it for ever: it acknowledges when its own disk has a message, or when
-    `in_sync_replicas` have it. The others are slaves."""
+    """The fixed role of replica 0, which leads its broker group for ever; the others are slaves.
+
+    ASYNC_MASTER acknowledges when its own disk has a message, SYNC_MASTER when `in_sync_replicas` have it.
+    """
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
 
 
 class ReplicationOptions(BaseModel):
-    """How many copies of the messages there are, and when a message counts as copied (spec/storage.md §11)."""
+    """The options of replication: the number of copies, and when a message counts as copied (spec/storage.md §11)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -129,7 +131,7 @@ class ReplicationOptions(BaseModel):
     @model_validator(mode="after")
     def _role_fits(self) -> ReplicationOptions:
         if self.broker_role is not None and self.enable_elect_unclean_master:
-            raise ValueError("enable_elect_unclean_master has no place beside broker_role: nobody is elected")
+            raise ValueError("enable_elect_unclean_master cannot be set with broker_role: nobody is elected")
         waits = [name for name in ("in_sync_replicas", "min_in_sync_replicas") if getattr(self, name) > 1]
         if self.broker_role is BrokerRole.ASYNC_MASTER and waits:
             raise ValueError(f"an ASYNC_MASTER waits for nobody: leave out {' and '.join(waits)}, or use SYNC_MASTER")
@@ -138,7 +140,7 @@ class ReplicationOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """What a Broker actor is told when it is started."""
+    """The settings that a Broker actor is started with."""
 
     cluster: str
     broker_name: str
@@ -178,16 +180,17 @@ class ClusterSettings(BaseModel):
 
     @property
     def broker_names(self) -> list[str]:
+        """broker-a, broker-b … in order, one for each broker group."""
         return [f"broker-{letter}" for letter in ascii_lowercase[: self.broker_groups]]
 
 
 def data_dir_here(data_dir: Path) -> Path:
-    """Where stores are on the node of this process: `data_dir`, unless the node says otherwise (RAYMQ_DATA_DIR)."""
+    """The directory of the stores on the node of this process: `data_dir`, unless the node sets RAYMQ_DATA_DIR."""
     return Path(os.environ.get(DATA_DIR_VARIABLE) or data_dir).expanduser().absolute()
 
 
 def path_here(path: Path, data_dir: Path) -> Path:
-    """Where `path`, which is below `data_dir`, is on the node of this process (`data_dir_here`)."""
+    """The path on the node of this process (`data_dir_here`) for `path`, which is below `data_dir`."""
     return data_dir_here(data_dir) / path.relative_to(data_dir)
 
 
@@ -207,7 +210,7 @@ def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
 
 
 PROBLEMS_MAX: Final = 20
-"""As many are told at once; who has more has mistaken the file."""
+"""Most problems that one error lists; a file with more is likely not a file of settings."""
 
 
 def _explain(where: str, error: ValidationError) -> str:
@@ -223,16 +226,16 @@ def _explain(where: str, error: ValidationError) -> str:
     return f"{where}: " + "; ".join(problems)
 
 
-def _hint(place: tuple[int | str, ...]) -> str:
-    """What may stand where an unknown key is."""
-    section = place[0] if len(place) > 1 else ""
+def _hint(key_path: tuple[int | str, ...]) -> str:
+    """The end of the error for an unknown key: the most similar key of its section, or all of them."""
+    section = key_path[0] if len(key_path) > 1 else ""
     sections: dict[str, type[BaseModel]] = {
         "store": StoreOptions,
         "broker": BrokerOptions,
         "replication": ReplicationOptions,
     }
     model = sections.get(str(section), ClusterSettings)
-    close = difflib.get_close_matches(str(place[-1])[:SHOWN_MAX], list(model.model_fields), n=1)
+    close = difflib.get_close_matches(str(key_path[-1])[:SHOWN_MAX], list(model.model_fields), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
 
 

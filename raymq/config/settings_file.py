@@ -1,4 +1,4 @@
-"""A YAML file of settings, read within bounds.
+"""Reads a YAML file of settings within bounds.
 
 YAML can say much in few bytes: an alias repeats a whole tree, nested brackets exhaust the parser's stack, and of a key
 that is given twice the first value is silently lost. Settings need none of that, so a file has limits, and breaking one
@@ -67,7 +67,7 @@ class _BoundedLoader(yaml.SafeLoader):
         parser: Any = self  # the stubs leave its methods without types
         event = parser.peek_event()
         if getattr(event, "anchor", None) is not None:  # an alias names its anchor, too
-            text = "anchors and aliases (& and *) have no place in settings; write the values out"
+            text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
             raise _RefusedError(text, event.start_mark)
         self._values += 1
         self._depth += 1
@@ -86,6 +86,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuse a key that is no name, or that is given twice in one mapping."""
     first: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

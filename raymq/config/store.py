@@ -17,8 +17,11 @@ from raymq.errors import InvalidArgumentError
 from raymq.message import MAX_MESSAGE_SIZE_BYTES
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
+"""A unit of a consume queue: UNIT_DTYPE of raymq.record.layout."""
 BATCH_UNIT_BYTES: Final = 46
+"""A unit of a batch consume queue: BATCH_UNIT_DTYPE of raymq.record.layout."""
 MAX_FILTER_MESSAGE_SIZE_BYTES: Final = CONSUME_QUEUE_UNIT_BYTES << 18
+"""The units of 262,144 messages."""
 CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
 COMMIT_LOG_DIR: Final = "commitlog"
 
@@ -32,14 +35,15 @@ def absolute_path(path: Path) -> Path:
 
 
 class FlushDiskType(Enum):
-    """When an append is acknowledged: after its bytes are on disk, or once they are in the file's page cache."""
+    """The moment at which an append is acknowledged: SYNC_FLUSH when its bytes are on disk, ASYNC_FLUSH when they are
+    in the file's page cache."""
 
     SYNC_FLUSH = "SYNC_FLUSH"
     ASYNC_FLUSH = "ASYNC_FLUSH"
 
 
 class StoreOptions(BaseModel):
-    """How a store directory is kept: the size of its files, when it flushes, its bounds."""
+    """The options of a store directory: the size of its files, its flushes, its bounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -293,12 +297,13 @@ class StoreOptions(BaseModel):
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
+        """The delays of level 1, 2, … in ms."""
         return parse_delay_levels(self.message_delay_level)
 
     @property
     def writes_through_maps(self) -> bool:
-        """With SYNC_FLUSH each append waits for the disk anyway, and an error of the disk is to be an error. A pool's
-        writes need no warm pages."""
+        """True if appends are written through the files' maps. With SYNC_FLUSH each append waits for the disk anyway,
+        and an error of the disk is to be an error. A pool's writes need no warm pages."""
         is_async = self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
         return self.warm_mapped_file_enable and is_async and not self.transient_store_pool_enable
 
@@ -309,13 +314,13 @@ class StoreOptions(BaseModel):
 
     @property
     def clean_forcibly_ratio(self) -> float:
-        """How full a disk may be, from 0 to 1, before it is given no new file of the log and old files are deleted at
-        any hour: the setting within RocketMQ's bounds (spec/storage.md §9)."""
+        """The ratio of used space, from 0 to 1, from which on a disk gets no new file of the log and old files are
+        deleted at any hour: the setting within RocketMQ's bounds (spec/storage.md §9)."""
         return min(max(self.disk_space_clean_forcibly_ratio, 30), 85) / 100
 
 
 class StoreSettings(StoreOptions):
-    """One store directory: where it is, and how it is kept."""
+    """One store directory: its path and its options."""
 
     store_path_root_dir: Annotated[Path, Field(description="The store directory; made if it does not exist.")]
 

@@ -1,12 +1,12 @@
-"""Reading batch consume queues: queues of RocketMQ's whose records hold many messages each (spec/storage.md §2).
+"""Reads batch consume queues: queues of RocketMQ's whose records hold many messages each (spec/storage.md §2).
 
 On disk
     batchconsumequeue/TOPIC/QUEUE/00000000000000000000      units of 46 bytes, one for each record
 
     | physical_offset 8 | size 4 | tags_code 8 | store_timestamp 8 | base_offset 8 | count 2 | -1 4 | 0 4 |
 
-A unit's place in its file says nothing of queue offsets: `base_offset` does, the offset of its first message. What is
-read here are single messages (inner_batch.py), so nobody else has to know of batches.
+A unit's position in its file does not tell its queue offset: `base_offset` does, the offset of its first message. This
+module hands out single messages (raymq.record.inner_batch), so no other module has to know of batches.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.config.store import BATCH_UNIT_BYTES
 from raymq.errors import DataLossError
 from raymq.logfiles.file_maps import FileMaps
 from raymq.record.dispatch import dispatch_view
 from raymq.record.inner_batch import split_inner_batch
 from raymq.record.layout import BATCH_UNIT_DTYPE, RecordError
 
-UNIT_BYTES: Final = BATCH_UNIT_DTYPE.itemsize
-
 
 def read_units(maps: FileMaps, path: Path) -> NDArray[np.void]:
     """The units in a file, over its map; those that were never written are zero. FileNotFoundError if there is none."""
     data = maps.get(str(path))
-    return np.frombuffer(data, BATCH_UNIT_DTYPE, len(data) // UNIT_BYTES)
+    return np.frombuffer(data, BATCH_UNIT_DTYPE, len(data) // BATCH_UNIT_BYTES)
 
 
 def units_from(maps: FileMaps, directory: Path, queue_offset: int) -> Iterator[NDArray[np.void]]:
     """The units from the one that holds `queue_offset` on, each as an array of one."""
     paths = sorted(directory / name for name in os.listdir(directory) if name.isdecimal())
+    # The file that holds the offset is the last one whose first unit does not begin behind it.
     firsts = [int(units[0]["base_offset"]) for path in paths if len(units := read_units(maps, path))]
     for path in paths[max(bisect_right(firsts, queue_offset) - 1, 0) :]:
         units = read_units(maps, path)
+        # Units are written in order: the first without a size ends them.
         written = int(np.argmax(units["size"] <= 0)) if (units["size"] <= 0).any() else len(units)
         ends = units["base_offset"][:written] + units["count"][:written]
-        for place in range(int(np.searchsorted(ends, queue_offset, "right")), written):
-            yield units[place : place + 1]
+        for index in range(int(np.searchsorted(ends, queue_offset, "right")), written):
+            yield units[index : index + 1]
 
 
 def messages_of(record: memoryview, from_offset: int, tag_codes: frozenset[int] | None) -> Iterator[tuple[int, bytes]]:

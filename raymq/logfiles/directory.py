@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 
 CONSUME_QUEUE_DIR: Final = "consumequeue"
+CONSUME_QUEUE_EXT_DIR: Final = "consumequeue_ext"
+BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
 
 
 def file_name(start: int) -> str:
@@ -13,12 +15,6 @@ def file_name(start: int) -> str:
     return f"{start:020d}"
 
 
-BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
-
-
 def batch_queue_directory(root: Path | str, topic: str, queue_id: int) -> Path:
-    """Where the units of a batch consume queue are."""
+    """The directory with the files of a batch consume queue."""
     return Path(root) / BATCH_CONSUME_QUEUE_DIR / topic / str(queue_id)
-
-
-CONSUME_QUEUE_EXT_DIR: Final = "consumequeue_ext"

@@ -1,13 +1,13 @@
-"""Reading the extension of a consume queue, to which those of its units lead that hold an address (spec/storage.md §2).
+"""Reads the extension of a consume queue: units that are too long for the queue itself (spec/storage.md §2).
 
 On disk
     consumequeue_ext/TOPIC/QUEUE/00000000000000000000      48 MiB each, named after the offset of the first byte
 
     unit    | size 2 = 20 + bitmap | tags_code 8 | store_timestamp 8 | bitmap_size 2 | bitmap |
-    end     | -1 2 | what no unit fits in any more
+    end     | -1 2 | the rest of the file, too short for a unit
 
-The unit in the consume queue then holds, in the place of a tag code, the address of an extension unit: its offset,
-counted from the smallest long. No hash is so small. An address whose unit is gone says nothing of the tag.
+The unit in the consume queue then holds, instead of a tag code, the address of an extension unit: its offset, counted
+from the smallest long. No hash is so small. When the extension unit is gone, the tag is not known.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from raymq.record.layout import windows
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """A number in a consume-queue unit that is not greater than this is no tag code but an address."""
-
 EXT_UNIT_DTYPE: Final = np.dtype(
     [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
 )
 """An extension unit, without its bitmap."""
-
 _FIRST_ADDRESS: Final = np.int64(-(2**63))
 
 
@@ -38,7 +36,7 @@ def addresses_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def offsets_of(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The opposite of `addresses_of`."""
+    """The offsets of the extension units at `addresses`."""
     return addresses ^ _FIRST_ADDRESS
 
 

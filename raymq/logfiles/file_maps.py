@@ -1,4 +1,4 @@
-"""Read-only maps of whole files, a bounded number of them.
+"""Keeps read-only maps of whole files, a bounded number of them.
 
 A map shows what other processes write to the file. An array handed out keeps its map alive: it stays readable after
 the map has left this table, and after the file has been unlinked.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SWEEP_INTERVAL_S: Final = 1.0
-"""How often the maps are looked through for deleted files, while new ones come: that takes a call for each."""
+"""Maps of deleted files are looked for at most this often, when a new file is mapped: that takes a call per map."""
 
 
 class _Map(NamedTuple):
@@ -92,7 +92,7 @@ class FileMaps:
         return data
 
     def _forget_deleted(self) -> None:
-        """Nobody asks for a deleted file again, and its map would keep its blocks from being free."""
+        """Drop the maps of deleted files: no reader asks for them again, and a map keeps its file's blocks in use."""
         now_s = self._clock_s()
         if now_s - self._swept_s >= SWEEP_INTERVAL_S:
             self._swept_s = now_s

@@ -1,4 +1,4 @@
-"""Mapping the files of a commit log for reading: from its one directory, or from several that take turns.
+"""Maps the files of a commit log for reading: from its one directory, or from several that take turns.
 
 A reader chooses one of the two classes when it is made, and asks it for files by their first physical offset.
 """

@@ -1,10 +1,10 @@
-"""Reading a store directory's files in place, without a word to the process that writes them.
+"""Reads the files of a store directory in place, without calls to the process that writes them.
 
 Used by the store itself, by consumers on the same node, and by Spark's Python workers. Read-only: it takes no lock,
-changes nothing, and sees what the store writes as soon as the store does.
+changes nothing, and sees new bytes as soon as the store has written them.
 
     consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
-    consumequeue_ext/TOPIC/QUEUE/                      what units lead to that hold an address instead: ext_units.py
+    consumequeue_ext/TOPIC/QUEUE/                      the units whose addresses a queue holds: ext_units.py
     commitlog/00000000000000000000                     the records that the units point to; or in other directories
     batchconsumequeue/TOPIC/QUEUE/                     queues of inner batches: batch_queue_units.py
 
@@ -39,24 +39,19 @@ from raymq.record.stamp import store_timestamps_at
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
-
-
 _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
-
-
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
-
-
 _SCAN_UNITS: Final = 16_384
+"""Units whose tag codes are compared at a time."""
 
 
 class LogReader:
     """A read-only view of a store directory. Thread-safe.
 
-    The file sizes must be those the store was written with; `commit_log_directories` are where the files of its log
-    are, unless in `commitlog` below the root. A fetch that asks for tags looks at the messages of
+    The file sizes must be those the store was written with; `commit_log_directories` hold the files of its log,
+    by default `commitlog` below the root. A fetch that asks for tags looks at the messages of
     `max_filter_message_size` bytes of units, and at `max_messages` at least (spec/storage.md §10). At most
-    `max_mapped_bytes` and `max_mapped_files` are mapped at a time. What `units` and `views` hand out stays readable
+    `max_mapped_bytes` and `max_mapped_files` are mapped at a time. The arrays of `units` and `views` stay readable
     after `close` and after the file is deleted.
     """
 
@@ -117,7 +112,7 @@ class LogReader:
         return self._extensions.units(topic, queue_id, addresses)
 
     def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """When the records at these offsets were stored. DataLossError if one is gone."""
+        """The store timestamps of the records at these offsets, in ms since 1970. DataLossError if one is gone."""
         times = np.empty(len(physical_offsets), np.int64)
         starts = physical_offsets - physical_offsets % self.commit_log_file_size
         for start in np.unique(starts).tolist():
@@ -133,6 +128,7 @@ class LogReader:
         """
         if not len(units):
             return []
+        # `breaks`: the units behind which the next record does not follow on disk; between them one view is enough.
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
         breaks = np.flatnonzero(starts[1:] != ends[:-1])
@@ -188,7 +184,7 @@ class LogReader:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
     def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:
-        """The queue offset up to which one fetch looks for what was asked for."""
+        """The queue offset up to which one fetch looks for matching messages."""
         if request.tag_codes is None:
             return max_offset
         return min(max_offset, request.queue_offset + max(filtered_max, request.max_messages))
@@ -199,7 +195,7 @@ class LogReader:
         if request.tag_codes is not None:
             codes = np.fromiter(request.tag_codes, np.int64, len(request.tag_codes)).astype(np.int32)
         pieces: list[NDArray[np.void]] = []
-        offset, messages, room = request.queue_offset, request.max_messages, max_bytes
+        offset, messages, free_bytes = request.queue_offset, request.max_messages, max_bytes
         while offset < end_offset and messages > 0:
             scanned = min(messages if codes is None else _SCAN_UNITS, end_offset - offset)
             units = self.units(request.topic, request.queue_id, offset, scanned)
@@ -210,30 +206,32 @@ class LogReader:
                 # RocketMQ compares the low 32 bits; the tag's text is compared by the client.
                 tags_codes, known = self.tags_codes(request.topic, request.queue_id, units)
                 matching &= np.isin(tags_codes.astype(np.int32), codes) | ~known
-            places = np.flatnonzero(matching)
-            if max_bytes == 0 and len(places):
-                return [units[:0]], offset + int(places[0])
-            fitting = int(np.searchsorted(np.cumsum(units["size"][places], dtype=np.int64), room, "right"))
-            taken = min(messages, max(fitting, 0 if pieces else 1), len(places))
+            # The indices of the matching units, then how many of them the limits admit: by bytes, but one at least in
+            # the whole answer, and by messages.
+            matches = np.flatnonzero(matching)
+            if max_bytes == 0 and len(matches):
+                return [units[:0]], offset + int(matches[0])
+            fitting = int(np.searchsorted(np.cumsum(units["size"][matches], dtype=np.int64), free_bytes, "right"))
+            taken = min(messages, max(fitting, 0 if pieces else 1), len(matches))
             if taken:
-                pieces.append(units[places[:taken]])
-                room -= int(pieces[-1]["size"].sum(dtype=np.int64))
+                pieces.append(units[matches[:taken]])
+                free_bytes -= int(pieces[-1]["size"].sum(dtype=np.int64))
                 messages -= taken
-            if taken < len(places):
+            if taken < len(matches):
                 # Full: go on at the first match that was left. What lies between does not match.
-                return pieces, offset + int(places[taken])
+                return pieces, offset + int(matches[taken])
             offset += len(units)
         return pieces, offset
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue is one whose records hold many messages each (batch_queue_units.py): it has no `units`."""
+        """True if the records of the queue hold many messages each (batch_queue_units.py): it has no `units`."""
         return batch_queue_directory(self.root, topic, queue_id).is_dir()
 
     def _fetch_of_batches(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
         """`fetch` of a queue that has batches. Its messages come as records of their own."""
         directory = batch_queue_directory(self.root, request.topic, request.queue_id)
         records: list[bytes] = []
-        room, next_offset = max_bytes, max_offset
+        free_bytes, next_offset = max_bytes, max_offset
         # Their tags are in the records, which takes longer.
         scan_end = self._scan_end(request, max_offset, min(self._filtered_max, _SCAN_UNITS))
         for units in units_from(self.maps, directory, request.queue_offset):
@@ -244,10 +242,10 @@ class LogReader:
             for queue_offset, record in messages_of(view, request.queue_offset, request.tag_codes):
                 if max_bytes == 0:
                     return FetchResult(PullStatus.FOUND, queue_offset, min_offset, max_offset, b"", 0)
-                if records and (len(record) > room or len(records) == request.max_messages):
+                if records and (len(record) > free_bytes or len(records) == request.max_messages):
                     return _found(records, queue_offset, min_offset, max_offset)
                 records.append(record)
-                room -= len(record)
+                free_bytes -= len(record)
         if records:
             return _found(records, next_offset, min_offset, max_offset)
         return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
@@ -257,6 +255,7 @@ class LogReader:
         self.maps.close()
 
     def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
+        """The bytes of the log file that starts at `file_start`. DataLossError, which names `wanted`, if it is gone."""
         try:
             return self._log_files.map_file(file_start)
         except FileNotFoundError:

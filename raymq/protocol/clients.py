@@ -1,8 +1,8 @@
-"""What client processes tell the brokers about themselves, and what administrators are told of them.
+"""The heartbeats of client processes to the brokers, and the connections that administrators see.
 
 A client says every CLIENT_HEARTBEAT_INTERVAL_S, and at once on a change, which producer groups and consumers it has; a
-broker that has not heard of it for CLIENT_EXPIRY_S forgets it (spec/messaging.md §2.8). Nothing depends on it but what
-people see: who owns a queue is the Rebalance actor's business (raymq.protocol.membership).
+broker that has not heard of it for CLIENT_EXPIRY_S forgets it (spec/messaging.md §2.8). Only displays depend
+on them: the owner of a queue is decided by the Rebalance actor (raymq.protocol.membership).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ConsumerData:
 
 @dataclass(frozen=True, slots=True)
 class ClientHeartbeat:
-    """All that one client has now: what is not named it has no more."""
+    """All producer groups and consumers that one client has now: those that are not named are gone."""
 
     client_id: str
     host: str

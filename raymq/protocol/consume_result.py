@@ -1,4 +1,4 @@
-"""What a listener may answer, and what its Listener actor reports to its Pull actor about it."""
+"""The answers of a listener, and the reports about them from its Listener actor to its Pull actor."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeReport:
-    """How far the listener is with a task.
+    """The listener's progress with a task.
 
     `unfinished`: indices of the messages that it has not ended with; the others ended well, or are in the `failures`
     of this report or an earlier one. `ended`: it will do no more of this task: everything is finished, or an orderly

@@ -1,4 +1,4 @@
-"""What a broker is asked and says about consumer groups."""
+"""Questions to a broker about consumer groups, and its answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raymq.message import ConsumeFromWhere, MessageQueue
 
 @dataclass(frozen=True, slots=True)
 class StartOffsetQuery:
-    """Where to start without a committed offset. `timestamp_ms` only counts for CONSUME_FROM_TIMESTAMP."""
+    """The start of a group without a committed offset. `timestamp_ms` only counts for CONSUME_FROM_TIMESTAMP."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     timestamp_ms: int = 0
@@ -34,7 +34,7 @@ class GroupConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueOffset:
-    """Where a group stands in a queue. `reset_version` counts how often somebody has reset it there."""
+    """A group's committed offset in a queue. `reset_version` counts how often somebody has reset it there."""
 
     queue_offset: int
     reset_version: int = 0
@@ -57,7 +57,7 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """What became of commits. `reset`: queues somebody has reset meanwhile, which go on there; `fenced`: queues that
+    """The outcome of commits. `reset`: queues somebody has reset meanwhile, which go on there; `fenced`: queues that
     another member has begun with; `gone`: queues whose topic does not exist any more. The others are committed."""
 
     reset: Mapping[MessageQueue, QueueOffset] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class CommitAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SendBackAnswer:
-    """How many messages of a send-back went to the retry topic, and how many to the dead-letter topic."""
+    """The numbers of messages of a send-back that went to the retry topic, and to the dead-letter topic."""
 
     retried: int
     dead: int
@@ -75,8 +75,8 @@ class SendBackAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GroupQueueProgress:
-    """How far a group is in one queue. `committed` is None where it has not committed yet; `lag_ms` is how long ago the
-    first message was stored that it has not committed, 0 where there is none."""
+    """A group's progress in one queue. `committed` is None where it has not committed yet; `lag_ms` is the age of the
+    first message that it has not committed, 0 where there is none."""
 
     group: str
     queue: MessageQueue
@@ -93,7 +93,7 @@ class GroupQueueProgress:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """How a group is doing: `lag` messages are not consumed yet, the first of them stored `lag_ms` ago.
+    """A group's progress in all its queues: `lag` messages are not consumed yet, the first of them stored `lag_ms` ago.
 
     `retry_lag` more have failed and are to be tried again now (those that still wait for that do not count);
     `dead_letters` were given up and are in `%DLQ%group`.

@@ -1,4 +1,4 @@
-"""What a member of a consumer group and the group's Rebalance actor say to each other.
+"""The heartbeats of a consumer group's members, and the assignments from the group's Rebalance actor.
 
 A member sends a `GroupHeartbeat` about once a second and gets a `GroupAssignment`. The protocol is cooperative
 (design §5, promise 4): a member reports the queues it *holds*; a queue that the assignment no longer names must be
@@ -19,8 +19,8 @@ SESSION_TIMEOUT_S: Final = 15.0
 
 
 class AllocateStrategy(Enum):
-    """How a topic's queues are shared among a group's members (spec/messaging.md §5.2), and STICKY: as balanced as
-    AVG, moving the fewest queues."""
+    """The rule by which a topic's queues are divided among a group's members (spec/messaging.md §5.2), and STICKY: as
+    balanced as AVG, moving the fewest queues."""
 
     AVG = "AVG"
     AVG_BY_CIRCLE = "AVG_BY_CIRCLE"
@@ -33,10 +33,10 @@ class AllocateStrategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """How a member wants the group's queues shared. All members of a group should say the same.
+    """A member's wish for the division of the group's queues. All members of a group should have the same.
 
-    `queues` is for CONFIG: what this member always gets. `machine_rooms` is for MACHINE_ROOM: the rooms whose queues
-    are shared out, by the part before `@` in their broker names.
+    `queues` is for CONFIG: those that this member always gets. `machine_rooms` is for MACHINE_ROOM: the machine rooms
+    whose queues are divided, by the part before `@` in their broker names.
     """
 
     strategy: AllocateStrategy = AllocateStrategy.AVG
@@ -46,8 +46,8 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class GroupHeartbeat:
-    """`topics` the member subscribes to; `holding` the queues it still reads, delivers or has not yet committed. `room`
-    is the Ray node the member runs on, for MACHINE_ROOM_NEARBY.
+    """A member's heartbeat: `topics` that it subscribes to; `holding`, the queues that it still reads, delivers or has
+    not yet committed; `node`, the Ray node that it runs on, for MACHINE_ROOM_NEARBY.
 
     RebalanceClient fills in the last three. `session`: which process speaks under the member's name, as the Rebalance
     actor has named it; 0 asks for that. So nothing that a dead process has left on its way speaks for the one that
@@ -61,7 +61,7 @@ class GroupHeartbeat:
     holding: frozenset[MessageQueue]
     leaving: bool = False
     allocation: Allocation = field(default_factory=Allocation)
-    room: str = ""
+    node: str = ""
     session: int = 0
     sequence: int = 0
     generation: int = 0

@@ -1,4 +1,4 @@
-"""What a client knows of the cluster: which brokers hold which queues of a topic.
+"""The routes of topics: the brokers that hold their queues, as clients, Brokers and NameServers tell each other.
 
 These values travel from a Broker (registration) through a NameServer (route tables) to every client; they are
 RocketMQ's `TopicConfig`, `QueueData`, `BrokerData` and `TopicRouteData` (spec/messaging.md §1). A broker's address is
@@ -45,7 +45,7 @@ def perm_text(perm: int) -> str:
 
 
 def parse_order_config(text: str) -> dict[str, int]:
-    """How many queues of an order topic each broker group holds, from ``"broker-a:4;broker-b:2"``.
+    """The number of queues of an order topic in each broker group, from ``"broker-a:4;broker-b:2"``.
 
     InvalidArgumentError for text of another form.
     """
@@ -85,7 +85,7 @@ def merge_layouts(*layouts: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
-    """Which state of a table this is. Ordered by state version, counter, timestamp (spec/messaging.md §1.1)."""
+    """The version of a table. Ordered by state version, counter, timestamp (spec/messaging.md §1.1)."""
 
     state_version: int = 0
     counter: int = 0
@@ -113,8 +113,8 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """All a NameServer is told by one broker. `storages`: replica id (0 = master) to storage actor name; `nodes`:
-    replica id to the Ray node its storage runs on. `life` grows with each start of the broker (ns since 1970).
+    """The full registration of one broker at a NameServer. `storages`: replica id (0 = master) to storage actor name;
+    `nodes`: replica id to the Ray node its storage runs on. `life` grows with each start of the broker (ns since 1970).
     `slave_read_enable`: whether consumers may read from replicas that are no master."""
 
     cluster: str
@@ -141,7 +141,7 @@ class BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """How many queues of a topic a broker group holds, and what may be done with them."""
+    """The number of a topic's queues in a broker group, and the permission on them (PERM_READ, PERM_WRITE)."""
 
     broker_name: str
     read_queue_nums: int
@@ -158,7 +158,7 @@ class TopicRoute:
     restarted: other brokers may hold the topic, too, and not have registered again yet.
 
     `layout` (merge_layouts) says the queues that the topic has in all broker groups, whichever are away. Messages
-    with a sharding key are shared out among those, so a route that lists fewer brokers gives a key no other queue.
+    with a sharding key are divided among those, so a route that lists fewer brokers gives a key no other queue.
     """
 
     topic: str
@@ -215,7 +215,7 @@ class TopicRoute:
         return self._all
 
     def queue_counts(self) -> dict[str, int]:
-        """How many queues each broker group has that holds the topic, by name, also those that are away."""
+        """The number of queues in each broker group that holds the topic, by name, also in those that are away."""
         counts = parse_order_config(self.layout) if self.layout else {}
         return counts | {data.broker_name: data.write_queue_nums for data in self.queues}
 
@@ -261,7 +261,7 @@ class TopicRoute:
 
 
 def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
-    """Share `queues` queues among broker groups as evenly as possible, the first groups taking the rest.
+    """Divide `queues` queues among broker groups as evenly as possible, the first groups taking the rest.
 
     >>> spread_queues(5, ["broker-a", "broker-b"])
     {'broker-a': 3, 'broker-b': 2}
@@ -272,7 +272,7 @@ def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
 
 
 def grow_queues(counts: Mapping[str, int], queues: int) -> dict[str, int]:
-    """Share `queues` queues among broker groups that have `counts` already: none gets fewer, the emptiest get more.
+    """Divide `queues` queues among broker groups that have `counts` already: none gets fewer, the emptiest get more.
 
     InvalidArgumentError for fewer queues than there are.
 

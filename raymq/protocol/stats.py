@@ -1,4 +1,4 @@
-"""How much is put into topics and how much groups get, as a broker counts it (spec/messaging.md §9.6)."""
+"""Statistics of topics and groups, as a broker counts them (spec/messaging.md §9.6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """What was put into a topic: messages, and bytes of their records."""
+    """Messages that were put into a topic, and bytes of their records."""
 
     messages: Figures = Figures()
     bytes: Figures = Figures()
@@ -30,7 +30,7 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """What a group got from a topic, by what it has committed, and how many messages it gave back."""
+    """Messages of a topic that a group has committed, and messages that it has sent back."""
 
     messages: Figures = Figures()
     sent_back: Figures = Figures()

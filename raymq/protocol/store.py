@@ -1,4 +1,4 @@
-"""What goes into a message store and what comes out: values that both ends of the wire know.
+"""Requests to a message store and its answers: values that both ends of the wire know.
 
 A `queue_offset` counts the messages of a queue from 0, a `physical_offset` the bytes of the commit log. An end offset
 is the one that the next message will get.
@@ -14,7 +14,8 @@ from raymq.message import PullStatus, SendStatus
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where one batch is. Its i-th message has queue offset `queue_offset + i`, unless `queue_offsets` lists them.
+    """The offsets of one appended batch. Its i-th message has queue offset `queue_offset + i`, unless `queue_offsets`
+    lists them.
 
     `status` is SEND_OK, or FLUSH_DISK_TIMEOUT when the batch is stored but was not known to be on disk in time.
     `physical_offset` is that of the first message; `physical_offsets` lists all of them when the records do not lie
@@ -45,7 +46,8 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """What one request found. Go on at `next_offset`, which may have moved past messages that the tags excluded.
+    """The answer to one FetchRequest. Go on at `next_offset`, which may have moved past messages that the tags
+    excluded.
 
     `records` are `count` whole records back to back. OFFSET_ILLEGAL: the offset asked for is outside
     [`min_offset`, `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor to
@@ -71,7 +73,8 @@ class QueueBounds:
 
 
 class Boundary(Enum):
-    """Which message a time stands for: LOWER the first one stored then or later, UPPER the last one then or earlier."""
+    """The message that a time stands for: LOWER the first one stored then or later, UPPER the last one then or
+    earlier."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"
@@ -91,11 +94,12 @@ class QueryResult:
 
 @dataclass(frozen=True, slots=True)
 class RetentionStatus:
-    """How the deletion of old messages goes, since the store was opened.
+    """The progress of the deletion of old messages, since the store was opened.
 
     `disk_ratio` is how full the disk is, from 0 to 1, -1 before the first look. `last_reason`: why files were deleted
-    the last time. `runs_by_hand` is how many runs that were asked for are still to come. `young_files_deleted` of the
-    files were younger than their reserved time: a full disk took them (clean_file_forcibly_enable).
+    the last time. `runs_by_hand` counts the runs that an administrator has asked for and that are still to come.
+    `young_files_deleted` of the files were younger than their reserved time: a full disk took them
+    (clean_file_forcibly_enable).
     """
 
     disk_ratio: float
@@ -136,9 +140,10 @@ class StoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStatus:
-    """How the delivery of delayed messages goes. `pending` counts those that wait, by level, and those with a time of
-    their own under "deliver_at". `late_ms` is how late the latest of those is that are being delivered now, 0 if none.
-    `delivered` and `given_up` count since the store was opened; what is filed again, nearer to its time, counts too.
+    """The progress of the delivery of delayed messages. `pending` counts those that wait, by level, and those with a
+    time of their own under "deliver_at". `late_ms` is how late the latest of those is that are being delivered now, 0
+    if none. `delivered` and `given_up` count since the store was opened; what is filed again, nearer to its time,
+    counts too.
     """
 
     pending: dict[str, int]

@@ -55,15 +55,17 @@ _ONE_HEAD: Final = struct.Struct(">ii4xi20xi")
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What is in a batch, as far as it decides whether a store takes it: lengths in bytes, the sys flags of all records
-    or'ed together, and the first record's properties, whose reserved names all records of a batch share."""
+    """The facts of a batch on which it depends if a store takes it. Lengths are in bytes."""
 
     count: int
+    """Records in the batch."""
     longest_record: int
     longest_body: int
     longest_properties: int
     sys_flags: int
+    """The sys flags of all records, or'ed together."""
     first_properties: bytes
+    """The first record's properties; all records of a batch share their reserved names."""
 
 
 def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
@@ -93,14 +95,16 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
 
 
 def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:
-    """`validate_batch` with two gathers: the records' heads, and what lies between body and properties.
+    """`validate_batch` with two gathers: the records' headers, and the bytes between body and properties.
 
-    Columns of them that are known beforehand are compared as bytes. IndexError: a place lies outside the batch.
+    Columns that are known beforehand are compared as bytes. IndexError when a position lies outside the batch.
     """
     sizes, data, count, width = batch.sizes, batch.records, len(batch.sizes), len(topic_text)
     if int(ends[-1]) != len(data):
         raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
     fixed_size = layout.header_size_at(data)
+    # The headers as a table of ints, shape (count, fixed_size / 4): every field but the 8-byte ones is one column.
+    # `body_starts` are the records' starts at first, and are moved on below.
     body_starts = ends - sizes
     head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
     same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
@@ -109,13 +113,16 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     if head[:, 1:4:2].tobytes() != same * count:
         raise MessageIllegalError(f"a record is not one of topic {batch.topic!r}, queue id {batch.queue_id}")
     sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
-    # Unsigned: what is negative, is then too long.
+    # The last column is the body's size. As an unsigned number a negative one is too long, and fails below.
     bodies = head[:, -1].astype(np.uint32).astype(np.int64)
     properties = sizes - bodies
     properties -= fixed_size + width + 2
     longest_properties = int(np.maximum.reduce(properties.view(np.uint64)))
     if longest_properties > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(f"a record's body size leaves no room, or too much, for up to {MAX_PROPERTIES_BYTES}")
+        raise MessageIllegalError(
+            f"a record's body size leaves too few bytes for the properties, or more than {MAX_PROPERTIES_BYTES}"
+        )
+    # The topic with its length, and the properties' length, as a table of bytes, shape (count, width + 2).
     body_starts += bodies
     body_starts += fixed_size
     middle = windows(data, width + 2)[body_starts].view(np.uint8).reshape(count, width + 2)
@@ -139,29 +146,29 @@ def _common_flags(column: NDArray[np.int32]) -> int:
     first = int(column[0])
     if column.tobytes() == first.to_bytes(4, signed=True) * len(column):
         return first
-    together, shared = int(np.bitwise_or.reduce(column)), int(np.bitwise_and.reduce(column))
-    if (together ^ shared) & layout.SYS_FLAG_HOSTS_MASK:
+    either, both = int(np.bitwise_or.reduce(column)), int(np.bitwise_and.reduce(column))
+    if (either ^ both) & layout.SYS_FLAG_HOSTS_MASK:
         raise MessageIllegalError("records have hosts of different families")
-    return together
+    return either
 
 
 def _facts_of_one(record: memoryview, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
-    """`validate_batch` for a single record, without what numpy costs. None: it is not legal; the checks for many say
-    why."""
+    """`validate_batch` for a single record, without numpy's overhead. None when it is not legal; the checks for many
+    records then say why."""
     size = len(record)
     if size < layout.MIN_RECORD_SIZE:
         return None
     total, found_magic, found_queue_id, sys_flag = _ONE_HEAD.unpack_from(record)
     fixed_size = layout.header_size(sys_flag)
-    room = size - (fixed_size + len(topic_text) + 2)
-    if (total, found_magic, found_queue_id) != (size, magic, queue_id) or room < 0:
+    free = size - (fixed_size + len(topic_text) + 2)
+    if (total, found_magic, found_queue_id) != (size, magic, queue_id) or free < 0:
         return None
     body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
-    if not 0 <= body_size <= room:
+    if not 0 <= body_size <= free:
         return None
     properties_at = fixed_size + body_size + len(topic_text) + 2
     properties_size = int.from_bytes(record[properties_at - 2 : properties_at], signed=True)
-    if properties_size != room - body_size or record[fixed_size + body_size : properties_at - 2] != topic_text:
+    if properties_size != free - body_size or record[fixed_size + body_size : properties_at - 2] != topic_text:
         return None
     return BatchFacts(1, size, body_size, properties_size, sys_flag, bytes(record[properties_at:]))
 
@@ -171,7 +178,7 @@ _CHECKED: Final = struct.Struct(">iii24xi44xi")
 
 
 class RecordCheck(NamedTuple):
-    """What the record parser says of a position: `size` and `ok` are (record's size, True), (0, True) for a BLANK,
+    """The record parser's verdict on a position: `size` and `ok` are (record's size, True), (0, True) for a BLANK,
     (-1, False) for no record, (size, False) for a record whose length fields disagree with its size."""
 
     size: int
@@ -179,6 +186,7 @@ class RecordCheck(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
+        """True if the position holds the BLANK that ends a file."""
         return self.ok and self.size == 0
 
 
@@ -235,7 +243,7 @@ def check_record(
 
 
 def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
-    """`check_record` where no record fits any more: a BLANK or nothing."""
+    """`check_record` for a position with too few bytes behind it for a record: a BLANK or nothing."""
     remaining = len(buffer) - position
     if position < 0 or remaining < BLANK_LENGTH:
         return _NO_RECORD

@@ -17,15 +17,14 @@ import lz4.frame
 import zstandard
 
 from raymq.errors import InvalidArgumentError
-from raymq.record.layout import SYS_FLAG_COMPRESSED, RecordError
+from raymq.record.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, RecordError
 
-COMPRESSION_MASK: Final = 0x700
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
-"""What a body may grow to unless the reader says otherwise; sixteen times the largest legal message."""
+"""The bound on a decompressed body unless the reader gives one; sixteen times the largest legal message."""
 
 
 class CompressionType(IntEnum):
-    """How a body is compressed. The value is what the sys flag's type bits hold, in place; NONE sets no bit."""
+    """The format of a compressed body. The value is that of the sys flag's type bits, unshifted; NONE sets no bit."""
 
     NONE = 0
     LZ4 = 0x100
@@ -44,7 +43,7 @@ _LEVELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How a producer compresses: bodies of `threshold_bytes` or more, with `type` at `level` (None: the type's own
+    """A producer's compression: bodies of `threshold_bytes` or more, with `type` at `level` (None: the type's own
     default; ZLIB's is RocketMQ's 5). InvalidArgumentError for a level the type does not have."""
 
     type: CompressionType = CompressionType.NONE
@@ -59,8 +58,8 @@ class Compression:
             raise InvalidArgumentError(f"a compression threshold of {self.threshold_bytes} bytes is negative")
 
     def compress_body(self, body: bytes) -> tuple[bytes, int]:
-        """What to store for `body`, and the sys-flag bits that say so. A body that is too short or does not get
-        smaller is stored as it is, with no bits."""
+        """The bytes to store for `body`, and the sys-flag bits that go with them. A body that is too short or does not
+        get smaller is stored as it is, with no bits."""
         if self.type is CompressionType.NONE or len(body) < self.threshold_bytes:
             return body, 0
         compressed = compress(body, self.type, self.level)
@@ -105,7 +104,7 @@ def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int = MAX_
     """
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return bytes(data)
-    bits = sys_flag & COMPRESSION_MASK
+    bits = sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK
     try:
         if bits in (0, CompressionType.ZLIB):
             inflater = zlib.decompressobj()

@@ -1,8 +1,8 @@
-"""Commit-log records: reading them back, and the parser that recovery and dispatch walk a file with.
+"""Decodes commit-log records into messages (spec/storage.md §1).
 
-Writing is in `raymq.record.encode`, the layout in `raymq.record.layout`; their public names are here too. A record that
-was cut or damaged raises RecordError (or is reported as failed, by `check_record`), whatever its bytes: nothing here
-reads outside the buffer it is given. spec/storage.md §1 (layout) and §5 (record parser).
+Encoding is in `raymq.record.encode`, the layout in `raymq.record.layout`, the parser that recovery walks a file with in
+`raymq.record.check`. A record that was cut or damaged raises RecordError, whatever its bytes: nothing here reads
+outside the buffer it is given.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = T
 
 
 def _decode(data: bytes, position: int, broker_name: str, check_crc: bool) -> tuple[MessageExt, int]:
-    """The message at `position`, and where its record ends."""
+    """The message at `position`, and the position behind its record."""
     header = unpack_header(data, position)
     # One name for each: slices of the tuple cost more than the names not used.
     # fmt: off
@@ -115,6 +115,7 @@ takes 1.7 µs a message; making this and turning it into a MessageExt 0.3 µs. D
 
 @lru_cache(maxsize=4096)
 def topic_text(data: bytes) -> str:
+    """The topic whose bytes in a record are `data`; the same few come again and again."""
     return decode_utf8(data)
 
 

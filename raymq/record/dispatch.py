@@ -1,4 +1,4 @@
-"""A record as dispatch needs it: its consume-queue unit, its index keys, and the producer's sequence.
+"""The fields of a record that dispatch uses: its consume-queue unit, its index keys, and the producer's sequence.
 
 The body is not read.
 """
@@ -24,7 +24,7 @@ from raymq.record.layout import Buffer, RecordError, decode_properties, find_sec
 
 
 class DispatchView(NamedTuple):
-    """What dispatch needs of a record: the consume-queue unit, the index keys and the dedup identity.
+    """The fields of one record that dispatch uses.
 
     `tags_code` is the unit's field, which for a delayed message is its time of delivery (spec/storage.md §2).
     `properties` are all of them, reserved names too. The body is not read.
@@ -43,6 +43,7 @@ class DispatchView(NamedTuple):
 
     @property
     def message_id(self) -> str | None:
+        """The producer's unique id; None where the record has none."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
@@ -69,7 +70,7 @@ class DispatchView(NamedTuple):
 def dispatch_view(
     buffer: Buffer, position: int = 0, *, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
 ) -> DispatchView:
-    """What dispatch needs of the record at `position`. RecordError when its fields do not fit; no CRC is checked.
+    """The DispatchView of the record at `position`. RecordError when its fields do not fit; no CRC is checked.
 
     `delay_levels_ms` are the store's, for the unit of a delayed message.
     """

@@ -46,7 +46,7 @@ _NO_COMPRESSION: Final = Compression()
 
 @dataclass(frozen=True, slots=True)
 class ProducerSequence:
-    """Who sent a batch, for the store's deduplication: message i of the batch has sequence `first_sequence + i`."""
+    """The identity under which a store deduplicates a batch: message i of it has sequence `first_sequence + i`."""
 
     producer_id: str
     epoch: int
@@ -57,10 +57,10 @@ class ProducerSequence:
 class EncodedBatch:
     """One queue's messages as final record bytes, back to back.
 
-    `sizes` are the records' lengths in bytes, `tag_codes` what their consume-queue units hold (in a topic where
-    messages wait: their `deliver_at_ms`, of which the store makes what the unit holds), `message_ids` their unique
-    ids. A batch without `producer` is not deduplicated by the store. `wait_store_msg_ok`: the append returns when the
-    batch is as durable as the settings promise, and not already when it is written (spec/storage.md §6, §11.1).
+    `sizes` are the records' lengths in bytes, `tag_codes` the third fields of their consume-queue units (in a topic of
+    delayed messages: their `deliver_at_ms`, from which the store makes that field), `message_ids` their unique ids. A
+    batch without `producer` is not deduplicated by the store. `wait_store_msg_ok`: the append returns when the batch is
+    as durable as the settings promise, and not already when it is written (spec/storage.md §6, §11.1).
     """
 
     topic: str
@@ -107,11 +107,11 @@ def encode_batch(
     """Encode `messages`, all of one topic, as records of its queue `queue_id`.
 
     Each record gets the user's properties, TAGS, KEYS, `extra_properties` (reserved names, the same for all), UNIQ_KEY
-    from `message_ids` (none for an empty id), RMQ_PID/RMQ_EPOCH/RMQ_SEQ if there is a `producer`, and room for the
+    from `message_ids` (none for an empty id), RMQ_PID/RMQ_EPOCH/RMQ_SEQ if there is a `producer`, and space for the
     property CRC with `append_prop_crc`, which `stamp` fills in. With `waiting` they are records of its topic's queue
     `queue_id`, delayed as each message says, and the messages' own topics may differ; without, a message's delay means
     nothing here. All have the same `wait_store_msg_ok`. `born_host` is an IP address and a port;
-    `store_host_ipv6` leaves room for an IPv6 store host. MessageIllegalError when the batch is empty, mixes topics or
+    `store_host_ipv6` leaves 20 bytes for the store host. MessageIllegalError when the batch is empty, mixes topics or
     `wait_store_msg_ok`, or has a message whose properties exceed 32767 bytes; nothing is kept then.
     """
     if not messages or len(messages) != len(message_ids):
@@ -123,7 +123,7 @@ def encode_batch(
     born = layout.encode_host(*born_host)
     host_bits, header, store = _host_fields(born, store_host_ipv6)
     fixed_size = header.size + len(topic_text) + 2
-    shared = layout.encode_properties(extra_properties).decode() if extra_properties else ""
+    extra = layout.encode_properties(extra_properties).decode() if extra_properties else ""
     sequence_text, sequences = _sequence_text(producer)
     seal = PROPERTY_CRC_PLACEHOLDER if append_prop_crc else b""
     compresses = compression.type is not CompressionType.NONE
@@ -138,7 +138,7 @@ def encode_batch(
             body, bits = compression.compress_body(body)
             sys_flag |= bits
         unique = f"{PROPERTY_UNIQ_KEY}\x01{message_id}\x02" if message_id else ""
-        properties = f"{_user_text(message)}{target}{shared}{unique}{sequence_text}{sequence}".encode() + seal
+        properties = f"{_user_text(message)}{target}{extra}{unique}{sequence_text}{sequence}".encode() + seal
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise MessageIllegalError(
                 f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
@@ -184,6 +184,7 @@ def topic_part(topic: str) -> tuple[int, bytes]:
 
 
 def _user_text(message: Message) -> str:
+    """The properties that the message itself has, as text on disk: the user's, TAGS, KEYS and WAIT."""
     text = (
         "".join([f"{name}\x01{value}\x02" for name, value in message.properties.items()]) if message.properties else ""
     )
@@ -195,7 +196,7 @@ def _user_text(message: Message) -> str:
 
 
 def _target_text(message: Message, queue_id: int) -> str:
-    """When a delayed message is due, and where it goes then (spec/storage.md §1, delayed messages)."""
+    """The properties that tell when a delayed message is due, and for which queue (spec/storage.md §1)."""
     if message.deliver_at_ms is None:
         when = f"{PROPERTY_DELAY}\x01{min(message.delay_level, DELAY_LEVELS_MAX)}"
     else:
@@ -207,11 +208,6 @@ def _sequence_text(producer: ProducerSequence | None) -> tuple[str, Iterator[str
     """The dedup properties that all messages of a batch share, and for each message the rest: its own sequence."""
     if producer is None:
         return "", repeat("")
-    shared = {PROPERTY_PRODUCER_ID: producer.producer_id, PROPERTY_PRODUCER_EPOCH: str(producer.epoch)}
-    text = layout.encode_properties(shared).decode()
+    identity = {PROPERTY_PRODUCER_ID: producer.producer_id, PROPERTY_PRODUCER_EPOCH: str(producer.epoch)}
+    text = layout.encode_properties(identity).decode()
     return f"{text}{PROPERTY_SEQUENCE}\x01", (f"{sequence}\x02" for sequence in count(producer.first_sequence))
-
-
-def _require(holds: np.bool_ | bool, otherwise: str) -> None:
-    if not holds:
-        raise MessageIllegalError(otherwise)

@@ -1,9 +1,9 @@
 """Inner batches: records of RocketMQ's that hold many messages each (spec/storage.md §1 "Batches").
 
 Such a record has the sys flags 0x40 and 0x80; its body, which may be compressed, is a row of items
-(inner_batch_item.py); its properties INNER_NUM and INNER_BASE say how many they are and which queue offset the first
-one has. raymq stores none, but reads them: whoever reads a queue of theirs gets, for each message, the record that it
-would have on its own.
+(spec/storage.md §1); its properties INNER_NUM and INNER_BASE say how many they are and which queue offset the first
+one has. raymq stores none, but reads them: a reader of their queue gets, for each message, the record that it would
+have on its own.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _OF_THE_BATCH: Final = (
 
 
 class InnerBatch(NamedTuple):
-    """Which queue offsets the messages of an inner batch have: `messages` from `base_offset` on."""
+    """The queue offsets of an inner batch: it holds `messages` messages, from `base_offset` on."""
 
     base_offset: int
     messages: int
 
 
 def inner_batch(view: DispatchView) -> InnerBatch:
-    """What an inner-batch record says of itself. RecordError when it does not say it."""
+    """The queue offsets of an inner-batch record. RecordError when its properties do not tell them."""
     try:
         found = InnerBatch(int(view.properties[PROPERTY_INNER_BASE]), int(view.properties[PROPERTY_INNER_NUM]))
     except (KeyError, ValueError):

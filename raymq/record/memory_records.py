@@ -59,7 +59,7 @@ class MemoryRecords:
         return join_records([self.part(index, index + 1) for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
-        """How often record `index` was given back by a consumer before, as its header says."""
+        """The number of times a consumer gave record `index` back, as its header says."""
         position = self._reconsume_times_at(index)
         return int.from_bytes(self.data[position : position + 4])
 

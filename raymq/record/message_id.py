@@ -2,7 +2,7 @@
 
 Two kinds, both upper-case hex. The *unique id* (property UNIQ_KEY) is made by the producer, once per message, and
 stays through retries: IP 4/16 bytes, process id 2, a random number 4 (Java: the class loader's hash), milliseconds
-since local midnight of the first of the month 4, counter 2. The *offset message id* names a place on disk: store IP
+since local midnight of the first of the month 4, counter 2. The *offset message id* names a record on disk: store IP
 4/16, port 4, physical offset 8. Each has 32 digits with an IPv4 address and 56 with an IPv6 one.
 """
 
@@ -21,7 +21,7 @@ from raymq.errors import InvalidArgumentError
 from raymq.record.layout import encode_host
 
 IDS_PER_MS: Final = 1 << 16
-"""How many ids the counter's two bytes tell apart in one millisecond."""
+"""The counter has two bytes: more ids of one millisecond would not differ."""
 
 
 def _wall_clock_ms() -> int:
@@ -71,10 +71,10 @@ class UniqueIdGenerator:
             if os.getpid() != self._process_id:
                 self._start_process()
             while len(ids) < count:
-                ids += self._run(count - len(ids))
+                ids += self._ids_of_one_ms(count - len(ids))
         return ids
 
-    def _run(self, wanted: int) -> list[str]:
+    def _ids_of_one_ms(self, wanted: int) -> list[str]:
         """Up to `wanted` ids that share one millisecond."""
         now_ms = self._clock_ms()
         if now_ms > self._now_ms:
@@ -99,7 +99,7 @@ def _month_bounds_ms(now_ms: int) -> tuple[int, int]:
 
 
 class OffsetMessageId(NamedTuple):
-    """What an offset message id says: the store's address and where the record starts in its commit log."""
+    """The parts of an offset message id: the store's address and the record's offset in its commit log."""
 
     host: str
     port: int

@@ -1,9 +1,9 @@
-"""The same message as a record for another queue: what the scheduler stores when a delayed message is due, and the
-broker when a consumer gives a message back (actors.core.broker.send_back).
+"""Rewrites a record for another queue: the scheduler does so when a delayed message is due, and the broker when a
+consumer gives a message back (actors.core.broker.send_back).
 
 Body, flags, born host and time are kept. The scheduler also keeps the number of consumptions and the text of the
 properties, DELAY, REAL_TOPIC and REAL_QID included, as RocketMQ does (spec/storage.md §12). Only raymq's own three are
-exchanged: they say who stores this record.
+exchanged: they identify the producer of the new record.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PRODUCER: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQU
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
-    """A record taken apart. `properties` as on disk, without their CRC; `sealed`: they had one."""
+    """A record taken apart. `properties` are as on disk, without their CRC; `sealed`: they had one."""
 
     header: RecordHeader
     body: bytes
@@ -53,8 +53,8 @@ class RecordParts:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRecord:
-    """A record of a waiting topic, and what it says of where it is for. `deliver_at_ms` is None unless it waits for a
-    time of its own."""
+    """A record of a topic of delayed messages, and the queue that it is for. `deliver_at_ms` is None unless it waits
+    for a time of its own."""
 
     parts: RecordParts
     real_topic: str
@@ -82,7 +82,7 @@ def split_record(record: bytes | memoryview) -> RecordParts:
 
 
 def read_waiting(record: bytes | memoryview) -> WaitingRecord:
-    """Take one whole record apart. RecordError when it is damaged, or does not say where it is for."""
+    """Take one whole record apart. RecordError when it is damaged, or does not name its real queue."""
     parts = split_record(record)
     table = decode_properties(parts.properties)
     deliver_at = table.get(PROPERTY_TIMER_DELIVER_MS)
@@ -137,7 +137,7 @@ def build_record(
     """
     magic, topic_text = topic_part(topic)
     whose = dict(zip(_PRODUCER, (producer.producer_id, str(producer.epoch), str(producer.first_sequence)), strict=True))
-    # A new record has other offsets in other queues; the store tells them.
+    # The store gives the new record its own offsets in other queues.
     new = {PROPERTY_INNER_MULTI_QUEUE_OFFSET: "", **exchanged, **whose}
     names = tuple(f"{name}\x01".encode() for name in new)
     pieces = [piece for piece in record.properties.split(b"\x02") if piece and not piece.startswith(names)]

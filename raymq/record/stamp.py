@@ -40,13 +40,13 @@ def stamp(
     """Fill in what only the store knows, in place, in all records of a valid batch in the writable `buffer`.
 
     Record i gets queue offset `first_queue_offset + i`, its physical offset counted from `first_physical_offset`, and
-    the same time and host; then its property CRC if the encoder left room for one. `store_host` (`encode_host`) must be
-    of the family the records have room for, else MessageIllegalError, raised before anything is changed.
+    the same time and host; then its property CRC if the encoder left space for one. `store_host` (`encode_host`) must
+    be of the family that the records have space for, else MessageIllegalError, raised before anything is changed.
     """
     data = memoryview(buffer).cast("B") if not isinstance(buffer, np.ndarray) else buffer.data
     host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
     if (len(store_host) == 20) != bool(host_bits & layout.SYS_FLAG_STORE_HOST_IPV6):
-        raise MessageIllegalError(f"the records have no room for a store host of {len(store_host)} bytes")
+        raise MessageIllegalError(f"the records have no space for a store host of {len(store_host)} bytes")
     if len(sizes) == 1:
         stamp_one(first_queue_offset, first_physical_offset, store_timestamp_ms, store_host, data)
         return
@@ -61,11 +61,11 @@ def stamp_one(
     store_host: bytes,
     record: bytearray | memoryview,
 ) -> None:
-    """`stamp` for one record, whose store host has the right family, without what numpy costs. Its first 8 bytes are
+    """`stamp` for one record, whose store host has the right family, without numpy's overhead. Its first 8 bytes are
     not touched, and read only for a property CRC."""
     _OFFSETS.pack_into(record, layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
-    place = _store_timestamp_at(record)
-    record[place : place + 8 + len(store_host)] = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    position = _store_timestamp_at(record)
+    record[position : position + 8 + len(store_host)] = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     if is_sealed(record):
         record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
 
@@ -79,13 +79,16 @@ def stamp_many(
     data: bytearray | memoryview,
 ) -> None:
     """`stamp_one` for records that end at `ends` of `data`, back to back."""
+    # Each record starts where the one before it ends.
     starts = np.empty_like(ends)
     starts[0] = 0
     starts[1:] = ends[:-1]
+    # Queue and physical offset lie side by side: 16 bytes per record, written by one scatter.
     offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
     offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + len(starts))
     offsets[:, 1] = starts + first_physical_offset
     windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view(void_dtype(16))[:, 0]
+    # So do time and host, which are the same in all records; the first record tells where, for all have one family.
     stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     starts += _store_timestamp_at(data)
     windows(data, len(stored))[starts] = np.void(stored)
@@ -97,26 +100,28 @@ def stamp_many(
 
 
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
-    """Whether the last record in `data` carries a property CRC; all records of a batch do, or none."""
+    """True if the last record in `data` carries a property CRC; all records of a batch do, or none."""
     tail = data[-PROPERTY_CRC_LENGTH:]
     return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
 
 
 def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
+    """The position of the store timestamp in a record, which an IPv6 born host moves."""
     wide = record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
     return layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
 
 
 def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When the records were stored that start at `starts` of `data`."""
+    """The store timestamps, in ms since 1970, of the records that start at `starts` of `data`; shape as `starts`."""
+    # An IPv6 born host, told by a bit in the sys flag's last byte, moves the store timestamp.
     wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
-    places = starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
-    times: NDArray[np.int64] = windows(data, 8)[places].view(_BIG_ENDIAN_LONG).astype(np.int64)
+    positions = starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
+    times: NDArray[np.int64] = windows(data, 8)[positions].view(_BIG_ENDIAN_LONG).astype(np.int64)
     return times
 
 
 def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
-    """`batch` with room for a property CRC in every record, which `stamp` fills in; itself if it has that already.
+    """`batch` with space for a property CRC in every record, which `stamp` fills in; itself if it has that already.
 
     A CRC that a record carries under that name elsewhere is taken out. `batch` must be valid; MessageIllegalError when
     the properties then exceed 32767 bytes.

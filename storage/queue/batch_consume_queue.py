@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.logfiles.batch_queue_units import UNIT_BYTES, read_units
+from raymq.config.store import BATCH_UNIT_BYTES
+from raymq.logfiles.batch_queue_units import read_units
 from raymq.logfiles.directory import batch_queue_directory
 from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import Boundary
@@ -63,7 +64,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
             queue_id,
             file_size,
             directory=batch_queue_directory(root, topic, queue_id),
-            unit_bytes=UNIT_BYTES,
+            unit_bytes=BATCH_UNIT_BYTES,
             reader=reader,
             handles=handles,
             repair=repair,
@@ -80,7 +81,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
 
     def append(self, unit: BatchUnit) -> None:
         """Write the unit of a record that was found behind the others. OSError: the disk failed or is full."""
-        position = self._end * UNIT_BYTES
+        position = self._end * BATCH_UNIT_BYTES
         start = position - position % self._file_size
         path = self._files.path(start)
         if not self._files.starts or self._files.starts[-1] < start:
@@ -105,7 +106,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
         self.min_offset = self._base_of(self._first)
 
     def forget_before_min(self) -> list[Path]:
-        return self._files.forget_before(self._first * UNIT_BYTES)
+        return self._files.forget_before(self._first * BATCH_UNIT_BYTES)
 
     def holder_of(self, queue_offset: int) -> BatchUnit | None:
         """The unit of the record that holds `queue_offset`; None if none does."""
@@ -127,7 +128,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return self._base_of(number if boundary is Boundary.LOWER else max(number - 1, self._first))
 
     def _end_byte(self) -> int:
-        return self._end * UNIT_BYTES
+        return self._end * BATCH_UNIT_BYTES
 
     def _has_no_units(self) -> bool:
         return self._end == self._number_at(0)
@@ -145,7 +146,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
 
     def _number_at(self, index: int) -> int:
         """The number of the first unit of the file at `index`."""
-        return self._files.starts[index] // UNIT_BYTES if self._files.starts else 0
+        return self._files.starts[index] // BATCH_UNIT_BYTES if self._files.starts else 0
 
     def _base_of(self, number: int) -> int:
         return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
@@ -173,7 +174,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
         physical_end = queue_end = 0
         for start in starts:
             self._files.dirty.add(self._files.path(start))
-            end = start // UNIT_BYTES
+            end = start // BATCH_UNIT_BYTES
             for unit in self._units(start):
                 begin, size, base = int(unit["physical_offset"]), int(unit["size"]), int(unit["base_offset"])
                 in_order = physical_end <= begin < physical_limit and base >= queue_end
@@ -188,7 +189,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
 
     def _truncate(self, end: int) -> None:
         """Remove every unit from number `end` on, on disk too."""
-        self._files.cut(end * UNIT_BYTES)
+        self._files.cut(end * BATCH_UNIT_BYTES)
         self._end = end
         self._first = min(self._first, end)
         self.next_offset, self.max_physical_offset = 0, -1

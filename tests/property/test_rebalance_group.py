@@ -99,7 +99,7 @@ class Group:
             member.topics,
             frozenset(member.held),
             allocation=self.allocation,
-            room=member.room,
+            node=member.room,
             session=member.session,
             sequence=self.next_sequence(),
         )

@@ -160,10 +160,10 @@ def column_rows(data: bytes, starts: list[int], body_type: Any) -> list[dict[str
     st.sampled_from(["binary", "binary_view"]),
     st.sampled_from([1, 1 << 40]),
 )
-def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_shape: int) -> None:
+def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_template: int) -> None:
     data = b"".join(stored.records for stored in batches)
     rows = [as_row(message) for message in decode_records(data, broker_name="broker-a")]
-    with mock.patch.object(raymq.columnar.templates, "_ROWS_PER_SHAPE", rows_per_shape):
+    with mock.patch.object(raymq.columnar.templates, "_ROWS_PER_TEMPLATE", rows_per_template):
         assert column_rows(data, record_starts(data).tolist(), body_type) == rows
 
 

@@ -234,7 +234,7 @@ class RebalanceGroup:
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
         """True if the member is new or wishes something else than before."""
-        wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.room)
+        wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.node)
         before = self._members.get(heartbeat.member)
         # A process that follows one of its name takes its place in the order of joining, too.
         self._members[heartbeat.member] = _Member(heartbeat.session, wish, now_s, heartbeat.sequence)

@@ -243,7 +243,7 @@ class PullGroupMember:
                 frozenset(self._core.subscriptions),
                 self._core.holding,
                 allocation=self._settings.allocation,
-                room=self._room,
+                node=self._room,
             )
         sent_s = time.monotonic()
         try:

@@ -14,9 +14,8 @@ import ray
 
 import raymq
 from raymq.message import MessageExt, MessageQueue, PullStatus, SendStatus
-from raymq.record.compression import COMPRESSION_MASK
 from raymq.record.hashing import java_hash
-from raymq.record.layout import SYS_FLAG_COMPRESSED
+from raymq.record.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK
 from tests.support.clusters.cluster import poll_until
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
@@ -148,7 +147,7 @@ def test_bodies_from_4_kib_on_are_compressed_on_the_way_and_read_back_as_they_we
     assert not read[0].sys_flag & SYS_FLAG_COMPRESSED
     for message in (read[1], read[3]):
         assert bool(message.sys_flag & SYS_FLAG_COMPRESSED) == (kind is not raymq.CompressionType.NONE)
-        assert message.sys_flag & COMPRESSION_MASK == kind
+        assert message.sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK == kind
     places = [int(message.offset_message_id[16:], 16) for message in read]
     assert (places[2] - places[1] < 1000) == (kind is not raymq.CompressionType.NONE)
 

@@ -1,4 +1,4 @@
-"""Messages of a queue for the tests of what holds them: made-up records that are cut by offset."""
+"""Made-up records of a queue, for the tests of the classes that hold them in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where delayed messages wait, and how times are read."""
+"""The queues in which delayed messages wait, and the times that users write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message refuses when it is made."""
+"""A message refuses illegal fields when it is made."""
 
 from __future__ import annotations
 

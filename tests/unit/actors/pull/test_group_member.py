@@ -72,7 +72,7 @@ def test_queues_come_and_go_with_the_assignment_and_the_member_says_what_it_hold
     scene.beats()
     assert scene.group.heard[-1].holding == set(QUEUES)
     first = scene.group.heard[0]
-    assert (first.member, first.room, first.allocation) == ("pull-billing-0", "node-1", SETTINGS.allocation)
+    assert (first.member, first.node, first.allocation) == ("pull-billing-0", "node-1", SETTINGS.allocation)
     assert first.topics == {"orders", "%RETRY%billing"}
     assert {held.generation for held in scene.shared.core.held()} == {9}
     scene.group.queues.discard(QUEUES[0])

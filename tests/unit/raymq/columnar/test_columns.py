@@ -92,10 +92,10 @@ def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = 
     return batch
 
 
-@pytest.fixture(autouse=True, params=[1, 1 << 40], ids=["shapes", "rows"])
-def rows_per_shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test goes both ways: by what the records have in common, however little, and with each looked at."""
-    monkeypatch.setattr(raymq.columnar.templates, "_ROWS_PER_SHAPE", request.param)
+@pytest.fixture(autouse=True, params=[1, 1 << 40], ids=["templates", "rows"])
+def rows_per_template(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test goes both ways: by templates, however few records share one, and without them."""
+    monkeypatch.setattr(raymq.columnar.templates, "_ROWS_PER_TEMPLATE", request.param)
 
 
 @pytest.fixture

@@ -122,8 +122,8 @@ def test_a_unit_that_leads_to_an_extension_passes_every_tag(reader, root):
     """RocketMQ put the address where the tag's code would be; the low half of it may be any tag's."""
     path = root / "consumequeue" / "orders" / "0" / "00000000000000000000"
     data = bytearray(path.read_bytes())
-    for place, code in ((3, -(2**63) + 22), (5, -(2**31) - 1), (7, -(2**31))):
-        data[place * 20 + 12 : place * 20 + 20] = code.to_bytes(8, signed=True)
+    for unit, code in ((3, -(2**63) + 22), (5, -(2**31) - 1), (7, -(2**31))):
+        data[unit * 20 + 12 : unit * 20 + 20] = code.to_bytes(8, signed=True)
     path.write_bytes(data)
     result = reader.fetch(FetchRequest("orders", 0, 0, 100, frozenset([tags_code("odd")])), 0, 20, 1 << 20)
     assert [message.queue_offset for message in decode_records(result.records)] == [3, 5, *range(10, 20)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raymq.config.store import BATCH_UNIT_BYTES, CONSUME_QUEUE_UNIT_BYTES
 from raymq.message import Message
 from raymq.record.check import check_record
 from raymq.record.crc import body_crc
@@ -13,6 +14,7 @@ from raymq.record.encode import encode_batch
 from raymq.record.hashing import index_key_hash, java_hash, tags_code
 from raymq.record.inner_batch import BatchItem, decode_batch_items, encode_batch_item
 from raymq.record.layout import (
+    BATCH_UNIT_DTYPE,
     MAGIC_V2,
     STORE_TIMESTAMP_OFFSET,
     SYS_FLAG_BORN_HOST_IPV6,
@@ -164,6 +166,11 @@ def test_fact_16_consume_queue_units() -> None:
     units = np.array([(0, 101, tags_code("A")), (101, 101, tags_code("TagA"))], dtype=UNIT_DTYPE)
     assert units[0].tobytes().hex() == "0000000000000000000000650000000000000041"
     assert units[1].tobytes().hex() == "000000000000006500000065000000000027a807"
+
+
+def test_the_sizes_of_units_in_the_settings_are_those_of_their_layouts() -> None:
+    assert UNIT_DTYPE.itemsize == CONSUME_QUEUE_UNIT_BYTES
+    assert BATCH_UNIT_DTYPE.itemsize == BATCH_UNIT_BYTES
 
 
 def test_fact_27_a_batch_item() -> None:

@@ -20,7 +20,7 @@ STORES = ["rocketmq-4.9-store-clean", "rocketmq-4.9-store-crash"]
 
 
 def records(file: bytes) -> list[int]:
-    """Where the records of a commit-log file start, as recovery finds them."""
+    """The positions of the records in a commit-log file, as recovery finds them."""
     starts = []
     position = 0
     while (check := check_record(file, position)).ok and not check.is_blank:
@@ -62,8 +62,8 @@ def test_every_unit_is_what_dispatch_says_of_its_record(store: str) -> None:
         file = path.read_bytes()
         for start in records(file):
             view = dispatch_view(file, start)
-            place = (view.topic, view.queue_id, view.queue_offset)
-            assert units.pop(int(path.name) + start) == (*place, view.physical_offset, view.size, view.tags_code)
+            queue_entry = (view.topic, view.queue_id, view.queue_offset)
+            assert units.pop(int(path.name) + start) == (*queue_entry, view.physical_offset, view.size, view.tags_code)
     assert units == {}
 
 

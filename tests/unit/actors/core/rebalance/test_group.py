@@ -227,31 +227,31 @@ def test_a_member_that_changes_its_strategy_keeps_its_place_in_the_order(group):
 
 def test_a_strategy_that_refuses_keeps_the_assignment_and_the_reason_is_told(group):
     group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
-    held = beat(group, "a", 0.0, allocation=NEARBY, room="node-1")
+    held = beat(group, "a", 0.0, allocation=NEARBY, node="node-1")
     assert held == QUEUES
     beat(group, "b", 1.0, allocation=NEARBY)  # it stands in no room
-    assert beat(group, "a", 2.0, held, allocation=NEARBY, room="node-1") == QUEUES
+    assert beat(group, "a", 2.0, held, allocation=NEARBY, node="node-1") == QUEUES
     assert "member b has no room" in group.describe(2.0)["failures"]["orders"]
-    beat(group, "b", 3.0, allocation=NEARBY, room="node-1")
+    beat(group, "b", 3.0, allocation=NEARBY, node="node-1")
     assert group.describe(3.0)["failures"] == {}
-    assert ids(beat(group, "a", 4.0, held, allocation=NEARBY, room="node-1")) == [0, 1]
+    assert ids(beat(group, "a", 4.0, held, allocation=NEARBY, node="node-1")) == [0, 1]
 
 
 def test_a_topic_that_was_given_up_is_not_granted_even_where_the_strategy_refuses(group):
     group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
-    held = beat(group, "a", 0.0, allocation=NEARBY, room="node-1")
+    held = beat(group, "a", 0.0, allocation=NEARBY, node="node-1")
     beat(group, "b", 1.0, allocation=NEARBY)
     other = frozenset({"other"})
-    assert beat(group, "a", 2.0, held, allocation=NEARBY, room="node-1", topics=other) == frozenset()
+    assert beat(group, "a", 2.0, held, allocation=NEARBY, node="node-1", topics=other) == frozenset()
 
 
 def test_a_broker_that_moves_to_another_room_takes_its_queues_along(group):
     group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
-    held = beat(group, "a", 0.0, allocation=NEARBY, room="node-1")
-    beat(group, "b", 0.5, allocation=NEARBY, room="node-2")
-    assert beat(group, "a", 1.0, held, allocation=NEARBY, room="node-1") == QUEUES
+    held = beat(group, "a", 0.0, allocation=NEARBY, node="node-1")
+    beat(group, "b", 0.5, allocation=NEARBY, node="node-2")
+    assert beat(group, "a", 1.0, held, allocation=NEARBY, node="node-1") == QUEUES
     group.set_queues("orders", QUEUES, {"broker-a": "node-2"})
-    assert beat(group, "a", 1.5, held, allocation=NEARBY, room="node-1") == frozenset()
+    assert beat(group, "a", 1.5, held, allocation=NEARBY, node="node-1") == frozenset()
 
 
 def test_a_topic_that_has_no_queues_any_more_is_given_up(group):
@@ -270,9 +270,9 @@ def test_the_target_is_made_anew_after_a_while_even_if_nothing_happened(group, m
 
 
 def test_the_description_tells_what_members_hold_and_wait_for(group):
-    held = beat(group, "a", 0.0, room="node-1")
+    held = beat(group, "a", 0.0, node="node-1")
     beat(group, "b", 1.0)
-    beat(group, "a", 2.0, held, room="node-1")
+    beat(group, "a", 2.0, held, node="node-1")
     text = group.describe(3.0)
     assert text["unassigned"] == []
     assert text["members"] == [

@@ -440,7 +440,7 @@ def test_heartbeats_say_how_queues_are_to_be_shared_and_where_the_member_is(cons
     group.hears(Q0, Q1)
     beat = group.heartbeats[-1]
     assert beat.allocation.strategy is AllocateStrategy.STICKY
-    assert beat.room == "node-1"
+    assert beat.node == "node-1"
     assert beat.topics == {"orders"}
 
 
