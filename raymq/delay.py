@@ -26,6 +26,7 @@ from typing import Final
 
 from raymq.errors import InvalidArgumentError
 from raymq.java_text import parse_number
+from raymq.message import PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS
 from raymq.names import SCHEDULE_TOPIC, SYSTEM_PREFIX
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -35,7 +36,6 @@ DELAY_LEVELS_MAX: Final = 18
 TIMER_TOPIC: Final = SYSTEM_PREFIX + "timer"
 TIMER_BUCKETS: Final = 32
 TIMER_ROLL_QUEUE: Final = TIMER_BUCKETS
-TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
 TIMER_ROLL_MS: Final = 86_400_000
 TIMER_ROLL_MARGIN_MS: Final = 3_600_000
 """A message goes to the roll queue if it is due later than a day plus this: producers' clocks differ."""
@@ -43,8 +43,6 @@ TIMER_ROLL_MARGIN_MS: Final = 3_600_000
 _BUCKET_MS: Final = 3_600_000
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNKNOWN_LEVEL_MS: Final = 1000
-_PROPERTY_DELAY: Final = "DELAY"
-_PROPERTY_TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 _DELIVERY_PRODUCER: Final = "rmq_sys_delivery/"
 
 
@@ -111,12 +109,12 @@ def waiting_code(
     """The third field of the unit of a stored record of a waiting topic, a time in ms; None if it is the tag's code as
     elsewhere."""
     if topic == SCHEDULE_TOPIC:
-        level = parse_number(properties.get(_PROPERTY_DELAY)) or 0
+        level = parse_number(properties.get(PROPERTY_DELAY)) or 0
         return store_timestamp_ms + level_delay_ms(level, levels_ms) if level > 0 else None
     if topic == TIMER_TOPIC:
         if queue_id == TIMER_ROLL_QUEUE:
             return store_timestamp_ms + TIMER_ROLL_MS
-        return max(parse_number(properties.get(_PROPERTY_TIMER_DELIVER_MS)) or 0, store_timestamp_ms + 1)
+        return max(parse_number(properties.get(PROPERTY_TIMER_DELIVER_MS)) or 0, store_timestamp_ms + 1)
     return None
 
 

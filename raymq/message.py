@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final
 
-from raymq.delay import TIMER_DELAY_MAX_MS
 from raymq.errors import MessageIllegalError
 from raymq.names import check_topic
 
@@ -51,6 +50,8 @@ RESERVED_PROPERTIES: Final = frozenset(
 
 MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
 MAX_PROPERTIES_BYTES: Final = 32767
+TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
+"""The bound on how far ahead a message's `deliver_at_ms` may be."""
 
 
 def _check_text(what: str, text: object) -> None:
