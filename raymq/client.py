@@ -179,7 +179,7 @@ class Client(Closing):
             settings,
             routes=self.routes,
             storages=self.storages,
-            room=self.node_id,
+            node_id=self.node_id,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
         )

@@ -1,12 +1,12 @@
-"""Pull: one instance of a push consumer. It fetches for the queues it holds, feeds its Listener, commits.
+"""Pull is the actor of one push-consumer instance: it fetches from its queues, feeds its Listener and commits offsets.
 
-What survives its death: nothing but the committed offsets, at the brokers (BROADCASTING: in a file on this node). Ray
-starts it again; it joins its group anew and goes on from there, so what was in flight is delivered again. Its Listener
-remembers for it what the user has suspended or paused. It ends by itself when its Listener is gone for good, which
-happens when the user's program ends.
+Only the committed offsets survive its death, at the brokers (BROADCASTING: in a file on this node). Ray starts it
+again; it joins its group anew and goes on from there, so the messages that were in flight are delivered again. Its
+Listener remembers for it which queues the user has paused, and whether the instance is suspended. It ends by itself
+when its Listener is gone for good, which happens when the user's program ends.
 
-    Fetcher threads → ProcessQueues (actors.core) → Feed → Listener
-    GroupMember: heartbeats, grants, revocations      OffsetCommitter: start offsets, commits
+    Fetcher threads → ProcessQueues (actors.core.consume) → ListenerFeed → Listener
+    GroupMember: heartbeats, grants, revocations           OffsetCommitter: start offsets, commits
 
 May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull.
 """
@@ -25,9 +25,9 @@ from actors.actor_class import actor_class
 from actors.core.consume.process_queue import ProcessQueue
 from actors.options import PERSISTENT
 from actors.pull.group_member import BroadcastMember, GroupMember
+from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
 from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter, RemoteBrokerOffsetStore
-from actors.pull.shared import InstanceState
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.settings import PushSettings
@@ -54,7 +54,7 @@ class Pull:
 
     def __init__(self, name: str, settings: PushSettings, nameservers: Sequence[NameServerName], listener: Any) -> None:
         self._settings = settings
-        self._shared = shared = InstanceState(name, settings)
+        self._instance = instance = InstanceState(name, settings)
         node_id = ray.get_runtime_context().get_node_id()
         routes = RouteCache(nameservers)
         self._storages = StorageClients(node_id)
@@ -62,71 +62,78 @@ class Pull:
         offsets = GroupOffsets(settings.group)
         self._brokers: dict[str, ActorRef] = {}
         if settings.clustering:
-            self._keepers = OffsetCommitter(shared, lambda broker: RemoteBrokerOffsetStore(shared, offsets, broker))
+            self._committer = OffsetCommitter(
+                instance, lambda broker: RemoteBrokerOffsetStore(instance, offsets, broker)
+            )
             rebalance = RebalanceClient(settings.group, routes)
-            self._member: GroupMember | BroadcastMember = GroupMember(shared, rebalance, node_id, self._keepers.ask)
+            self._member: GroupMember | BroadcastMember = GroupMember(
+                instance, rebalance, node_id, self._committer.ask_about_resets
+            )
         else:
-            local = LocalFileOffsetStore(shared, offsets)
-            self._keepers = OffsetCommitter(shared, lambda broker: local)
-            self._member = BroadcastMember(shared, routes)
+            local = LocalFileOffsetStore(instance, offsets)
+            self._committer = OffsetCommitter(instance, lambda broker: local)
+            self._member = BroadcastMember(instance, routes)
         self._feed = ListenerFeed(
-            shared, listener, send_back=self._send_back, before=self._member.fence_when_late, on_gone=self._end
+            instance,
+            listener,
+            send_back=self._send_back,
+            before_delivery=self._member.fence_when_late,
+            on_gone=self._end,
         )
-        self._fetcher = Fetcher(
+        self._fetcher = Fetcher.by_routes(
+            routes,
+            self._storages,
             wanted=self._wanted,
-            held=shared.holding,
-            deliver=self._deliver,
+            assigned=instance.holding,
             request=self._request,
-            storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
-            storage=self._storages.get,
-            outdated=lambda queue: routes.forget(queue.topic),
+            deliver=self._deliver,
             lost=self._lose,
         )
-        shared.on_room, shared.on_finished = self._fetcher.wake, self._keepers.wake
-        shared.on_released = self._member.wake
+        instance.on_fetchable, instance.on_committable = self._fetcher.wake_readers, self._committer.wake_committers
+        instance.on_released = self._member.wake_member
         self._heartbeats = Heartbeats(routes, ray.util.get_node_ip_address())
         self._heartbeats.set_consumer(self, consumer_data(settings))
         self._feed.start()
         threading.Thread(target=self._live, name="member", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """What this instance holds and how it is doing."""
-        shared, feed = self._shared, self._feed
+        """The fields of the instance's InstanceStatus, by name (raymq.consumer.push.subscription)."""
+        instance, feed = self._instance, self._feed
         now_s = time.monotonic()
-        with shared.lock:
-            queues = sorted(shared.core.held(), key=lambda held: held.queue)
-            troubles = [held.trouble for held in queues if held.trouble]
+        with instance.lock:
+            queues = sorted(instance.core.process_queues(), key=lambda process_queue: process_queue.queue)
+            troubles = [process_queue.trouble for process_queue in queues if process_queue.trouble]
             return {
-                "instance": shared.name,
-                "holding": [str(held.queue) for held in queues],
-                "buffered": sum(held.count for held in queues),
+                "instance": instance.name,
+                "holding": [str(process_queue.queue) for process_queue in queues],
+                "buffered": sum(process_queue.count for process_queue in queues),
                 "consumed": feed.consumed,
                 "failures": feed.failures,
                 "last_error": troubles[0] if troubles else feed.broken,
-                "suspended": shared.core.suspended,
+                "suspended": instance.core.suspended,
                 "listener_deaths": feed.deaths,
                 "listener_away": feed.away_because,
                 "listener_silent_s": feed.silent_s(),
                 "stuck_threads": feed.stuck,
-                "queues": [self._queue_status(held) for held in queues],
-                "stats": shared.stats.figures(now_s),
+                "queues": [self._queue_status(process_queue) for process_queue in queues],
+                "stats": instance.stats.figures(now_s),
             }
 
-    def _queue_status(self, held: ProcessQueue) -> dict[str, Any]:
+    def _queue_status(self, process_queue: ProcessQueue) -> dict[str, Any]:
         return {
-            "queue": held.queue,
-            "state": self._shared.core.pull_state(held).value,
-            "fetch_offset": held.fetch_offset or 0,
-            "commit_offset": held.commit_offset,
-            "committed_offset": held.committed_offset,
-            "buffered": held.count,
-            "buffered_bytes": held.size_bytes,
-            "in_flight": sum(len(task.unfinished) for task in held.flying),
-            "trouble": held.trouble,
+            "queue": process_queue.queue,
+            "state": self._instance.core.pull_state(process_queue).value,
+            "fetch_offset": process_queue.fetch_offset or 0,
+            "commit_offset": process_queue.commit_offset,
+            "committed_offset": process_queue.committed_offset,
+            "buffered": process_queue.count,
+            "buffered_bytes": process_queue.size_bytes,
+            "in_flight": process_queue.in_flight_count,
+            "trouble": process_queue.trouble,
         }
 
     def suspend(self) -> None:
-        """Fetch and deliver nothing until `resume`. The queues are kept; what is at the listener is finished."""
+        """Fetch and deliver nothing until `resume`. The queues are kept; the listener finishes its messages."""
         self._change_pauses(suspended=True)
 
     def resume(self) -> None:
@@ -142,9 +149,9 @@ class Pull:
         self._change_pauses(resume=frozenset(queues))
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish what is in flight, commit, leave the group. False when that was not done in time."""
-        self._shared.stopping.set()
-        self._member.wake()
+        """Finish the messages in flight, commit, leave the group. False when that was not done within `timeout_s`."""
+        self._instance.stopping.set()
+        self._member.wake_member()
         return self._stopped.wait(timeout_s)
 
     def _change_pauses(
@@ -154,45 +161,44 @@ class Pull:
         pause: frozenset[MessageQueue] = frozenset(),
         resume: frozenset[MessageQueue] = frozenset(),
     ) -> None:
-        with self._shared.lock:
-            core = self._shared.core
-            core.suspended = core.suspended if suspended is None else suspended
+        with self._instance.lock:
+            core = self._instance.core
+            if suspended is not None:
+                core.suspend(suspended)
             core.pause(pause)
             core.resume(resume)
             state = (core.suspended, core.paused)
-        self._shared.work.set()
-        self._fetcher.wake()
-        self._feed.keep(state)
+        self._instance.work.set()
+        self._fetcher.wake_readers()
+        self._feed.keep(state)  # after the lock is released: it is a call
 
     # Fetching
 
     def _wanted(self) -> dict[MessageQueue, int]:
-        with self._shared.lock:
-            return self._shared.core.wanted(time.monotonic())
+        with self._instance.lock:
+            return self._instance.core.wanted(time.monotonic())
 
     def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         codes = self._settings.subscription(queue.topic).tag_codes
         return FetchRequest(queue.topic, queue.queue_id, offset, self._settings.pull_batch_size, codes)
 
     def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        run, now_s = MemoryRecords.read(result.records), time.monotonic()
-        with self._shared.lock:
+        records, now_s = MemoryRecords.read(result.records), time.monotonic()
+        with self._instance.lock:
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
-                self._shared.core.jump(queue, offset, result.next_offset)
+                self._instance.core.jump(queue, offset, result.next_offset)
             else:
-                self._shared.core.fetched(queue, offset, run, result.next_offset, now_s)
-                self._shared.stats.pulled(queue.topic, len(run), now_s)
-        if len(run):
-            self._shared.work.set()
+                self._instance.core.fetched(queue, offset, records, result.next_offset, now_s)
+                self._instance.stats.pulled(queue.topic, len(records), now_s)
+        if len(records):
+            self._instance.work.set()
         elif result.next_offset != offset:
-            self._keepers.wake()
+            self._committer.wake_committers()
 
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
-        with self._shared.lock:
-            for held in self._shared.core.held():
-                if held.queue == queue:
-                    held.trouble = f"the message at offset {offset} cannot be read: {error}"
+        with self._instance.lock:
+            self._instance.core.unreadable(queue, offset, error)
 
     def _send_back(self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int) -> None:
         broker = self._brokers.setdefault(broker_name, ActorRef(broker_name))
@@ -211,25 +217,25 @@ class Pull:
         self._member.run()
         self._feed.close()
         self._fetcher.stop()
-        self._keepers.close()
+        self._committer.close()
         self._heartbeats.close()
         self._storages.close()
         self._stopped.set()
 
     def _end(self) -> None:
-        logger.info("%s ends: its listener is gone", self._shared.name)
-        self._shared.stopping.set()
+        logger.info("%s ends: its listener is gone", self._instance.name)
+        self._instance.stopping.set()
         threading.Thread(target=self._end_process, name="end", daemon=True).start()
 
     def _end_process(self) -> None:
-        self._shared.drop_all()
-        self._member.wake()
+        self._instance.drop_all()
+        self._member.wake_member()
         self._stopped.wait(PULL_STOP_TIMEOUT_S)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def consumer_data(settings: PushSettings) -> ConsumerData:
-    """What administrators are told of an instance."""
+    """The description of an instance for administrators."""
     subscriptions = {subscription.topic: subscription.expression for subscription in settings.subscriptions}
     return ConsumerData(settings.group, "PUSH", subscriptions, settings.message_model, settings.start.where)
 

@@ -1,4 +1,4 @@
-"""How a Pull actor comes to its queues: as a member of its group, or, in BROADCASTING, by taking all there are."""
+"""GroupMember gets a Pull actor its queues from the group; BroadcastMember, in BROADCASTING, takes all there are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from actors.pull.shared import InstanceState
+from actors.pull.instance_state import InstanceState
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
@@ -18,78 +18,80 @@ from raymq.remoting.route_cache import RouteCache
 LEAVE_TIMEOUT_S: Final = 30.0
 MEMBER_ROUTE_INTERVAL_S: Final = 5.0
 PUSH_FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
-"""Counted from the sending of the last heartbeat that was answered: the group's own count begins no earlier."""
+"""How long a member may use its queues after it has sent a heartbeat that was answered. The group's own session begins
+no earlier, so it is still running when the member drops the queues."""
 
 logger = logging.getLogger(__name__)
 
 
 class GroupMember:
-    """CLUSTERING: heartbeats to the group's Rebalance actor, once a second and after a queue was let go.
+    """CLUSTERING: sends heartbeats to the group's Rebalance actor, once a second and after a queue was released.
 
-    `on_reset` is called when somebody has reset offsets of the group.
+    `node_id` is the Ray node this process runs on, for allocation by machine. `on_reset` is called when somebody has
+    reset offsets of the group.
     """
 
     def __init__(
-        self, shared: InstanceState, rebalance: RebalanceClient, room: str, on_reset: Callable[[], None]
+        self, instance: InstanceState, rebalance: RebalanceClient, node_id: str, on_reset: Callable[[], None]
     ) -> None:
-        self._shared = shared
+        self._instance = instance
         self._rebalance = rebalance
-        self._room = room
+        self._node_id = node_id
         self._on_reset = on_reset
         self._beat_now = threading.Event()
         self._lease_until_s = 0.0
         self._offsets_version: int | None = None
 
-    def wake(self) -> None:
-        """A queue was let go; say so at once, somebody waits for it."""
+    def wake_member(self) -> None:
+        """Send the next heartbeat at once: a queue was released, and another member waits for it."""
         self._beat_now.set()
 
     def fence_when_late(self) -> None:
-        """Not heard by the group for long, others may get the queues: deliver and commit nothing more of them."""
-        if time.monotonic() > self._lease_until_s and self._shared.holding():
+        """Drop all queues if the group has not answered for PUSH_FENCE_AFTER_S: others may get them now."""
+        if time.monotonic() > self._lease_until_s and self._instance.holding():
             logger.warning(
-                "%s was not heard by its group for %.0f s and drops its queues", self._shared.name, PUSH_FENCE_AFTER_S
+                "%s was not heard by its group for %.0f s and drops its queues", self._instance.name, PUSH_FENCE_AFTER_S
             )
-            self._shared.drop_all()
+            self._instance.drop_all()
 
     def run(self) -> None:
-        """Until the instance is stopped; then leave."""
-        while not self._shared.stopping.is_set():
+        """Take part in the group until the instance is stopped; then release the queues and leave."""
+        while not self._instance.stopping.is_set():
             try:
-                self._beat_and_take()
+                self._follow_assignment()
             except Exception:  # a bug: without this thread the instance would lose its queues for ever
-                logger.exception("%s failed to say a heartbeat, trying again", self._shared.name)
+                logger.exception("%s failed to say a heartbeat, trying again", self._instance.name)
             self.fence_when_late()
-            if not self._shared.release():
+            if not self._instance.release():
                 self._beat_now.wait(MEMBER_HEARTBEAT_INTERVAL_S)
             self._beat_now.clear()
         self._leave()
 
-    def _beat_and_take(self) -> None:
+    def _follow_assignment(self) -> None:
         try:
-            assignment = self._beat()
+            assignment = self._send_heartbeat()
         except RaymqError as error:
-            logger.info("%s: %s", self._shared.name, error)
+            logger.info("%s: %s", self._instance.name, error)
             return
-        held = self._shared.holding()
-        if held - assignment.queues:
-            self._shared.revoke(held - assignment.queues)
-        self._shared.grant(sorted(assignment.queues), assignment.generation)
+        holding = self._instance.holding()
+        if holding - assignment.queues:
+            self._instance.revoke(holding - assignment.queues)
+        self._instance.grant(sorted(assignment.queues), assignment.generation)
         if self._offsets_version not in (None, assignment.offsets_version):
             self._on_reset()
         self._offsets_version = assignment.offsets_version
 
-    def _beat(self, *, leaving: bool = False) -> GroupAssignment:
-        """Say what is held. The answer renews the lease on it."""
-        settings, sent_s = self._shared.settings, time.monotonic()
+    def _send_heartbeat(self, *, leaving: bool = False) -> GroupAssignment:
+        """Send a heartbeat that names the queues held. The answer renews the lease on them."""
+        settings, sent_s = self._instance.settings, time.monotonic()
         assignment = self._rebalance.heartbeat(
             GroupHeartbeat(
-                self._shared.name,
+                self._instance.name,
                 settings.topics,
-                self._shared.holding(),
+                self._instance.holding(),
                 leaving,
                 allocation=settings.allocation,
-                node=self._room,
+                node=self._node_id,
             )
         )
         self._lease_until_s = sent_s + PUSH_FENCE_AFTER_S
@@ -104,64 +106,65 @@ class GroupMember:
                 return
             beat_at_s = time.monotonic() + MEMBER_HEARTBEAT_INTERVAL_S
             try:
-                self._beat()
+                self._send_heartbeat()
             except RaymqError as error:
-                logger.info("%s: %s", self._shared.name, error)
+                logger.info("%s: %s", self._instance.name, error)
 
-        finish_and_release(self._shared, self._beat_now, beat)
-        self._shared.drop_all()
+        finish_and_release(self._instance, self._beat_now, beat)
+        self._instance.drop_all()
         try:
-            self._beat(leaving=True)
+            self._send_heartbeat(leaving=True)
         except RaymqError as error:
-            logger.info("%s leaves without a word, the group will notice: %s", self._shared.name, error)
+            logger.info("%s leaves without telling its group, which will notice: %s", self._instance.name, error)
 
 
 class BroadcastMember:
-    """BROADCASTING: every queue of the topics."""
+    """BROADCASTING: holds every queue of the topics, as their routes tell them."""
 
-    def __init__(self, shared: InstanceState, routes: RouteCache) -> None:
-        self._shared = shared
+    def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
+        self._instance = instance
         self._routes = routes
         self._wake = threading.Event()
 
-    def wake(self) -> None:
-        """A queue was let go."""
+    def wake_member(self) -> None:
+        """Look at the routes at once: a queue was released."""
         self._wake.set()
 
     def fence_when_late(self) -> None:
-        """Nobody else gets the queues."""
+        """Do nothing: nobody else gets the queues."""
 
     def run(self) -> None:
-        """Until the instance is stopped."""
-        while not self._shared.stopping.is_set():
-            self._take()
-            if not self._shared.release():
+        """Hold the queues until the instance is stopped; then release them."""
+        while not self._instance.stopping.is_set():
+            self._follow_routes()
+            if not self._instance.release():
                 self._wake.wait(MEMBER_ROUTE_INTERVAL_S)
             self._wake.clear()
-        finish_and_release(self._shared, self._wake, lambda: None)
-        self._shared.drop_all()
+        finish_and_release(self._instance, self._wake, lambda: None)
+        self._instance.drop_all()
 
-    def _take(self) -> None:
-        held, wanted = self._shared.holding(), set[MessageQueue]()
-        for topic in self._shared.settings.topics:
+    def _follow_routes(self) -> None:
+        holding, wanted = self._instance.holding(), set[MessageQueue]()
+        for topic in self._instance.settings.topics:
             try:
                 self._routes.forget(topic)
                 wanted.update(self._routes.get(topic).subscribe_queues)
             except RaymqError as error:
-                logger.info("%s keeps its queues of %s: %s", self._shared.name, topic, error)
-                wanted.update(queue for queue in held if queue.topic == topic)
-        if held - wanted:
-            self._shared.revoke(held - wanted)
-        if wanted - held:
-            self._shared.grant(sorted(wanted - held), 0)
+                logger.info("%s keeps its queues of %s: %s", self._instance.name, topic, error)
+                wanted.update(queue for queue in holding if queue.topic == topic)
+        if holding - wanted:
+            self._instance.revoke(holding - wanted)
+        if wanted - holding:
+            self._instance.grant(sorted(wanted - holding), 0)
 
 
-def finish_and_release(shared: InstanceState, wake: threading.Event, meanwhile: Callable[[], None]) -> None:
-    """Let go of all queues, waiting for what is at the listener and for the commits, at most LEAVE_TIMEOUT_S."""
+def finish_and_release(instance: InstanceState, wake: threading.Event, meanwhile: Callable[[], None]) -> None:
+    """Revoke all queues and wait, at most LEAVE_TIMEOUT_S, until the listener has ended and the commits are answered.
+    `meanwhile` is called every 50 ms or more often."""
     deadline_s = time.monotonic() + LEAVE_TIMEOUT_S
-    shared.revoke(shared.holding())
-    while shared.holding() and time.monotonic() < deadline_s:
-        shared.release()
+    instance.revoke(instance.holding())
+    while instance.holding() and time.monotonic() < deadline_s:
+        instance.release()
         meanwhile()
         wake.wait(0.05)
         wake.clear()

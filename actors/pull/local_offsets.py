@@ -1,10 +1,10 @@
-"""A broadcasting instance's offsets, in a file on its node (spec/messaging.md §5.11).
+"""LocalOffsets keeps a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
 
     DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12}, …]}
-    DIRECTORY/offsets.json.bak    the one before
+    DIRECTORY/offsets.json.bak    the version before
 
-A new file is written beside them, flushed, and takes the place of the first, which becomes the second: a crash at any
-point leaves one of them whole.
+A new file is written beside them and flushed. Then the first is renamed to the second, and the new file to the first: a
+crash at any point leaves one of them whole.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ logger = logging.getLogger(__name__)
 
 
 class LocalOffsets:
-    """The two files. One instance at a time; the actor's name keeps others away."""
+    """The two files in `directory`. One instance at a time uses them; its actor's name keeps others away."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
         self._backup = directory / "offsets.json.bak"
 
     def load(self) -> dict[MessageQueue, int]:
-        """What was saved last; empty if nothing was. ServiceNotAvailableError when neither file can be read."""
+        """Read the offsets that were saved last; empty if none were. ServiceNotAvailableError when there are files and
+        none can be read."""
         broken = None
         for path in (self._file, self._backup):
             try:
@@ -48,7 +49,8 @@ class LocalOffsets:
         return {}
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Durable on return. ServiceNotAvailableError when the disk refuses; what was saved before is still there."""
+        """Save all offsets; durable on return. ServiceNotAvailableError when the disk refuses; the offsets saved before
+        are still there."""
         rows = [
             {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id, "offset": offset}
             for queue, offset in sorted(offsets.items())

@@ -118,13 +118,13 @@ class DeadLetters:
         return Replayed(found.letter)
 
     def _note(self, queue: MessageQueue, queue_offset: int) -> None:
-        version = self._offsets.start(queue, _FROM_FIRST, 0, DEAD_LETTER_TIMEOUT_S).reset_version
-        self._offsets.commit({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
+        version = self._offsets.start_offset(queue, _FROM_FIRST, 0, DEAD_LETTER_TIMEOUT_S).reset_version
+        self._offsets.commit_offsets({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
 
     def _read(self, queue: MessageQueue, *, from_start: bool) -> Iterator[_Found]:
         """The dead letters of one queue, up to what is there now."""
         bounds = self._ask(queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s))
-        done = max(self._offsets.committed(queue) or 0, bounds.min_offset)
+        done = max(self._offsets.committed_offset(queue) or 0, bounds.min_offset)
         offset = bounds.min_offset if from_start else done
         while offset < bounds.max_offset:
             result = self._fetch(queue, offset)

@@ -1,18 +1,19 @@
-"""Long polls: threads that read, per storage actor, every queue a consumer instance wants from it.
+"""Fetcher reads a consumer instance's queues by long polls, in a few threads per storage actor.
 
-Used by consumers of both kinds, in the user's process and in Pull actors. What is wanted and where results go are
-functions of the owner, so that all state about queues is in one place, the owner's; here are only threads, and a pause
-after failures.
+Consumers of both kinds use it, in the user's process and in Pull actors. The owner's functions say which queues are
+read from which offset, and take the results, so that all state about queues is in one place, the owner's; here are only
+threads, and pauses after failures.
 
-One thread per storage actor asks for all its wanted queues. A queue that comes to be wanted while that one waits in its
-long poll (it was granted, its buffer has room again, its offset was moved) is asked for at once, by a further thread.
+One thread per storage actor fetches from all its wanted queues in one call. A queue that comes to be wanted while that
+thread waits in its long poll (it was granted, its buffer has capacity again, its offset was moved) is fetched from at
+once, by a further thread.
 
-Which storage actor has a queue is found out by a thread of its own, again and again until somebody says it: NameServers
-that are away or hang hold up nobody else, and no event is needed to go on when they are back.
+A thread of its own finds out which storage actor has a queue, again and again until a NameServer tells it: NameServers
+that are away or hang hold up no other thread, and no event is needed to go on when they are back.
 
 A queue is read from its broker group's master, or from another replica that serves reads
-(raymq.consumer.pull_from_which_node). The owner hears of a queue whose next message the master cannot read any more;
-the others are read meanwhile.
+(raymq.consumer.pull_from_which_node). The owner is told of a queue whose next message the master cannot read any more;
+the other queues are read meanwhile.
 """
 
 from __future__ import annotations
@@ -27,62 +28,74 @@ from raymq.consumer.pull_from_which_node import PullFromWhichNode
 from raymq.errors import DataLossError, RaymqError
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients
 from raymq.retry import Backoff
 
 FETCH_LONG_POLL_S: Final = 1.0
 """Short compared with RocketMQ's 15 s: it also bounds how long a newly granted queue waits for its first read."""
 GONE_PAUSE_S: Final = 0.1
-"""A question for an offset that is gone is answered at once, also while the owner cannot jump yet."""
+"""The pause after a fetch from an offset that is gone, which is answered at once, also while the owner cannot jump."""
 LOSS_PAUSE_S: Final = 1.0
-"""How long a queue whose next message is lost is left out; each question for it costs the others a call."""
+"""How long a queue whose next message is lost is left out: each fetch from it costs the other queues a call."""
 READERS_MAX: Final = 3
-"""Threads per storage actor. If all of them wait, what comes to be wanted does too, at most for one poll."""
+"""Threads per storage actor. If all of them wait in a long poll, a queue that comes to be wanted waits for its end."""
 FURTHER_AFTER_S: Final = 0.005
-"""How long a further thread leaves a question to the first one, which is there in no time unless it waits in its poll,
-and asks for several queues at once."""
+"""How long a further thread leaves a queue to the first one, which fetches from several queues in one call and is back
+in less time than this unless it waits in its long poll."""
 FETCH_CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
-"""Where another replica may be read from, one that stands still is not waited for as long."""
+"""The timeout in place of FETCH_CALL_TIMEOUT_S where another replica may be read from instead."""
 WAKE_INTERVAL_S: Final = 0.02
-"""How long found queues may wait to be read while more are looked for: waking looks at every queue that is held."""
+"""How long a queue whose storage actor is found may wait for its first read while other queues are looked for. Waking
+the readers looks at every assigned queue, so it is not done for each one."""
 CONSUMER_FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
 
 
-Question = tuple[MessageQueue, int]
+FetchPosition = tuple[MessageQueue, int]
+"""A queue and the offset to fetch from it next."""
 
 
-class _Source:
-    """One storage actor: the threads that read from it, and what they have asked it for."""
+class _Readers:
+    """The threads that read from one storage actor, and the positions they are fetching from."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        """Guards everything below."""
         self.first = threading.Condition(self.lock)
-        """The first thread waits for it, the further ones for `further`."""
+        """The first thread waits for it while nothing is wanted."""
         self.further = threading.Condition(self.lock)
-        self.asked: set[Question] = set()
-        self.readers = 0
+        """The further threads wait for it."""
+        self.fetching: set[FetchPosition] = set()
+        """The positions in calls that are not answered."""
+        self.threads = 0
+        """The number of threads."""
         self.first_idle = False
+        """True while the first thread waits."""
         self.further_idle = 0
+        """How many of the further threads wait."""
         self.version = 0
+        """Counts the wake-ups: a thread that found nothing to fetch waits only if there was none meanwhile."""
 
 
 class Fetcher:
-    """Reads from every storage actor that has wanted queues.
+    """Reads from every storage actor that has wanted queues. The functions are called from several threads.
 
-    `wanted()` gives queue to next offset for the queues with room; `held()` all queues; `storages(queue)` where one may
-    be read, its master first; `deliver(queue, from_offset, result)` takes one result; `outdated(queue)` hears that it
-    could not be read where it was said to be; `lost(queue, from_offset, error)` that its next message is lost. They are
-    called from several threads.
+    `wanted()` gives the next offset by queue, for the queues that may be fetched from now; `assigned()` all queues;
+    `request(queue, offset)` makes one read; `storages(queue)` names the storage actors that may be read from, the
+    master first; `storage(name)` connects to one. `deliver(queue, from_offset, result)` takes one result;
+    `outdated(queue)` is called when the queue could not be read from the storage actor that its route names;
+    `lost(queue, from_offset, error)` when its next message is lost.
     """
 
     def __init__(
         self,
         *,
         wanted: Callable[[], Mapping[MessageQueue, int]],
-        held: Callable[[], frozenset[MessageQueue]],
+        assigned: Callable[[], frozenset[MessageQueue]],
         deliver: Callable[[MessageQueue, int, FetchResult], None],
         request: Callable[[MessageQueue, int], FetchRequest],
         storages: Callable[[MessageQueue], Sequence[str]],
@@ -92,84 +105,114 @@ class Fetcher:
     ) -> None:
         self._outdated, self._lost = outdated, lost
         self._left_out: dict[MessageQueue, tuple[int, float]] = {}
-        """The offset that is lost, and until when it is not asked for."""
+        """By queue an offset that is lost, and the time until which it is not fetched."""
         self._wanted = wanted
-        self._held = held
+        self._assigned = assigned
         self._deliver = deliver
         self._request = request
         self._storages = storages
         self._storage = storage
         self._lock = threading.Lock()
+        """Guards `_which`, `_readers` and `_finder`."""
         self._which = PullFromWhichNode()
         self._names: dict[MessageQueue, str] = {}
+        """The storage actor each queue is read from, where that is known."""
         self._alone: dict[str, bool] = {}
-        self._sources: dict[str, _Source] = {}
+        """By storage actor, whether no other replica could be read from in its stead."""
+        self._readers: dict[str, _Readers] = {}
+        """The reading threads by storage actor."""
         self._stopped = threading.Event()
         self._finder: threading.Thread | None = None
+        """The thread that finds out which storage actors have the queues; None before it is needed."""
         self._find = threading.Event()
+        """Wakes the finder."""
         self._not_found: frozenset[MessageQueue] = frozenset()
-        """What the finder asks about again after a pause, without being called."""
+        """The queues that the finder asks about again after a pause, without being woken."""
 
-    def wake(self) -> None:
-        """Something may be wanted that was not before."""
+    @classmethod
+    def by_routes(
+        cls,
+        routes: RouteCache,
+        storages: StorageClients,
+        *,
+        wanted: Callable[[], Mapping[MessageQueue, int]],
+        assigned: Callable[[], frozenset[MessageQueue]],
+        request: Callable[[MessageQueue, int], FetchRequest],
+        deliver: Callable[[MessageQueue, int, FetchResult], None],
+        lost: Callable[[MessageQueue, int, DataLossError], None],
+    ) -> Fetcher:
+        """A Fetcher that finds the storage actors in the routes of a cluster."""
+        return cls(
+            wanted=wanted,
+            assigned=assigned,
+            request=request,
+            deliver=deliver,
+            lost=lost,
+            storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
+            storage=storages.get,
+            outdated=lambda queue: routes.forget(queue.topic),
+        )
+
+    def wake_readers(self) -> None:
+        """Fetch from queues that may be wanted now and were not before."""
         if self._stopped.is_set():
             return
         wanted = self._due()
-        by_name: dict[str, set[Question]] = {}
-        for queue in self._held():
+        by_name: dict[str, set[FetchPosition]] = {}
+        for queue in self._assigned():
             name = self._name_of(queue)
             if name is not None:
-                questions = by_name.setdefault(name, set())
+                positions = by_name.setdefault(name, set())
                 if queue in wanted:
-                    questions.add((queue, wanted[queue]))
-        for name, questions in by_name.items():
+                    positions.add((queue, wanted[queue]))
+        for name, positions in by_name.items():
             with self._lock:
-                source = self._sources.setdefault(name, _Source())
-            with source.lock:
-                if questions and not questions <= source.asked:
-                    self._call_reader(name, source)
+                readers = self._readers.setdefault(name, _Readers())
+            with readers.lock:
+                if positions and not positions <= readers.fetching:
+                    self._wake_reader(name, readers)
 
     def stop(self) -> None:
         """End the threads; a long poll under way ends within its wait."""
         self._stopped.set()
         self._find.set()
         with self._lock:
-            sources = list(self._sources.values())
-        for source in sources:
-            with source.lock:
-                source.first.notify_all()
-                source.further.notify_all()
+            all_readers = list(self._readers.values())
+        for readers in all_readers:
+            with readers.lock:
+                readers.first.notify_all()
+                readers.further.notify_all()
 
-    def _call_reader(self, name: str, source: _Source) -> None:
-        source.version += 1
-        if source.first_idle:
-            source.first.notify()
-        elif source.further_idle:
-            source.further.notify()
-        elif source.readers < READERS_MAX:
+    def _wake_reader(self, name: str, readers: _Readers) -> None:
+        readers.version += 1
+        if readers.first_idle:
+            readers.first.notify()
+        elif readers.further_idle:
+            readers.further.notify()
+        elif readers.threads < READERS_MAX:
             thread = threading.Thread(
-                target=self._run, args=(name, source, source.readers == 0), name=f"fetch-{name}", daemon=True
+                target=self._run, args=(name, readers, readers.threads == 0), name=f"fetch-{name}", daemon=True
             )
-            source.readers += 1
+            readers.threads += 1
             thread.start()
 
-    def _run(self, name: str, source: _Source, is_first: bool) -> None:
+    def _run(self, name: str, readers: _Readers, is_first: bool) -> None:
         storage = self._storage(name)
         backoff = Backoff()
         while not self._stopped.is_set():
             if not is_first:
                 self._stopped.wait(FURTHER_AFTER_S)
-            with source.lock:
-                version = source.version
-            questions = self._take_questions(name, source)
-            if not questions:
-                with source.lock:
-                    if source.version == version:
-                        self._idle(source, is_first)
+            with readers.lock:
+                version = readers.version
+            positions = self._take_positions(name, readers)
+            if not positions:
+                with readers.lock:
+                    if readers.version == version:
+                        self._idle(readers, is_first)
                 continue
             failed = False
             try:
-                pause_s = self._read(name, storage, questions)
+                pause_s = self._read(name, storage, positions)
                 backoff.reset()
             except RaymqError as error:
                 logger.info("reading from %s fails, trying again: %s", name, error)
@@ -180,70 +223,72 @@ class Fetcher:
                 pause_s = backoff.next()
             if pause_s:
                 self._stopped.wait(pause_s)
-            with source.lock:
-                source.asked.difference_update(questions)
+            with readers.lock:
+                readers.fetching.difference_update(positions)
             if failed:
-                self._look_again(name, questions)
+                self._look_again(name, positions)
 
-    def _look_again(self, name: str, questions: Sequence[Question]) -> None:
-        """What could not be read from a storage actor may be elsewhere now, where nobody may be reading yet."""
+    def _look_again(self, name: str, positions: Sequence[FetchPosition]) -> None:
+        """Find out anew which storage actor has queues that could not be read from the one named."""
         with self._lock:
             self._which.failed(name, time.monotonic())
-        for queue, _ in questions:
+        for queue, _ in positions:
             self._names.pop(queue, None)
             self._outdated(queue)
         self._call_finder()
 
-    def _idle(self, source: _Source, is_first: bool) -> None:
-        """Wait until something is wanted. Called with the source's lock."""
+    def _idle(self, readers: _Readers, is_first: bool) -> None:
+        """Wait until something is wanted. Called with the readers' lock held."""
         if self._stopped.is_set():
             return
         if is_first:
-            source.first_idle = True
-            source.first.wait(FETCH_LONG_POLL_S)
-            source.first_idle = False
+            readers.first_idle = True
+            readers.first.wait(FETCH_LONG_POLL_S)
+            readers.first_idle = False
         else:
-            source.further_idle += 1
-            source.further.wait(FETCH_LONG_POLL_S)
-            source.further_idle -= 1
+            readers.further_idle += 1
+            readers.further.wait(FETCH_LONG_POLL_S)
+            readers.further_idle -= 1
 
     def _due(self) -> dict[MessageQueue, int]:
-        """What is wanted, without what was lost a moment ago."""
+        """The wanted positions, without those that were lost less than LOSS_PAUSE_S ago."""
         wanted, now_s = dict(self._wanted()), time.monotonic()
         for queue, (offset, until_s) in self._left_out.copy().items():
             if wanted.get(queue) == offset and now_s < until_s:
                 del wanted[queue]
         return wanted
 
-    def _take_questions(self, name: str, source: _Source) -> list[Question]:
-        """What is wanted from this storage actor and not being asked for; it is on return."""
+    def _take_positions(self, name: str, readers: _Readers) -> list[FetchPosition]:
+        """Take the positions that are wanted from this storage actor and that no thread is fetching from. They count as
+        being fetched on return."""
         wanted = [(queue, offset) for queue, offset in self._due().items() if self._name_of(queue) == name]
-        with source.lock:
-            questions = [question for question in wanted if question not in source.asked]
-            source.asked.update(questions)
-        return questions
+        with readers.lock:
+            positions = [position for position in wanted if position not in readers.fetching]
+            readers.fetching.update(positions)
+        return positions
 
-    def _read(self, name: str, storage: StorageClient, questions: Sequence[Question]) -> float:
-        """Ask, and deliver the answers. How long to pause then, in s."""
-        requests = [self._request(queue, offset) for queue, offset in questions]
+    def _read(self, name: str, storage: StorageClient, positions: Sequence[FetchPosition]) -> float:
+        """Fetch from the positions, deliver the results, and return how long to pause then, in s."""
+        requests = [self._request(queue, offset) for queue, offset in positions]
         timeout_s = FETCH_CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
         try:
             results = storage.fetch(requests, CONSUMER_FETCH_MAX_BYTES, FETCH_LONG_POLL_S, timeout_s)
         except DataLossError:
-            questions, results = self._read_singly(name, storage, questions, timeout_s)
-        for (queue, offset), result in zip(questions, results, strict=True):
+            positions, results = self._read_singly(name, storage, positions, timeout_s)
+        for (queue, offset), result in zip(positions, results, strict=True):
             self._left_out.pop(queue, None)
             self._deliver(queue, offset, result)
-        self._choose_again([queue for queue, _ in questions], name, results)
+        self._choose_again([queue for queue, _ in positions], name, results)
         gone = any(result.status is PullStatus.OFFSET_ILLEGAL for result in results)
         return GONE_PAUSE_S if gone else 0.0
 
     def _read_singly(
-        self, name: str, storage: StorageClient, questions: Sequence[Question], timeout_s: float
-    ) -> tuple[list[Question], list[FetchResult]]:
-        """Ask for each queue alone, after one of them has failed all; returns the answers there are."""
+        self, name: str, storage: StorageClient, positions: Sequence[FetchPosition], timeout_s: float
+    ) -> tuple[list[FetchPosition], list[FetchResult]]:
+        """Fetch from each queue alone, after one of them has failed the call for all. Returns the results, and
+        their positions."""
         answered, results = [], []
-        for queue, offset in questions:
+        for queue, offset in positions:
             try:
                 results += storage.fetch([self._request(queue, offset)], CONSUMER_FETCH_MAX_BYTES, 0.0, timeout_s)
             except DataLossError as error:
@@ -253,7 +298,8 @@ class Fetcher:
         return answered, results
 
     def _lose(self, name: str, queue: MessageQueue, offset: int, error: DataLossError) -> None:
-        """A queue cannot be read from `name`. Where that is not its master, which may have the message, ask there."""
+        """Report the next message of a queue as lost, if `name` is its master; else read the queue from there, because
+        the master may have the message."""
         logger.error("%s: offset %d cannot be read from %s: %s", queue, offset, name, error)
         if self._storages(queue)[0] == name:
             self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
@@ -262,7 +308,7 @@ class Fetcher:
             self._look_again(name, [(queue, offset)])
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
-        """Hear whom the answers of `name` send the queues to."""
+        """Follow the answers of `name` where they send a queue to another replica."""
         if self._alone.get(name, True):
             return
         now_s, again = time.monotonic(), []
@@ -278,7 +324,8 @@ class Fetcher:
     # Where to read
 
     def _name_of(self, queue: MessageQueue) -> str | None:
-        """Where to read a queue; None while that is not known: then it is being found out, and readers are woken."""
+        """The storage actor to read a queue from; None while that is not known: then the finder looks for it, and wakes
+        the readers."""
         name = self._names.get(queue)
         if name is None and queue not in self._not_found:
             self._call_finder()
@@ -306,9 +353,9 @@ class Fetcher:
                 backoff.reset()
 
     def _find_all(self) -> None:
-        """Find out where the queues are to be read of which that is not known, topic by topic."""
+        """Find the storage actors of the queues of which none is known, topic by topic."""
         topics: dict[str, list[MessageQueue]] = {}
-        for queue in sorted(self._held()):
+        for queue in sorted(self._assigned()):
             if queue not in self._names:
                 topics.setdefault(queue.topic, []).append(queue)
         missed: set[MessageQueue] = set()
@@ -318,14 +365,14 @@ class Fetcher:
                 return
             missed |= self._find_topic(queues)
             if time.monotonic() - woken_s > WAKE_INTERVAL_S:
-                self.wake()
+                self.wake_readers()
                 woken_s = time.monotonic()
         self._not_found = frozenset(missed)
         if topics:
-            self.wake()
+            self.wake_readers()
 
     def _find_topic(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
-        """Find out where queues of one topic are to be read; returns those of which nobody says it."""
+        """Find the storage actors of queues of one topic, and return the queues of which no NameServer tells any."""
         missed: set[MessageQueue] = set()
         silent: set[str] = set()
         for queue in queues:

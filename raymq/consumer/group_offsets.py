@@ -1,4 +1,4 @@
-"""A consumer group's offsets, at the brokers that hold the queues."""
+"""GroupOffsets reads and commits a consumer group's offsets at the brokers that hold the queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ OFFSETS_TIMEOUT_S: Final = 20.0
 
 
 class GroupOffsets:
-    """Reads and commits one group's offsets. Thread-safe; calls are safe to repeat and go over broker restarts."""
+    """The offsets of one group. Thread-safe. Calls are safe to repeat, and outlast restarts of brokers within their
+    timeout; RequestTimeoutError or ServiceNotAvailableError after it."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -34,19 +35,19 @@ class GroupOffsets:
         )
 
     def check_broadcast(self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S) -> None:
-        """NoPermissionError where the group may not consume in BROADCASTING."""
+        """Check that the group may consume in BROADCASTING; NoPermissionError if not."""
         broker = self._broker(broker_name)
         persist_until(
             time.monotonic() + timeout_s, lambda left_s: broker.call("check_broadcast", self.group, timeout_s=left_s)
         )
 
-    def start(
+    def start_offset(
         self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> QueueOffset:
-        """The committed offset, or where the query says to start, which is committed then.
+        """The group's committed offset of a queue. Where it has none, the offset the query tells, which is committed.
 
-        Commits with an older `generation` are fenced from then on. Generation 0, of who is no member of the group,
-        only asks. GroupNotExistError, TopicNotExistError.
+        Commits with an older `generation` are fenced from then on. Generation 0, of a consumer that is no member of the
+        group, fences nothing. GroupNotExistError, TopicNotExistError.
         """
         broker = self._broker(queue.broker_name)
         offset: QueueOffset = persist_until(
@@ -55,7 +56,7 @@ class GroupOffsets:
         )
         return offset
 
-    def committed(self, queue: MessageQueue, timeout_s: float = OFFSETS_TIMEOUT_S) -> int | None:
+    def committed_offset(self, queue: MessageQueue, timeout_s: float = OFFSETS_TIMEOUT_S) -> int | None:
         """The committed offset of a queue, None where there is none."""
         broker = self._broker(queue.broker_name)
         table: dict[int, int] = persist_until(
@@ -64,13 +65,13 @@ class GroupOffsets:
         )
         return table.get(queue.queue_id)
 
-    def commit(
+    def commit_offsets(
         self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> CommitAnswer:
         """Commit the next offset to consume, per queue; durable on return, but for the queues the answer names.
 
-        The brokers are asked at the same time. When one fails, what the others took is committed, and its failure is
-        raised: commit again, which is safe.
+        The brokers are called at the same time. When one fails, the commits at the others are durable all the same, and
+        its failure is raised: commit again, which is safe.
         """
         tables: dict[str, dict[str, dict[int, OffsetCommit]]] = defaultdict(lambda: defaultdict(dict))
         for queue, commit in commits.items():
@@ -100,7 +101,7 @@ class GroupOffsets:
 
 
 def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:
-    """The brokers' answers as one; the first failure is raised."""
+    """Merge the brokers' answers into one; the first failure is raised."""
     reset: dict[MessageQueue, QueueOffset] = {}
     fenced: frozenset[MessageQueue] = frozenset()
     gone: frozenset[MessageQueue] = frozenset()

@@ -1,8 +1,8 @@
-"""Which replica a consumer reads each of its queues from: RocketMQ's pullFromWhichNode.
+"""PullFromWhichNode chooses the replica a consumer reads each of its queues from, as RocketMQ's pullFromWhichNode does.
 
-The master, unless an answer named another, or whoever was asked last failed. Nobody is asked again for AVOID_S after a
-failure while somebody else is left. After STAY_S away from the master it is tried again: a slave that does not hear the
-master cannot know that others do.
+It is the master, unless an answer named another replica, or the replica last read from failed. For AVOID_S after a
+failure a replica is not chosen while another one is left. After STAY_S away from the master it is tried again: a slave
+that has lost the master cannot know that others have not.
 
 No threads, no clock, no calls; times are in s. Nothing here survives the process.
 """
@@ -26,14 +26,15 @@ class PullFromWhichNode:
         self._avoided_until_s: dict[str, float] = {}
 
     def choose(self, queue: MessageQueue, storages: Sequence[str], now_s: float) -> str:
-        """Who is to be asked for a queue: one of `storages`, the master first, of which there is one at least."""
+        """Choose one of `storages` to read a queue from. They are at least one, the master first."""
         name, until_s = self._preferred.get(queue, ("", 0.0))
         order = [name, *storages] if name in storages and now_s < until_s else list(storages)
         left = [name for name in order if self._avoided_until_s.get(name, 0.0) <= now_s]
         return left[0] if left else min(order, key=lambda name: self._avoided_until_s[name])
 
     def answered(self, queue: MessageQueue, name: str, pull_from: str, now_s: float) -> bool:
-        """`name` has answered for a queue, and named who is to be asked next, if not itself. Whether to choose anew."""
+        """Note that `name` has answered for a queue. `pull_from` is the replica it names to read from next; empty for
+        itself. True if the queue's replica is to be chosen anew."""
         self._avoided_until_s.pop(name, None)
         known, until_s = self._preferred.get(queue, ("", 0.0))
         if known != (pull_from or name):
@@ -45,7 +46,7 @@ class PullFromWhichNode:
         return bool(pull_from)
 
     def failed(self, name: str, now_s: float) -> None:
-        """A question to a storage actor had no answer, or was refused."""
+        """Note that a call to a storage actor had no answer, or was refused."""
         self._avoided_until_s[name] = now_s + AVOID_S
 
     def _prefer(self, queue: MessageQueue, name: str, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""One read of one queue, as `Broker.pull` and `Admin` do it: a fetch, decoded and filtered by the tag's text."""
+"""pull_messages reads once from one queue, for `Broker.pull` and `Admin`: a fetch, decoded and filtered by tag text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ def pull_messages(
     max_messages: int,
     wait_s: float,
 ) -> PullResult:
-    """Messages of `queue` from `offset`. InvalidArgumentError for a queue the topic has not, a negative offset or
-    numbers out of bounds; OffsetOutOfRangeError for an offset the queue has not."""
+    """Up to `max_messages` messages of `queue` from `offset`; waits up to `wait_s` for the first.
+
+    InvalidArgumentError for a queue the topic does not have, a negative offset or numbers out of bounds;
+    OffsetOutOfRangeError for an offset the queue does not hold.
+    """
     if not 0 <= queue.queue_id < read_queue_nums:
         raise InvalidArgumentError(
             f"topic {queue.topic!r} has queues 0 to {read_queue_nums - 1} in {queue.broker_name}, not {queue.queue_id}"

@@ -1,4 +1,4 @@
-"""Telling a program when a topic's queues change (RocketMQ's TopicMessageQueueChangeListener)."""
+"""QueueWatch calls a program's listener when a topic's queues change (RocketMQ's TopicMessageQueueChangeListener)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
+    """A registered listener; `known` are the topic's queues at the last check."""
+
     topic: str
     callback: QueueChangeListener
     known: list[MessageQueue]
@@ -26,7 +28,8 @@ class _Watched:
 class QueueWatch:
     """Looks at topics every `interval_s` in a thread of its own, which also calls the listeners, one after another.
 
-    `queues_of(topic)` tells a topic's queues now. While nobody can tell, or there is no such topic, nothing is called.
+    `queues_of(topic)` gives a topic's queues now. While it raises a RaymqError (no NameServer answers, or there is no
+    such topic), no listener of that topic is called.
     """
 
     def __init__(self, queues_of: Callable[[str], list[MessageQueue]], interval_s: float, name: str) -> None:
@@ -48,7 +51,7 @@ class QueueWatch:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Call nothing any more. A call under way is not waited for: it may be the one that stops."""
+        """Call no listener any more. A call under way is not waited for: it may be the one that stops the watch."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -69,5 +72,5 @@ class QueueWatch:
         entry.known = queues
         try:
             entry.callback(entry.topic, list(queues))
-        except Exception:  # the program's own; the others are still to be called
+        except Exception:  # the program's code; the other listeners are still to be called
             logger.exception("the queue-change listener of topic %s failed", entry.topic)

@@ -1,4 +1,4 @@
-"""What can be asked about any queue, held or not: which there are, where they begin and end, and offsets for times."""
+"""QueueLookup answers questions about any queue, held or not: the queues of a topic, their bounds, offsets by time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 LOOKUP_TIMEOUT_S: Final = 10.0
-"""For one queue, over a restart of its storage actor."""
+"""For one queue; long enough for a restart of its storage actor."""
 LOOKUP_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
 
 
 class QueueLookup:
-    """Questions to NameServers and storage actors. Thread-safe."""
+    """Calls NameServers and storage actors. Thread-safe."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes = routes
@@ -29,13 +29,13 @@ class QueueLookup:
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError;
-        ServiceNotAvailableError or RequestTimeoutError where none knows within 10 s whether the topic exists."""
+        ServiceNotAvailableError or RequestTimeoutError if none tells within 10 s whether the topic exists."""
         check_topic(topic)
         self._routes.forget(topic)
         return list(self._routes.wait(topic, LOOKUP_TIMEOUT_S).subscribe_queues)
 
     def check(self, queue: MessageQueue) -> MessageQueue:
-        """The queue, if its topic has it; TopicNotExistError, InvalidArgumentError."""
+        """Return the queue if its topic has it; TopicNotExistError or InvalidArgumentError otherwise."""
         if not isinstance(queue, MessageQueue):
             raise InvalidArgumentError(f"expected a raymq.MessageQueue, not {queue!r}; see fetch_message_queues(topic)")
         if queue not in self._routes.wait(check_topic(queue.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
@@ -45,7 +45,7 @@ class QueueLookup:
         return queue
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        """The offsets a queue holds."""
+        """The bounds of the offsets that a queue holds."""
         return self._persist(
             queue,
             lambda storage, left_s: storage.queue_bounds(
@@ -54,15 +54,15 @@ class QueueLookup:
         )
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The first offset each queue still holds."""
+        """The first offset that each queue still holds."""
         return {queue: self.bounds(queue).min_offset for queue in queues}
 
     def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The offset the next message of each queue will get."""
+        """The offset that the next message of each queue will get."""
         return {queue: self.bounds(queue).max_offset for queue in queues}
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Per queue the first offset stored at or after a time in ms since 1970, within what the queue holds."""
+        """The first offset stored at or after a time in ms since 1970, by queue, within the queue's bounds."""
         for queue, time_ms in times_ms.items():
             if isinstance(time_ms, bool) or not isinstance(time_ms, int):
                 raise InvalidArgumentError(f"{queue}: {time_ms!r} is not a time in ms since 1970")
@@ -77,6 +77,7 @@ class QueueLookup:
         )
 
     def _persist(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
-        """A call to the queue's storage actor that is safe to repeat, over its restart and over a change of master."""
+        """Make a call to the queue's storage actor that is safe to repeat; it is repeated over a restart of the actor
+        and over a change of master, for up to LOOKUP_TIMEOUT_S."""
         self.check(queue)
         return call_master(self._routes, self._storages, queue, LOOKUP_TIMEOUT_S, call)

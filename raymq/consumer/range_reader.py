@@ -1,7 +1,7 @@
-"""Reading a fixed range of a queue, as a batch job does: record bytes and where each record starts.
+"""RangeReader reads a fixed range of a queue, as a batch job does: record bytes and the position of each record.
 
-On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. What
-comes out feeds `raymq.columnar.columns.decode_columns`.
+On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. Its
+chunks are arguments for `raymq.columnar.columns.decode_columns`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 RANGE_READ_TIMEOUT_S: Final = 30.0
 
 RecordsChunk = tuple[memoryview | bytes, NDArray[np.int64]]
+"""Record bytes, and the position in them of each wanted record, shape (records,)."""
 
 
 class RangeReader:
@@ -38,7 +39,7 @@ class RangeReader:
         self._routes, self._storages = routes, storages
 
     def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
-        """The messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
+        """Yield the messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
 
         `end` must not be beyond the queue's visible end. DataLossError when some of the range is gone; a storage actor
         that is being restarted is waited for, up to RANGE_READ_TIMEOUT_S.
@@ -73,12 +74,15 @@ class RangeReader:
 
 
 def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
+    """Yield chunks that are views of the mapped log files."""
     while start < end:
         units = reader.units(queue.topic, queue.queue_id, start, min(RANGE_CHUNK_MESSAGES, end - start))
         if not len(units):
             raise DataLossError(f"{queue}: offsets {start} to {end - 1} are not on disk (any more)")
         start += len(units)
-        units = units[units["size"] != PRE_BLANK_SIZE]
+        units = units[units["size"] != PRE_BLANK_SIZE]  # offsets without a record
+        # The views hold the units' records back to back, several records each; no record spans two views. `ends` is
+        # where each record ends in that series of bytes, shape (units,); `before` are the bytes of earlier views.
         ends = np.cumsum(units["size"], dtype=np.int64)
         first, before = 0, 0
         for view in reader.views(units):
@@ -89,7 +93,8 @@ def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterat
 
 
 def _wanted_part(result: FetchResult, end: int) -> RecordsChunk:
-    """Offsets that hold no record (spec/storage.md §2) make a fetch of so many records go past the end."""
+    """The records of a fetch before offset `end`. Offsets that hold no record (spec/storage.md §2) make a fetch of so
+    many records go past the end."""
     starts = record_starts(result.records)
     if result.next_offset > end:
         starts = starts[[_queue_offset(result.records, int(position)) < end for position in starts]]

@@ -1,4 +1,4 @@
-"""A group member's way to its Rebalance actor, which any broker starts when it is not there."""
+"""RebalanceClient sends a group's heartbeats to its Rebalance actor, and has a broker start the actor if needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTRODUCTIONS_MAX: Final = 3
 
 
 class RebalanceClient:
-    """Heartbeats of one group's members in this process."""
+    """Sends the heartbeats of one member of a group."""
 
     def __init__(self, group: str, routes: RouteCache) -> None:
         self._group = group
@@ -34,25 +34,26 @@ class RebalanceClient:
         self._brokers: list[str] = []
 
     def heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
-        """Say one heartbeat. Raises ServiceNotAvailableError or RequestTimeoutError when the group cannot be reached;
-        the assignment held so far is valid until the session times out."""
+        """Send one heartbeat and return the group's answer. ServiceNotAvailableError or RequestTimeoutError when the
+        group cannot be reached; the assignment held so far is valid until the session times out."""
         with self._lock:
             opened = self._opened
         if not opened:
             self._open()
         for _ in range(INTRODUCTIONS_MAX):
-            said = self._next(heartbeat)
-            assignment = self._say(said)
-            if assignment.session == said.session or heartbeat.leaving:
+            numbered = self._numbered(heartbeat)
+            assignment = self._send(numbered)
+            if assignment.session == numbered.session or heartbeat.leaving:
                 return assignment
         raise ServiceNotAvailableError(f"group {self._group} does not take up a member: its actor is being restarted")
 
-    def _next(self, heartbeat: GroupHeartbeat) -> GroupHeartbeat:
+    def _numbered(self, heartbeat: GroupHeartbeat) -> GroupHeartbeat:
+        """The heartbeat with the session, the next sequence number and the latest generation."""
         with self._lock:
             self._sequence += 1
             return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
 
-    def _say(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
+    def _send(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
         timeout_s = REBALANCE_CALL_TIMEOUT_S if heartbeat.session or heartbeat.leaving else REBALANCE_FIRST_TIMEOUT_S
         try:
             assignment: GroupAssignment = self._actor.call("heartbeat", heartbeat, timeout_s=timeout_s)
@@ -85,7 +86,7 @@ class RebalanceClient:
         raise failure
 
     def _broker_names(self) -> list[str]:
-        """The brokers of now, or those of before while no NameServer answers."""
+        """The brokers of the cluster; while no NameServer answers, those known before."""
         try:
             self._brokers = sorted(self._routes.brokers())
         except RaymqError:
@@ -97,7 +98,7 @@ class RebalanceClient:
 def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
     """Tell a group's members, by their next heartbeats, that brokers have reset offsets of the group.
 
-    Safe to repeat. A group without a Rebalance actor has no member to tell, and one that has just died is followed by
+    Safe to repeat. A group without a Rebalance actor has no member to tell; an actor that has just died is followed by
     one whose offsets version is new to every member; both are no error. RequestTimeoutError or ServiceNotAvailableError
     when the actor does not answer: members then learn of the reset when they next commit.
     """
@@ -111,7 +112,7 @@ def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
 
 
 def _runs(actor: ActorRef) -> bool:
-    """Whether an actor of this name is there, or is being restarted."""
+    """True if an actor of this name runs, or is being restarted."""
     try:
         actor.handle()
     except ServiceNotAvailableError:

@@ -1,7 +1,7 @@
-"""Which messages of a topic a consumer wants, by tag (spec/messaging.md §8.1).
+"""Subscription says which messages of a topic a consumer wants, by tag (spec/messaging.md §8.1).
 
-A filter works twice: on the consume queue's tag codes, where messages are skipped without being read, and on the tag's
-text once the message is decoded, because two tags may share a code.
+The filter works twice: on the consume queue's tag codes, where messages are skipped without being read, and on the
+tag's text once the message is decoded, because two tags may share a code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """`tags` empty means every message; `tag_codes` is None then."""
+    """The wanted tags of one topic. Empty `tags` mean every message; `tag_codes` is None then."""
 
     topic: str
     expression: str
@@ -42,5 +42,5 @@ class Subscription:
         return cls(topic, expression, tags, frozenset(java_hash(tag) for tag in tags))
 
     def matches(self, tags: str | None) -> bool:
-        """Whether a message with this tag text is wanted. The exact check behind the one on codes."""
+        """True if a message with this tag text is wanted: the exact check behind the one on codes."""
         return not self.tags or tags in self.tags

@@ -88,7 +88,7 @@ class Model:
 
     def deliver(self) -> None:
         for task in self.core.deliverable(self.now_s):
-            assert not task.held.dropped
+            assert not task.process_queue.dropped
             assert task.unfinished == set(range(len(task.messages)))
             if self.orderly:
                 self.check_order(task)
@@ -97,14 +97,14 @@ class Model:
     def check_order(self, task: Task) -> None:
         others = [other for other in self.flying if other.queue == task.queue]
         assert not others, f"two tasks of {task.queue} in flight"
-        first, place = task.messages.offsets[0], self.place.get(task.held, 0)
+        first, place = task.messages.offsets[0], self.place.get(task.process_queue, 0)
         skipped = {n for n in self.wanted[task.queue] if place <= n < first and n >= self.gone[task.queue]} - self.done[
             task.queue
         ]
         assert not skipped, f"{task.queue} skips {skipped}"
         assert first >= place, f"{task.queue} goes back"
-        held = task.held
-        repeated = held.finished_count + len(task.messages)
+        process_queue = task.process_queue
+        repeated = process_queue.finished_count + len(task.messages)
         assert repeated <= max(self.settings.pull_batch_size, len(task.messages)), "too much would be repeated"
 
     def progress(self) -> None:
@@ -135,20 +135,20 @@ class Model:
     def report(self, task: Task, report: ConsumeReport, well: set[int]) -> None:
         offsets = {task.messages.offsets[index] for index in well}
         self.done[task.queue] |= offsets
-        if offsets and not task.held.dropped:
-            self.place[task.held] = max(offsets) + 1
+        if offsets and not task.process_queue.dropped:
+            self.place[task.process_queue] = max(offsets) + 1
         if report.ended:
             self.flying.remove(task)
         self.sending += self.core.reported(task, report, self.now_s).send_backs
 
     def die(self) -> None:
         flying, self.flying = self.flying, []
-        self.core.listener_away = True
+        self.core.listener_lost()
         for task in flying:
             self.sending += self.core.died(task, self.now_s).send_backs
 
     def back(self) -> None:
-        self.core.listener_away = False
+        self.core.listener_back()
 
     # The broker
 
@@ -160,8 +160,8 @@ class Model:
             self.core.send_back_failed(sent, self.now_s)
             return
         self.done[sent.task.queue].update(sent.messages.offsets)
-        if not sent.task.held.dropped:
-            self.place[sent.task.held] = max(sent.messages.offsets) + 1
+        if not sent.task.process_queue.dropped:
+            self.place[sent.task.process_queue] = max(sent.messages.offsets) + 1
         self.core.sent_back(sent)
 
     def ask_commit(self) -> None:
@@ -209,9 +209,9 @@ class Model:
             self.core.grant(queue, self.generation)
 
     def begin(self) -> None:
-        for held in self.core.starting("broker-a"):
-            self.core.begin(held, self.stored[held.queue])
-            self.place[held] = self.stored[held.queue].queue_offset
+        for process_queue in self.core.starting("broker-a"):
+            self.core.started(process_queue, self.stored[process_queue.queue])
+            self.place[process_queue] = self.stored[process_queue.queue].queue_offset
 
     def revoke(self) -> None:
         if self.core.holding:
@@ -228,22 +228,26 @@ class Model:
             self.core.drop(queue)
 
     def suspend(self) -> None:
-        self.core.suspended = True
+        self.core.suspend(True)
         self.fetch()
         assert self.core.deliverable(self.now_s) == []
-        self.core.suspended = False
+        self.core.suspend(False)
 
     def pass_time(self) -> None:
         self.now_s += self.chance.choice([0.1, 1.0, 40.0])
 
     def check_account(self) -> None:
-        for held in self.core.held():
-            waiting = sum(len(run) for run in held.waiting)
-            under_way = sum(len(task.unfinished) for task in {*held.flying, *held.again, *held.sending})
-            assert waiting == held.waiting_count
-            if held.revoked_at_s is None:
-                assert waiting + under_way == held.count, f"{held.queue}: {waiting} + {under_way} of {held.count}"
-            assert held.count or held.size_bytes == 0 or held.revoked_at_s is not None
+        for process_queue in self.core.process_queues():
+            waiting = sum(len(run) for run in process_queue.waiting)
+            under_way = sum(
+                len(task.unfinished) for task in {*process_queue.flying, *process_queue.again, *process_queue.sending}
+            )
+            assert waiting == process_queue.waiting_count
+            if process_queue.revoked_at_s is None:
+                assert waiting + under_way == process_queue.count, (
+                    f"{process_queue.queue}: {waiting} + {under_way} of {process_queue.count}"
+                )
+            assert process_queue.count or process_queue.size_bytes == 0 or process_queue.revoked_at_s is not None
 
     def step(self) -> None:
         usual = [

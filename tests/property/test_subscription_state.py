@@ -38,7 +38,7 @@ class Model:
             span_max=self.chance.choice([1, 5, 2000]),
         )
         self.core = SubscriptionState(settings, 0.0)
-        self.core.subscriptions["orders"] = Subscription.parse("orders")
+        self.core.subscribe(Subscription.parse("orders"))
         self.now_s = 0.0
         self.trouble = True
         self.generation = 1
@@ -57,7 +57,7 @@ class Model:
     # The group
 
     def heartbeat(self) -> None:
-        self.core.assigned(GroupAssignment(self.generation, frozenset(self.granted), 1), self.now_s)
+        self.core.assignment_received(GroupAssignment(self.generation, frozenset(self.granted), 1), self.now_s)
 
     def grant(self) -> None:
         self.granted.add(self.chance.choice(NAMES))
@@ -74,7 +74,7 @@ class Model:
             known = self.table.get(GROUP, "orders", queue.queue_id) or QueueOffset(0)
             self.table.set(GROUP, "orders", {queue.queue_id: known.queue_offset}, {})
             self.owners.note(GROUP, "orders", queue.queue_id, generation)
-            assert self.core.started(queue, known)
+            assert self.core.start_known(queue, known)
             self.begin(queue, known)
 
     def begin(self, queue: MessageQueue, start: QueueOffset) -> None:
@@ -96,7 +96,7 @@ class Model:
     def fall_silent(self) -> None:
         self.now_s += 100.0
         self.core.fence(self.now_s)
-        assert not self.core.held
+        assert not self.core.assigned_queues
         self.heartbeat()
 
     # The stores
@@ -139,14 +139,14 @@ class Model:
         self.core.poll_ends(self.now_s)
 
     def returned(self, queue: MessageQueue, offsets: list[int]) -> None:
-        assert queue in self.core.held, f"{queue} is not held"
+        assert queue in self.core.assigned_queues, f"{queue} is not held"
         assert queue not in self.core.paused, f"{queue} is paused"
         expected = sorted(n for n in self.wanted[queue] if n >= self.place[queue])[: len(offsets)]
         assert offsets == expected, f"{queue} at {self.place[queue]}"
         self.place[queue] = self.out[queue] = offsets[-1] + 1
 
     def any_held(self) -> MessageQueue | None:
-        return self.chance.choice(self.core.held) if self.core.held else None
+        return self.chance.choice(self.core.assigned_queues) if self.core.assigned_queues else None
 
     def seek(self) -> None:
         if queue := self.any_held():
@@ -185,8 +185,8 @@ class Model:
             self.commits.append((commits, self.broker(commits)))
 
     def question(self) -> None:
-        questions = self.core.questions()
-        self.core.answered(questions, self.noted(self.broker(questions)))
+        reset_queries = self.core.reset_queries()
+        self.core.commit_answered(reset_queries, self.noted(self.broker(reset_queries)))
 
     def broker(self, commits: dict[MessageQueue, OffsetCommit]) -> CommitAnswer:
         for queue, commit in commits.items():
@@ -203,14 +203,14 @@ class Model:
 
     def take_answers(self) -> None:
         for commits, answer in self.commits:
-            self.core.answered(commits, self.noted(answer))
+            self.core.commit_answered(commits, self.noted(answer))
         self.commits.clear()
 
     def noted(self, answer: CommitAnswer) -> CommitAnswer:
         """What the program sees of resets."""
         for queue, at in answer.reset.items():
-            held = self.core._queues.get(queue)
-            if held is not None and at.reset_version > held.reset_version:
+            assigned = self.core._queues.get(queue)
+            if assigned is not None and at.reset_version > assigned.reset_version:
                 self.place[queue] = self.finished[queue] = at.queue_offset
                 self.version[queue] = at.reset_version
         return answer
@@ -227,9 +227,9 @@ class Model:
         rare = [self.revoke, self.reset, self.fall_silent, self.commit_all]
         self.chance.choice(usual * 6 + unusual * 2 + rare)()
         self.now_s += 0.1
-        for queue in self.core.held:
-            held = self.core.get(queue)
-            assert held.done <= held.position
+        for queue in self.core.assigned_queues:
+            assigned = self.core.get(queue)
+            assert assigned.done <= assigned.position
 
     def settle(self) -> None:
         """Nothing is paused, revoked or reset any more: what is left comes, and is committed."""

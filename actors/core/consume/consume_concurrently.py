@@ -1,12 +1,13 @@
-"""Consuming a queue's messages many at a time (spec/messaging.md §5.8).
+"""ConsumeConcurrently consumes many messages of a queue at a time (spec/messaging.md §5.8).
 
-Several tasks of a queue are at the listener at once, and what fails is sent back to the broker, which delivers it later
-through the retry topic; so nothing waits for a slow or a failing message but the offset to commit.
+Several tasks of a queue are at the listener at once, and failed messages are sent back to the broker, which delivers
+them later through the retry topic; so nothing waits for a slow or a failing message but the offset to commit.
 
-A listener's process that dies takes all its tasks with it, and nobody can say which message killed it. Each task comes
-again; one that has seen `SUSPECT_DEATHS` is split into single messages, its suspects, which are delivered one by one,
-so that an innocent one is cleared by being consumed. Whichever has seen the process die `TRIALS_MAX` times while it was
-the only suspect there is sent back, and to the dead letters at once if it has come back from the retry topic before.
+A listener's process that dies takes all its tasks with it, and nobody can say which message killed it. Each task is
+delivered again; one that has seen `SUSPECT_DEATHS` is split into single messages, its suspects, which are delivered one
+by one, so that an innocent one is cleared by being consumed. A message that has seen the process die `TRIALS_MAX` times
+while it was the only suspect there is sent back; it goes to the dead letters at once if it has come back from the retry
+topic before.
 """
 
 from __future__ import annotations
@@ -30,18 +31,23 @@ from raymq.protocol.consume_result import ConsumeReport
 TASKS_AHEAD: Final = 4
 """Full tasks in flight, so that the listener has work while others are on their way."""
 SUSPECT_DEATHS: Final = 2
+"""Deaths of the listener's process after which the messages of a task are suspects."""
 TRIALS_MAX: Final = 2
+"""Deaths over one and the same suspect after which it is sent back."""
 DEAD_LETTER: Final = -1
+"""The delay level that sends a message to the dead-letter topic."""
 
 
 class ConsumeConcurrently(ConsumeService):
-    """See the module. `settings.threads` listener calls run at a time."""
+    """Tasks and failures of a concurrent consumer. `settings.threads` listener calls run at a time."""
 
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
         self.uncommitted_max = settings.consume_concurrently_max_span
         self._flying: set[Task] = set()
+        """Tasks at the listener, of all queues."""
         self._suspect: Task | None = None
+        """The one suspect at the listener."""
 
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[Task]:
         taken: list[Task] = []
@@ -52,25 +58,25 @@ class ConsumeConcurrently(ConsumeService):
         ready = self._in_turn(queues)
         while ready and in_flight < in_flight_max and len(self._flying) < TASKS_MAX:
             still_ready = []
-            for held in ready:
-                task = self._next(held, size, now_s)
+            for process_queue in ready:
+                task = self._next(process_queue, size, now_s)
                 if task is None:
                     continue
                 self._flying.add(task)
                 taken.append(task)
                 in_flight += len(task.messages)
-                still_ready.append(held)
+                still_ready.append(process_queue)
                 if in_flight >= in_flight_max or len(self._flying) >= TASKS_MAX:
                     break
             ready = still_ready
         return taken
 
     def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
-        held = task.held
+        process_queue = task.process_queue
         ended = self._land(task, report)
         if report.ended:
-            self._forget(task)
-        if held.dropped:
+            self._no_longer_flying(task)
+        if process_queue.dropped:
             return Reaction()
         failed: set[int] = set()
         by_level: dict[int, set[int]] = defaultdict(set)
@@ -78,84 +84,91 @@ class ConsumeConcurrently(ConsumeService):
             indices = ended & set(range(failure.first, failure.first + failure.count))
             failed |= indices
             by_level[failure.delay_level] |= indices
-            held.trouble = failure.error
-        held.finish(task, ended - failed)
+            process_queue.trouble = failure.error
+        process_queue.finish(task, ended - failed)
         if len(ended) > len(failed) and not failed:
-            held.trouble = ""
+            process_queue.trouble = ""
         if report.ended:
-            self._deliver_again(held, task, sorted_tuple(task.unfinished - task.sending - failed), now_s)
+            self._deliver_again(process_queue, task, sorted_tuple(task.unfinished - task.sending - failed), now_s)
         if not self.clustering:
-            held.finish(task, failed)  # logged, and lost (spec/messaging.md §5.8)
+            process_queue.finish(task, failed)  # logged, and lost (spec/messaging.md §5.8)
             return Reaction(len(ended) - len(failed), len(failed))
         return Reaction(
             len(ended) - len(failed),
             len(failed),
-            [self._send_back(task, indices, level, held.trouble) for level, indices in by_level.items() if indices],
+            [
+                self._send_back(task, indices, level, process_queue.trouble)
+                for level, indices in by_level.items()
+                if indices
+            ],
         )
 
     def died(self, task: Task, now_s: float) -> Reaction:
-        held = task.held
-        held.flying.discard(task)
+        process_queue = task.process_queue
+        process_queue.flying.discard(task)
         was_suspect = self._suspect is task
-        self._forget(task)
+        self._no_longer_flying(task)
         left = sorted_tuple(task.unfinished - task.sending)
-        if held.dropped or not left:
+        if process_queue.dropped or not left:
             return Reaction()
         task.deaths += 1
         task.trials += was_suspect
         if task.trials >= TRIALS_MAX:
-            held.trouble = f"the listener's process died {task.deaths} times over the message at offset " + ", ".join(
-                str(task.messages.offsets[index]) for index in left
+            process_queue.trouble = (
+                f"the listener's process died {task.deaths} times over the message at offset "
+                + ", ".join(str(task.messages.offsets[index]) for index in left)
             )
             if not self.clustering:
-                held.finish(task, left)
+                process_queue.finish(task, left)
                 return Reaction(failed=len(left))
             came_before = any(task.messages.reconsume_times(index) for index in left)
             return Reaction(
                 failed=len(left),
-                send_backs=[self._send_back(task, set(left), DEAD_LETTER if came_before else 0, held.trouble)],
+                send_backs=[self._send_back(task, set(left), DEAD_LETTER if came_before else 0, process_queue.trouble)],
             )
-        held.trouble = "the listener's process died; what it had is delivered again"
+        process_queue.trouble = "the listener's process died; what it had is delivered again"
         if task.deaths < SUSPECT_DEATHS:
-            self._deliver_again(held, task, left, now_s)
+            self._deliver_again(process_queue, task, left, now_s)
         else:
             for index in left:
-                self._deliver_again(held, task, (index,), now_s)
+                self._deliver_again(process_queue, task, (index,), now_s)
         return Reaction()
 
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
-        task, held = sent.task, sent.task.held
+        task, process_queue = sent.task, sent.task.process_queue
         self._sending_ended(sent)
         task.unfinished.difference_update(sent.indices)
-        if held.revoked_at_s is None and not held.dropped:
+        if process_queue.revoked_at_s is None and not process_queue.dropped:
             messages = sent.messages
             again = messages.failed_once_more(range(len(messages)))
-            held.again.append(Task(held, again, ready_at_s=now_s + SEND_BACK_RETRY_S))
+            process_queue.again.append(Task(process_queue, again, ready_at_s=now_s + SEND_BACK_RETRY_S))
 
-    def _next(self, held: ProcessQueue, size: int, now_s: float) -> Task | None:
-        for task in held.again:
+    def _next(self, process_queue: ProcessQueue, size: int, now_s: float) -> Task | None:
+        for task in process_queue.again:
             suspect = task.deaths >= SUSPECT_DEATHS
             if task.ready_at_s > now_s or (suspect and self._suspect is not None):
                 continue
-            held.again.remove(task)
+            process_queue.again.remove(task)
             if suspect:
                 self._suspect = task
             return self._fly(task)
-        if held.waiting and held.finished_count < self.uncommitted_max:
-            return self._fly(Task(held, held.take(size)))
+        if process_queue.waiting and process_queue.finished_count < self.uncommitted_max:
+            return self._fly(Task(process_queue, process_queue.take_waiting(size)))
         return None
 
-    def _forget(self, task: Task) -> None:
+    def _no_longer_flying(self, task: Task) -> None:
         self._flying.discard(task)
         if self._suspect is task:
             self._suspect = None
 
-    def _deliver_again(self, held: ProcessQueue, task: Task, indices: tuple[int, ...], now_s: float) -> None:
-        """As a new task; the old one has nothing to do with these messages any more."""
+    def _deliver_again(self, process_queue: ProcessQueue, task: Task, indices: tuple[int, ...], now_s: float) -> None:
+        """Move messages to a new task that is delivered again; they are no longer unfinished in the old one."""
         task.unfinished.difference_update(indices)
-        if indices and held.revoked_at_s is None:
+        if indices and process_queue.revoked_at_s is None:
             messages = task.messages.pick(indices)
-            held.again.append(Task(held, messages, deaths=task.deaths, trials=task.trials, ready_at_s=now_s))
+            process_queue.again.append(
+                Task(process_queue, messages, deaths=task.deaths, trials=task.trials, ready_at_s=now_s)
+            )
 
     def _send_back(self, task: Task, indices: set[int], delay_level: int, reason: str) -> SendBack:
         limit = self.settings.max_reconsume_times

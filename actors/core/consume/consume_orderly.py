@@ -1,11 +1,12 @@
-"""Consuming a queue's messages one after another (spec/messaging.md §5.10).
+"""ConsumeOrderly consumes the messages of a queue one after another (spec/messaging.md §5.10).
 
-One task of a queue is at the listener at a time. It stops at the first message that fails: what came before is done,
-the rest comes again, that message first, after the queue's pause. A message that has failed `max_reconsume_times` times
-is sent back, to the retry topic or the dead letters, and the queue goes on; by default there is no such limit.
+One task of a queue is at the listener at a time. It stops at the first message that fails: the messages before are
+finished, the others are delivered again, the failed one first, after the queue's pause. A message that has failed
+`max_reconsume_times` times is sent back, to the retry topic or the dead letters, and the queue goes on; by default
+there is no such limit.
 
-What is finished and not yet committed, together with what is in flight, is at most one full task, so that no more is
-delivered again when this process dies.
+The finished messages that are not yet committed, together with those in flight, are at most one full task, so that no
+more is delivered again when this process dies.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from raymq.protocol.consume_result import ConsumeReport, Failure
 
 SUSPEND_MIN_MS: Final = 10
 SUSPEND_MAX_MS: Final = 30_000
+"""Bounds of the pause after a failure."""
 DEATH_PAUSE_MAX_S: Final = 30.0
+"""The longest pause after deaths of the listener's process; it doubles from 1 s with each death."""
 
 
 class ConsumeOrderly(ConsumeService):
-    """See the module."""
+    """Tasks and failures of an orderly consumer."""
 
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
@@ -34,91 +37,91 @@ class ConsumeOrderly(ConsumeService):
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[Task]:
         size = self._task_size(1)
         taken = []
-        for held in self._in_turn(queues):
+        for process_queue in self._in_turn(queues):
             if len(self._flying) >= TASKS_MAX:
                 break
-            task = self._next(held, size, now_s) if held.idle else None
+            task = self._next(process_queue, size, now_s) if process_queue.idle else None
             if task is not None:
                 self._flying.add(task)
                 taken.append(task)
         return taken
 
     def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
-        held = task.held
+        process_queue = task.process_queue
         ended = self._land(task, report)
         if report.ended:
             self._flying.discard(task)
-        if held.dropped:
+        if process_queue.dropped:
             return Reaction()
         failed: set[int] = set()
         for failure in report.failures:
             failed |= ended & set(range(failure.first, failure.first + failure.count))
-        held.finish(task, ended - failed)
+        process_queue.finish(task, ended - failed)
         if failed:
             return self._failed(task, failed, report.failures[0], len(ended) - len(failed), now_s)
         if ended:
-            held.trouble = ""
+            process_queue.trouble = ""
         if report.ended:
             left = task.messages.pick(task.unfinished) if task.unfinished else None
-            self._put_back(held, [Task(held, left, deaths=task.deaths)] if left else [])
+            self._put_back(process_queue, [Task(process_queue, left, deaths=task.deaths)] if left else [])
         return Reaction(len(ended))
 
     def died(self, task: Task, now_s: float) -> Reaction:
-        held = task.held
-        held.flying.discard(task)
+        process_queue = task.process_queue
+        process_queue.flying.discard(task)
         self._flying.discard(task)
         left = sorted_tuple(task.unfinished)
-        if not held.dropped and left:
+        if not process_queue.dropped and left:
             deaths = 1 if len(left) < len(task.messages) else task.deaths + 1
             pause_s = min(2.0 ** min(deaths - 2, 10), DEATH_PAUSE_MAX_S) if deaths > 1 else 0.0
-            rest = Task(held, task.messages.pick(left), deaths=deaths, ready_at_s=now_s + pause_s)
-            self._put_back(held, [rest])
-            held.trouble = (
+            rest = Task(process_queue, task.messages.pick(left), deaths=deaths, ready_at_s=now_s + pause_s)
+            self._put_back(process_queue, [rest])
+            process_queue.trouble = (
                 f"the listener's process died {deaths} time(s) at or behind offset {rest.messages.offsets[0]}; it is "
                 "delivered again"
             )
         return Reaction()
 
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
-        held = sent.task.held
+        process_queue = sent.task.process_queue
         self._sending_ended(sent)
-        if not held.dropped:
+        if not process_queue.dropped:
             again = sent.task.messages.failed_once_more(range(len(sent.task.messages)))
-            self._put_back(held, [Task(held, again, ready_at_s=now_s + self._suspend_s(-1))])
+            self._put_back(process_queue, [Task(process_queue, again, ready_at_s=now_s + self._suspend_s(-1))])
 
-    def next_time_s(self, held: ProcessQueue) -> float | None:
-        return held.again[0].ready_at_s if held.again else None
+    def next_time_s(self, process_queue: ProcessQueue) -> float | None:
+        return process_queue.again[0].ready_at_s if process_queue.again else None
 
-    def _next(self, held: ProcessQueue, size: int, now_s: float) -> Task | None:
-        if held.again:
-            return self._fly(held.again.pop(0)) if held.again[0].ready_at_s <= now_s else None
-        count = min(size, held.waiting_count)
-        if held.finished_count and held.finished_count + count > self.uncommitted_max:
-            return None  # the commit under way makes room
-        return self._fly(Task(held, held.take(count)))
+    def _next(self, process_queue: ProcessQueue, size: int, now_s: float) -> Task | None:
+        if process_queue.again:
+            return self._fly(process_queue.again.pop(0)) if process_queue.again[0].ready_at_s <= now_s else None
+        count = min(size, process_queue.waiting_count)
+        if process_queue.finished_count and process_queue.finished_count + count > self.uncommitted_max:
+            return None  # the next commit makes this possible
+        return self._fly(Task(process_queue, process_queue.take_waiting(count)))
 
     def _failed(self, task: Task, failed: set[int], failure: Failure, ok: int, now_s: float) -> Reaction:
-        held, limit = task.held, self.settings.max_reconsume_times
-        held.trouble = failure.error
-        held.flying.discard(task)
+        process_queue, limit = task.process_queue, self.settings.max_reconsume_times
+        process_queue.trouble = failure.error
+        process_queue.flying.discard(task)
         self._flying.discard(task)
         exhausted = {i for i in failed if limit >= 0 and task.messages.reconsume_times(i) >= limit}
         send_backs = []
         if exhausted and not self.clustering:
-            held.finish(task, exhausted)
+            process_queue.finish(task, exhausted)
         elif exhausted:
-            dead = Task(held, task.messages.pick(exhausted))
+            dead = Task(process_queue, task.messages.pick(exhausted))
             send_backs = [self._sending(SendBack(dead, sorted_tuple(dead.unfinished), 0, limit, failure.error))]
         left = task.unfinished - exhausted
         if left:
             messages = task.messages.failed_once_more(failed - exhausted).pick(left)
             pause_s = self._suspend_s(failure.suspend_ms) if failed - exhausted else 0.0
-            self._put_back(held, [Task(held, messages, ready_at_s=now_s + pause_s)])
+            self._put_back(process_queue, [Task(process_queue, messages, ready_at_s=now_s + pause_s)])
         return Reaction(ok, len(failed), send_backs)
 
-    def _put_back(self, held: ProcessQueue, tasks: list[Task]) -> None:
-        if held.revoked_at_s is None:
-            held.again[:0] = tasks
+    def _put_back(self, process_queue: ProcessQueue, tasks: list[Task]) -> None:
+        if process_queue.revoked_at_s is None:
+            process_queue.again[:0] = tasks
 
     def _suspend_s(self, suspend_ms: int) -> float:
         if suspend_ms < 0:

@@ -1,4 +1,4 @@
-"""How fast a consumer instance is, per topic, over the last minute (spec/messaging.md §5.11)."""
+"""ConsumeStats counts, per topic, how fast a consumer instance was over the last minute (spec/messaging.md §5.11)."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class ConsumeStats:
         self._seconds: dict[str, deque[_Second]] = defaultdict(deque)
 
     def pulled(self, topic: str, count: int, now_s: float) -> None:
-        """So many messages were read."""
+        """Count messages that were read."""
         self._now(topic, now_s).pulled += count
 
     def consumed(self, topic: str, ok: int, failed: int, now_s: float) -> None:
-        """So many messages ended well and badly."""
+        """Count messages that were consumed (`ok`) and that failed."""
         second = self._now(topic, now_s)
         second.ok += ok
         second.failed += failed
 
     def took(self, topic: str, count: int, consume_s: float, now_s: float) -> None:
-        """So many messages took so long in the listener, all together."""
+        """Count the seconds that `count` messages took in the listener, all together."""
         second = self._now(topic, now_s)
         second.timed += count
         second.consume_s += consume_s
 
     def figures(self, now_s: float) -> dict[str, dict[str, float]]:
-        """Per topic: RocketMQ's names, TPS per second and the RT in ms."""
+        """The figures per topic, under RocketMQ's names: TPS in messages per second, RT in ms per message."""
         return {topic: self._figures(topic, now_s) for topic in sorted(self._seconds)}
 
     def _figures(self, topic: str, now_s: float) -> dict[str, float]:

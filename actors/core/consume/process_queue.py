@@ -1,11 +1,12 @@
-"""One queue in the hands of a push-consumer instance: what was fetched, what is under way, how far it may be committed.
+"""ProcessQueue keeps the account of one queue of a push-consumer instance: fetched, in flight, finished, committed.
 
-    fetch → [waiting runs] → tasks in flight → finished
-                               ↑        ↓ failed, or the listener died
-                              [again]  ←┘
+    fetch → [waiting records] → tasks in flight → finished
+                                  ↑        ↓ failed, or the listener died
+                                 [again]  ←┘
 
 The account is kept per message (spec/messaging.md §5.5): the offset to commit is the smallest that is not finished, so
-one slow message holds the commit point and nothing else. Nothing here survives the process; offsets do, at the broker.
+one slow message holds the commit point and nothing else. Nothing here survives the process; committed offsets do, at
+the broker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from raymq.record.memory_records import MemoryRecords, join_records
 
 
 class UnfinishedOffsets:
-    """The offsets of messages that were fetched and are not finished. They arrive in ascending order."""
+    """The offsets of messages that were fetched and are not finished. They are added in ascending order."""
 
     def __init__(self) -> None:
         self._left: set[int] = set()
@@ -36,8 +37,8 @@ class UnfinishedOffsets:
         self._next = offsets[-1] + 1
 
     def remove(self, offsets: Collection[int]) -> int:
-        """Finish messages. The offset to commit: the smallest left, behind the last one if none is, and -1 if there
-        was none before."""
+        """Finish messages, and return the offset to commit: the smallest unfinished one; the offset behind the last
+        message if none is unfinished now; -1 if none was unfinished before."""
         if not self._left:
             return -1
         self._left.difference_update(offsets)
@@ -45,7 +46,8 @@ class UnfinishedOffsets:
 
     @property
     def first(self) -> int:
-        """The smallest unfinished offset; behind the last message if there is none, -1 if there never was one."""
+        """The smallest unfinished offset; the one behind the last message if all are finished, -1 if there never was
+        any message."""
         order, left = self._order, self._left
         while order and order[0] not in left:
             order.popleft()
@@ -53,118 +55,132 @@ class UnfinishedOffsets:
 
     @property
     def span(self) -> int:
-        """How far the last unfinished message is from the first."""
+        """The distance in offsets from the first unfinished message to the last fetched one; 0 if all are finished."""
         return self._order[-1] - self.first if self._left else 0
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Messages of one queue on their way to the listener, under one number.
+    """Messages of one queue that are delivered to the listener together, under one number."""
 
-    `unfinished` are the indices of those that are not finished. `deaths` counts how often the listener's process died
-    over them, `trials` how often while this was the only suspect (see consume_concurrently); not before `ready_at_s` is
-    it delivered.
-    """
-
-    held: ProcessQueue
+    process_queue: ProcessQueue
     messages: MemoryRecords
     number: int = 0
+    """Given when the task is delivered; ascending."""
     deaths: int = 0
+    """How often the listener's process died while it had these messages."""
     trials: int = 0
+    """How often it died while this task was the only suspect (see consume_concurrently)."""
     ready_at_s: float = 0.0
+    """The task is not delivered before this time."""
     unfinished: set[int] = field(default_factory=set)
+    """Indices of the messages that are not finished."""
     sending: set[int] = field(default_factory=set)
-    """Indices that are being sent back."""
+    """Indices of the messages that are being sent back to the broker."""
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(len(self.messages)))
 
     @property
     def queue(self) -> MessageQueue:
-        return self.held.queue
+        return self.process_queue.queue
 
 
 @dataclass(slots=True, eq=False)
 class ProcessQueue:
-    """One tenure of a queue; who gets it again gets a new one.
-
-    `fetch_offset`: read next; None until the broker has said where the group stands. `committed_offset`: what the
-    broker has. `generation` and `reset_version` go with each commit (raymq.protocol.group).
-    """
+    """One tenure of a queue, from its grant to its loss. A new grant makes a new one."""
 
     queue: MessageQueue
     generation: int = 0
+    """The group's generation that granted the queue; it goes with each commit (raymq.protocol.group)."""
     reset_version: int = 0
+    """The number of the last offset reset that is known; it goes with each commit, too."""
     fetch_offset: int | None = None
+    """The next offset to fetch; None until the broker has told the group's start offset."""
     committed_offset: int = 0
+    """The offset that the broker has."""
     fetch_at_s: float = 0.0
+    """The queue is not fetched from before this time."""
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
     waiting: deque[MemoryRecords] = field(default_factory=deque)
+    """Records that were fetched and not delivered yet, in order."""
     waiting_count: int = 0
+    """Messages in `waiting`."""
     again: list[Task] = field(default_factory=list)
+    """Tasks to be delivered once more."""
     flying: set[Task] = field(default_factory=set)
+    """Tasks at the listener."""
     sending: set[Task] = field(default_factory=set)
     """Tasks with messages that are being sent back."""
     size_bytes: int = 0
+    """Record bytes of the unfinished messages."""
     finished_count: int = 0
     """Messages finished since the last commit that the broker has answered."""
     asked: OffsetCommit | None = None
-    """The last commit that was handed out; `asked_count` is the `finished_count` of then."""
+    """The last commit that was handed out and may not be answered yet."""
     asked_count: int = 0
+    """The `finished_count` at the time of `asked`."""
     backwards: bool = False
     """The store has less than was committed: the next commit goes back."""
     revoked_at_s: float | None = None
+    """The time of the revocation; None while the queue is granted."""
     dropped: bool = False
+    """The tenure is over: reports about its tasks change nothing."""
     trouble: str = ""
-    """Why the last message that failed did."""
+    """The reason why the last message that failed did; empty after a success."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is at the listener or on its way back to the broker."""
+        """True if no message is at the listener or on its way back to the broker."""
         return not self.flying and not self.sending
 
     @property
     def count(self) -> int:
-        """Messages held: waiting, at the listener, or to be delivered again."""
+        """The number of unfinished messages: waiting, at the listener, or to be delivered again."""
         return len(self.offsets)
 
     @property
+    def in_flight_count(self) -> int:
+        """The number of unfinished messages at the listener."""
+        return sum(len(task.unfinished) for task in self.flying)
+
+    @property
     def commit_offset(self) -> int:
-        """Everything before it is finished."""
+        """The offset to commit: every message before it is finished."""
         if len(self.offsets):
             return self.offsets.first
         return self.committed_offset if self.fetch_offset is None else self.fetch_offset
 
-    def begin(self, offset: int, reset_version: int) -> None:
-        """The broker has said where the group stands."""
+    def start_at(self, offset: int, reset_version: int) -> None:
+        """Start fetching at the group's offset, as the broker has told it."""
         self.fetch_offset = self.committed_offset = offset
         self.reset_version = reset_version
 
-    def fetched(self, run: MemoryRecords, next_offset: int) -> None:
-        """Messages arrived; the queue is read next at `next_offset`, which may be further than their end."""
+    def fetched(self, records: MemoryRecords, next_offset: int) -> None:
+        """Add fetched messages. The next fetch is at `next_offset`, which may lie behind the end of these messages."""
         self.fetch_offset = next_offset
-        if len(run):
-            self.offsets.add(run.offsets)
-            self.waiting.append(run)
-            self.waiting_count += len(run)
-            self.size_bytes += run.size_bytes
+        if len(records):
+            self.offsets.add(records.offsets)
+            self.waiting.append(records)
+            self.waiting_count += len(records)
+            self.size_bytes += records.size_bytes
 
-    def take(self, count: int) -> MemoryRecords:
-        """The next `count` waiting messages, or all of them if there are fewer; there is at least one."""
+    def take_waiting(self, count: int) -> MemoryRecords:
+        """Take the next `count` waiting messages, or all of them if there are fewer. At least one must wait."""
         parts = []
         while count and self.waiting:
-            run = self.waiting.popleft()
-            if len(run) > count:
-                self.waiting.appendleft(run.part(count, len(run)))
-                run = run.part(0, count)
-            parts.append(run)
-            count -= len(run)
+            records = self.waiting.popleft()
+            if len(records) > count:
+                self.waiting.appendleft(records.part(count, len(records)))
+                records = records.part(0, count)
+            parts.append(records)
+            count -= len(records)
         taken = join_records(parts)
         self.waiting_count -= len(taken)
         return taken
 
     def finish(self, task: Task, indices: Collection[int]) -> None:
-        """These messages need nothing more; the others of the task do."""
+        """Finish the messages at `indices` of a task; its other messages stay unfinished."""
         if not indices:
             return
         messages = task.messages
@@ -177,7 +193,7 @@ class ProcessQueue:
         self.finished_count += len(indices)
 
     def give_up_waiting(self) -> None:
-        """Deliver nothing more. What was not delivered stays unfinished, and holds the commit point."""
+        """Deliver no further message. The messages not delivered stay unfinished, and hold the commit offset back."""
         self.waiting.clear()
         self.waiting_count = 0
         self.again.clear()

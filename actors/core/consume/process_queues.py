@@ -1,13 +1,17 @@
-"""What a push-consumer instance has in its hands: the decisions of the Pull actor.
+"""ProcessQueues makes the decisions of the Pull actor about the queues of one push-consumer instance.
 
-A `ProcessQueue` per queue it was granted. The table decides what is fetched (flow control, spec/messaging.md §5.6) and
-committed, and when a queue may be let go; a `ConsumeService` decides what goes to the listener, and in which way.
+It keeps a `ProcessQueue` per granted queue, and decides which are fetched (flow control, spec/messaging.md §5.6), which
+offsets are committed, and when a queue may be released; a `ConsumeService` decides which messages go to the listener,
+in order or concurrently.
 
-    grant → begin → fetch, deliver, commit → revoke → released → drop
+    grant → started → fetch, deliver, commit → revoke → released → drop
 
-A queue being revoked takes nothing new, waits for what is at the listener, and is then released: only then may the
-instance stop reporting it to the group (raymq.protocol.membership). A message that takes longer than RELEASE_PATIENCE_S
-does not hold its queue back, unless the consumer is orderly: then it is delivered once more, by the new owner.
+A revoked queue fetches and delivers nothing new, waits for its messages at the listener, and is then released: only
+then may the instance stop reporting it to the group (raymq.protocol.membership). A message that takes longer than
+RELEASE_PATIENCE_S does not hold its queue back: the new owner delivers it once more. Only an orderly consumer waits for
+it without a limit.
+
+No threads, no clock, no calls: times come in, in seconds. State changes only in the methods of this package.
 """
 
 from __future__ import annotations
@@ -28,10 +32,15 @@ from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.record.memory_records import MemoryRecords
 
 RELEASE_PATIENCE_S: Final = 10.0
+"""How long a revoked queue of a concurrent consumer waits for its messages at the listener."""
+
+PauseState = tuple[bool, frozenset[MessageQueue]]
+"""Whether the user has suspended the instance, and which queues are paused. A plain tuple, because the listener's
+process, which keeps it, cannot import this package."""
 
 
 class PullState(Enum):
-    """Why a queue is fetched from, or not; the first that holds (spec/messaging.md §5.6)."""
+    """The reason why a queue is fetched from or not; of several, the first in this order (spec/messaging.md §5.6)."""
 
     REVOKED = "revoked"
     SUSPENDED = "suspended"
@@ -49,108 +58,145 @@ class ProcessQueues:
     def __init__(self, settings: PushSettings) -> None:
         self._settings = settings
         self._queues: dict[MessageQueue, ProcessQueue] = {}
+        """The queues held, from grant to drop."""
         self._ending: dict[MessageQueue, set[Task]] = {}
+        """Orderly only: tasks of dropped queues that the listener still has."""
         self._per_topic: Counter[str] = Counter()
+        """The number of queues held per topic, which share the topic's thresholds."""
         self._paused: set[MessageQueue] = set()
+        """The queues the user has paused, held or not."""
+        self._suspended = False
+        self._listener_away = True
         self.service: ConsumeService = ConsumeOrderly(settings) if settings.orderly else ConsumeConcurrently(settings)
-        self.suspended = False
-        """The user wants nothing fetched and nothing delivered."""
-        self.listener_away = True
-        """Nothing can be delivered now: the listener's process is not known to be there."""
-
-    # Which queues
 
     @property
     def holding(self) -> frozenset[MessageQueue]:
+        """The queues that the group must not grant to others."""
         return frozenset(self._queues)
 
-    def held(self) -> list[ProcessQueue]:
-        """All of them, for reports."""
+    def process_queues(self) -> list[ProcessQueue]:
+        """All process queues, for reports."""
         return list(self._queues.values())
 
-    def grant(self, queue: MessageQueue, generation: int) -> None:
-        """The group lets us have a queue. It counts as held, and is fetched from once `begin` was called. For a queue
-        that is held, the generation is that of the last assignment that named it (raymq.protocol.membership)."""
-        held = self._queues.get(queue)
-        if held is None:
-            self._queues[queue] = ProcessQueue(queue, generation)
-            self._per_topic[queue.topic] += 1
-        elif held.revoked_at_s is None:
-            held.generation = generation
+    # The user and the listener's process
 
-    def starting(self, broker_name: str) -> list[ProcessQueue]:
-        """A broker group's queues whose start offset is not known yet."""
-        return [
-            held
-            for held in self._queues.values()
-            if held.fetch_offset is None and held.revoked_at_s is None and held.queue.broker_name == broker_name
-        ]
+    @property
+    def suspended(self) -> bool:
+        """True if the user wants nothing fetched and nothing delivered."""
+        return self._suspended
 
-    def begin(self, held: ProcessQueue, offset: QueueOffset) -> None:
-        """The broker has said where the group stands in a queue of `starting`."""
-        if not held.dropped and held.fetch_offset is None:
-            held.begin(offset.queue_offset, offset.reset_version)
+    @property
+    def paused(self) -> frozenset[MessageQueue]:
+        """The queues the user has paused, held or not."""
+        return frozenset(self._paused)
 
-    def revoke(self, queue: MessageQueue, now_s: float) -> None:
-        """Take no more of a queue; `released` names it once what is under way has ended."""
-        held = self._queues.get(queue)
-        if held is not None and held.revoked_at_s is None:
-            held.revoked_at_s = now_s
-            held.give_up_waiting()
+    @property
+    def listener_away(self) -> bool:
+        """True while nothing can be delivered, because the listener's process is not known to run."""
+        return self._listener_away
 
-    def released(self, now_s: float) -> list[MessageQueue]:
-        """Revoked queues that may be let go: nothing is under way, and what is finished is committed."""
-        return [
-            queue
-            for queue, held in self._queues.items()
-            if held.revoked_at_s is not None
-            and held.commit_offset == held.committed_offset
-            and (
-                (held.idle and queue not in self._ending)
-                or (not self._settings.orderly and now_s - held.revoked_at_s > RELEASE_PATIENCE_S)
-            )
-        ]
-
-    def drop(self, queue: MessageQueue) -> None:
-        """Forget a queue that was released, or lost. What is at the listener is not heeded any more; in order, who gets
-        the queue again here waits for it."""
-        held = self._queues.pop(queue, None)
-        if held is None:
-            return
-        held.dropped = True
-        self._per_topic[queue.topic] -= 1
-        if held.flying and self._settings.orderly:
-            self._ending.setdefault(queue, set()).update(held.flying)
-
-    def reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Somebody has reset the group's offset: go on there, and drop what is held. A queue that is being let go stays
-        so: its next owner waits for what is at the listener."""
-        held = self._queues.get(queue)
-        if held is None:
-            return
-        self.drop(queue)
-        self.grant(queue, held.generation)
-        self.begin(self._queues[queue], offset)
-        if held.revoked_at_s is not None:
-            self.revoke(queue, held.revoked_at_s)
+    def suspend(self, suspended: bool) -> None:
+        """Fetch and deliver nothing (True), or go on (False)."""
+        self._suspended = suspended
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Fetch and deliver nothing of these queues, held or not."""
         self._paused.update(queues)
 
-    @property
-    def paused(self) -> frozenset[MessageQueue]:
-        return frozenset(self._paused)
-
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Go on with these."""
+        """Go on with paused queues."""
         self._paused.difference_update(queues)
+
+    def listener_lost(self) -> None:
+        """Deliver nothing until `listener_back`: the listener's process has ended, or is a new one."""
+        self._listener_away = True
+
+    def listener_back(self, kept: PauseState | None = None) -> None:
+        """Deliver again: the listener's process answers. `kept`, where known, is what the user has suspended and
+        paused; it counts from now on."""
+        if kept is not None:
+            self._suspended, paused = kept
+            self._paused.update(paused)
+        self._listener_away = False
+
+    # Ownership
+
+    def grant(self, queue: MessageQueue, generation: int) -> None:
+        """Hold a queue that the group has granted. It is fetched from once `started` was called. For a queue that is
+        held already, only the generation changes, to that of the last assignment that named it
+        (raymq.protocol.membership)."""
+        process_queue = self._queues.get(queue)
+        if process_queue is None:
+            self._queues[queue] = ProcessQueue(queue, generation)
+            self._per_topic[queue.topic] += 1
+        elif process_queue.revoked_at_s is None:
+            process_queue.generation = generation
+
+    def starting(self, broker_name: str) -> list[ProcessQueue]:
+        """The queues of a broker group whose start offset is not known yet."""
+        return [
+            process_queue
+            for process_queue in self._queues.values()
+            if process_queue.fetch_offset is None
+            and process_queue.revoked_at_s is None
+            and process_queue.queue.broker_name == broker_name
+        ]
+
+    def started(self, process_queue: ProcessQueue, offset: QueueOffset) -> None:
+        """Fetch a queue of `starting` from the group's offset, as the broker has told it. Ignored for a queue that was
+        dropped meanwhile."""
+        if not process_queue.dropped and process_queue.fetch_offset is None:
+            process_queue.start_at(offset.queue_offset, offset.reset_version)
+
+    def revoke(self, queue: MessageQueue, now_s: float) -> None:
+        """Fetch and deliver nothing more of a queue; `released` names it once its tasks have ended."""
+        process_queue = self._queues.get(queue)
+        if process_queue is not None and process_queue.revoked_at_s is None:
+            process_queue.revoked_at_s = now_s
+            process_queue.give_up_waiting()
+
+    def released(self, now_s: float) -> list[MessageQueue]:
+        """The revoked queues that may be dropped: none of their tasks is in flight, and every finished message is
+        committed."""
+        return [
+            queue
+            for queue, process_queue in self._queues.items()
+            if process_queue.revoked_at_s is not None
+            and process_queue.commit_offset == process_queue.committed_offset
+            and (
+                (process_queue.idle and queue not in self._ending)
+                or (not self._settings.orderly and now_s - process_queue.revoked_at_s > RELEASE_PATIENCE_S)
+            )
+        ]
+
+    def drop(self, queue: MessageQueue) -> None:
+        """Drop a queue that was released, or lost. Reports about its tasks change nothing any more; an orderly consumer
+        that is granted the queue again waits until they have ended."""
+        process_queue = self._queues.pop(queue, None)
+        if process_queue is None:
+            return
+        process_queue.dropped = True
+        self._per_topic[queue.topic] -= 1
+        if process_queue.flying and self._settings.orderly:
+            self._ending.setdefault(queue, set()).update(process_queue.flying)
+
+    def reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Drop the messages of a queue and go on at the offset to which somebody has reset the group. A revoked queue
+        stays revoked: its next owner waits until the listener has ended."""
+        process_queue = self._queues.get(queue)
+        if process_queue is None:
+            return
+        self.drop(queue)
+        self.grant(queue, process_queue.generation)
+        self.started(self._queues[queue], offset)
+        if process_queue.revoked_at_s is not None:
+            self.revoke(queue, process_queue.revoked_at_s)
 
     # Fetching
 
-    def pull_state(self, held: ProcessQueue) -> PullState:
-        """Whether the queue is fetched from."""
-        settings, share = self._settings, max(1, self._per_topic[held.queue.topic])
+    def pull_state(self, process_queue: ProcessQueue) -> PullState:
+        """PULLING if the queue is fetched from, or the first reason why it is not."""
+        settings, share = self._settings, max(1, self._per_topic[process_queue.queue.topic])
         too_many = settings.pull_threshold_for_queue
         if settings.pull_threshold_for_topic > 0:
             too_many = max(1, settings.pull_threshold_for_topic // share)
@@ -158,83 +204,103 @@ class ProcessQueues:
         if settings.pull_threshold_size_for_topic_mib > 0:
             too_many_mib = max(1, settings.pull_threshold_size_for_topic_mib // share)
         rows = (
-            (held.revoked_at_s is not None, PullState.REVOKED),
+            (process_queue.revoked_at_s is not None, PullState.REVOKED),
             (self.suspended, PullState.SUSPENDED),
-            (held.queue in self._paused, PullState.PAUSED),
-            (held.fetch_offset is None, PullState.STARTING),
-            (held.count > too_many, PullState.TOO_MANY_MESSAGES),
-            (held.size_bytes > too_many_mib << 20, PullState.TOO_MANY_BYTES),
+            (process_queue.queue in self._paused, PullState.PAUSED),
+            (process_queue.fetch_offset is None, PullState.STARTING),
+            (process_queue.count > too_many, PullState.TOO_MANY_MESSAGES),
+            (process_queue.size_bytes > too_many_mib << 20, PullState.TOO_MANY_BYTES),
             (
-                not settings.orderly and held.offsets.span > settings.consume_concurrently_max_span,
+                not settings.orderly and process_queue.offsets.span > settings.consume_concurrently_max_span,
                 PullState.TOO_WIDE_A_SPAN,
             ),
         )
         return next((state for holds, state in rows if holds), PullState.PULLING)
 
     def wanted(self, now_s: float) -> dict[MessageQueue, int]:
-        """Queue to fetch offset, for the queues that are fetched from now."""
+        """The offset to fetch next, by queue, for the queues that are fetched from now."""
         return {
-            queue: held.fetch_offset
-            for queue, held in self._queues.items()
-            if held.fetch_offset is not None and held.fetch_at_s <= now_s and self.pull_state(held) is PullState.PULLING
+            queue: process_queue.fetch_offset
+            for queue, process_queue in self._queues.items()
+            if process_queue.fetch_offset is not None
+            and process_queue.fetch_at_s <= now_s
+            and self.pull_state(process_queue) is PullState.PULLING
         }
 
     def fetched(
-        self, queue: MessageQueue, from_offset: int, run: MemoryRecords, next_offset: int, now_s: float
+        self, queue: MessageQueue, from_offset: int, records: MemoryRecords, next_offset: int, now_s: float
     ) -> None:
-        """Messages from `from_offset` up to `next_offset` arrived. An answer to an outdated question is ignored."""
-        held = self._queues.get(queue)
-        if held is None or held.revoked_at_s is not None or held.fetch_offset != from_offset:
+        """Add the messages that a fetch from `from_offset` found; the next fetch is at `next_offset`. Ignored if the
+        queue was revoked meanwhile, or is fetched at another offset now."""
+        process_queue = self._queues.get(queue)
+        if process_queue is None or process_queue.revoked_at_s is not None or process_queue.fetch_offset != from_offset:
             return
         if next_offset > from_offset:
-            held.fetched(run, next_offset)
-            held.fetch_at_s = now_s + self._settings.pull_interval_ms / 1000 if len(run) else 0.0
+            process_queue.fetched(records, next_offset)
+            process_queue.fetch_at_s = now_s + self._settings.pull_interval_ms / 1000 if len(records) else 0.0
 
     def jump(self, queue: MessageQueue, from_offset: int, to_offset: int) -> None:
-        """The store says `from_offset` is not in the queue (any more): go on at `to_offset`."""
-        held = self._queues.get(queue)
-        if held is None or held.revoked_at_s is not None or held.fetch_offset != from_offset:
+        """Fetch on at `to_offset`: the store does not hold `from_offset` (any more). A jump back waits until every held
+        message is finished. Ignored if the queue was revoked meanwhile, or is fetched at another offset now."""
+        process_queue = self._queues.get(queue)
+        if process_queue is None or process_queue.revoked_at_s is not None or process_queue.fetch_offset != from_offset:
             return
-        if to_offset > from_offset or not held.count:
-            held.fetch_offset = to_offset  # what is held was read before its place was gone: it is delivered first
-            held.backwards = to_offset < held.committed_offset
+        if to_offset > from_offset or not process_queue.count:
+            # The messages held were read before the gap came to be: they are delivered first.
+            process_queue.fetch_offset = to_offset
+            process_queue.backwards = to_offset < process_queue.committed_offset
 
-    # Feeding the listener
+    def unreadable(self, queue: MessageQueue, offset: int, error: Exception) -> None:
+        """Note that the store has lost the message at `offset`, the next one of a queue; `trouble` says so."""
+        process_queue = self._queues.get(queue)
+        if process_queue is not None:
+            process_queue.trouble = f"the message at offset {offset} cannot be read: {error}"
+
+    # Delivering
 
     def deliverable(self, now_s: float) -> list[Task]:
-        """What the listener gets now; in flight on return."""
-        if self.suspended or self.listener_away:
+        """The tasks that the listener gets now; they are in flight on return."""
+        if self._suspended or self._listener_away:
             return []
         ready = [
-            held for queue, held in self._queues.items() if queue not in self._paused and queue not in self._ending
+            process_queue
+            for queue, process_queue in self._queues.items()
+            if queue not in self._paused and queue not in self._ending
         ]
         return self.service.next_tasks(ready, now_s)
 
     def next_time_s(self) -> float | None:
-        """When the earliest pause ends, of a delivery or of a fetch."""
+        """The time at which the earliest pause of a delivery or a fetch ends; None if there is none."""
         times = [
             time_s
-            for held in self._queues.values()
-            for time_s in (self.service.next_time_s(held), held.fetch_at_s or None)
+            for process_queue in self._queues.values()
+            for time_s in (self.service.next_time_s(process_queue), process_queue.fetch_at_s or None)
             if time_s is not None
         ]
         return min(times, default=None)
 
     def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
-        """The listener has said how far it is with a task."""
+        """Take the listener's report about a task, and return what follows from it."""
         if report.ended:
             self._ended(task)
-        return self.service.reported(task, report, now_s)
+        reaction = self.service.reported(task, report, now_s)
+        if reaction.ok and task.queue.topic == self._settings.retry_topic:
+            # The messages that had failed came back by the retry topic, and are consumed now.
+            for process_queue in self._queues.values():
+                process_queue.trouble = ""
+        return reaction
 
     def died(self, task: Task, now_s: float) -> Reaction:
-        """The listener's process died with the task."""
+        """Prepare the rest of a task for another delivery: the listener's process died while it had the task."""
         self._ended(task)
         return self.service.died(task, now_s)
 
     def sent_back(self, sent: SendBack) -> None:
+        """Finish messages that the broker has taken back."""
         self.service.sent_back(sent)
 
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
+        """Deliver messages again here that the broker did not take back."""
         self.service.send_back_failed(sent, now_s)
 
     def _ended(self, task: Task) -> None:
@@ -247,39 +313,44 @@ class ProcessQueues:
     # Committing
 
     def uncommitted(self, broker_name: str, *, ask: bool = False) -> dict[MessageQueue, OffsetCommit]:
-        """What to commit at a broker group now; with `ask`, its other queues too, to hear whether they were reset."""
+        """The commits for a broker group now. With `ask`, its other queues are in it too, with None for the offset: the
+        answer then tells whether they were reset."""
         commits = {}
-        for queue, held in self._queues.items():
-            if held.fetch_offset is None or queue.broker_name != broker_name:
+        for queue, process_queue in self._queues.items():
+            if process_queue.fetch_offset is None or queue.broker_name != broker_name:
                 continue
-            offset = held.commit_offset
-            if offset != held.committed_offset or ask:
-                held.asked_count = held.finished_count
-                wanted = offset if offset != held.committed_offset else None
-                held.asked = OffsetCommit(wanted, held.generation, held.reset_version, held.backwards)
-                commits[queue] = held.asked
+            offset = process_queue.commit_offset
+            if offset != process_queue.committed_offset or ask:
+                process_queue.asked_count = process_queue.finished_count
+                wanted = offset if offset != process_queue.committed_offset else None
+                process_queue.asked = OffsetCommit(
+                    wanted, process_queue.generation, process_queue.reset_version, process_queue.backwards
+                )
+                commits[queue] = process_queue.asked
         return commits
 
     def commit_is_urgent(self) -> bool:
-        """Whether a queue waits for a commit: it is being let go, or much is finished that a crash would repeat."""
+        """True if a queue waits for a commit: it is revoked, or a crash now would repeat many finished messages."""
         limit = max(1, self.service.uncommitted_max // 2)
         return any(
-            held.finished_count - held.asked_count >= limit or (held.revoked_at_s is not None and held.idle)
-            for held in self._queues.values()
+            process_queue.finished_count - process_queue.asked_count >= limit
+            or (process_queue.revoked_at_s is not None and process_queue.idle)
+            for process_queue in self._queues.values()
         )
 
     def committed(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> None:
-        """The broker's answer to commits of `uncommitted`."""
+        """Take the broker's answer to commits of `uncommitted`: fenced and deleted queues are dropped, reset ones go on
+        where the answer says."""
         for queue, commit in commits.items():
-            held = self._queues.get(queue)
-            if held is None or held.asked is not commit:
-                continue  # another tenure by now
+            process_queue = self._queues.get(queue)
+            if process_queue is None or process_queue.asked is not commit:
+                continue  # the queue was dropped, reset or granted anew since
             if queue in answer.fenced or queue in answer.gone:
                 self.drop(queue)
             elif queue in answer.reset:
                 self.reset(queue, answer.reset[queue])
             elif commit.queue_offset is not None:
-                held.committed_offset = commit.queue_offset
-                held.backwards = held.backwards and not commit.backwards
-                held.finished_count -= held.asked_count
-                held.asked_count = 0
+                process_queue.committed_offset = commit.queue_offset
+                process_queue.backwards = process_queue.backwards and not commit.backwards
+                process_queue.finished_count -= process_queue.asked_count
+                process_queue.asked_count = 0

@@ -1,88 +1,189 @@
-"""One queue that a pull consumer holds: where it stands, and what waits of it for the next poll.
+"""AssignedMessageQueue is one queue of a pull consumer: its state, its offsets, and the records that wait for a poll.
 
-No threads, no clock, no calls; raymq.consumer.pull.subscription_state has all of them.
+    granted → STARTING → STARTED ⇄ REVOKED → RELEASED        ASSIGNMENT_TRANSITIONS has every step
+
+No threads, no clock, no calls: raymq.consumer.pull.subscription_state has all queues of a consumer, and applies what
+the group, the brokers, the stores and the program do to them.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
 
 from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit, QueueOffset
 
 
+class AssignmentState(Enum):
+    """How far the assignment of a queue to this consumer is."""
+
+    STARTING = "starting"
+    """Granted by the group; its start offset is not known yet. Others must not get it meanwhile."""
+    STARTED = "started"
+    """Fetched from, and returned by polls."""
+    REVOKED = "revoked"
+    """Neither fetched from nor returned; kept until the program has finished with what polls returned of it."""
+    RELEASED = "released"
+    """Not this consumer's any more; a new grant makes a new assignment."""
+
+
+class AssignmentEvent(Enum):
+    """The events that change an assignment."""
+
+    GRANT = "grant"
+    """The group's answer to a heartbeat names the queue."""
+    START = "start"
+    """The broker has told the start offset."""
+    REVOKE = "revoke"
+    """The group's answer does not name the queue, or its topic was unsubscribed."""
+    RELEASE = "release"
+    """The program has finished with the queue, and its offset is committed where it is to be."""
+    LOSE = "lose"
+    """The queue is another's, may be soon, or is deleted: nothing of it may be returned or committed any more."""
+
+
+ASSIGNMENT_TRANSITIONS: Final[Mapping[AssignmentState, Mapping[AssignmentEvent, AssignmentState]]] = {
+    AssignmentState.STARTING: {
+        AssignmentEvent.GRANT: AssignmentState.STARTING,
+        AssignmentEvent.START: AssignmentState.STARTED,
+        AssignmentEvent.REVOKE: AssignmentState.RELEASED,  # nothing was read of it: nobody has to finish anything
+        AssignmentEvent.LOSE: AssignmentState.RELEASED,
+    },
+    AssignmentState.STARTED: {
+        AssignmentEvent.GRANT: AssignmentState.STARTED,
+        AssignmentEvent.REVOKE: AssignmentState.REVOKED,
+        AssignmentEvent.LOSE: AssignmentState.RELEASED,
+    },
+    AssignmentState.REVOKED: {
+        AssignmentEvent.GRANT: AssignmentState.STARTED,
+        AssignmentEvent.REVOKE: AssignmentState.REVOKED,
+        AssignmentEvent.RELEASE: AssignmentState.RELEASED,
+        AssignmentEvent.LOSE: AssignmentState.RELEASED,
+    },
+    AssignmentState.RELEASED: {},
+}
+"""The state after each event. An event that a state has no entry for is a broken invariant."""
+
+
 @dataclass(slots=True)
 class AssignedMessageQueue:
-    """Offsets first: `fetch_offset` is read next; `position` is what the next poll returns; `done`, never beyond it, is
-    what the program has finished with; `committed` is what of that the brokers have, None while that is not known.
-
-    `runs` wait for the next poll. `asked`: a read from `fetch_offset` is under way, and its answer is wanted.
-    `settled`: the program has finished with all that polls returned. `backwards`: it has sought back behind what it had
-    finished with, and the brokers are to be told so. Nothing waits of a queue that is `paused` or `revoked`.
-    """
+    """One assignment of a queue, from its grant to its release. Its offsets: done ≤ position ≤ fetch_offset."""
 
     queue: MessageQueue
     generation: int
-    reset_version: int
-    position: int
-    committed: int | None
-    fetch_offset: int
-    done: int
-    runs: deque[FetchedRecords] = field(default_factory=deque)
+    """The group's generation that granted the queue, which goes with each commit; 0 without a group."""
+    state: AssignmentState = AssignmentState.STARTING
+    reset_version: int = 0
+    """The number of the last offset reset that is known; it goes with each commit, too."""
+    fetch_offset: int = 0
+    """The next offset to fetch."""
+    position: int = 0
+    """The next offset that a poll returns."""
+    done: int = 0
+    """The program has finished with every message before it."""
+    committed: int | None = None
+    """The offset the brokers have; None while that is not known."""
+    buffered: deque[FetchedRecords] = field(default_factory=deque)
+    """The records that wait for a poll; none while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
-    asked: bool = False
+    fetching: bool = False
+    """A fetch from `fetch_offset` is under way, and its result is wanted."""
     settled: bool = True
+    """The program has finished with everything that polls returned."""
     backwards: bool = False
+    """The program has sought back behind `done` or `committed`: the next commit goes back, and says so."""
     paused: bool = False
-    revoked: bool = False
 
-    @classmethod
-    def at(cls, queue: MessageQueue, start: QueueOffset, generation: int) -> AssignedMessageQueue:
-        """A queue to begin with. A member's start is committed already; generation 0 has only asked."""
-        offset = start.queue_offset
-        return cls(queue, generation, start.reset_version, offset, offset if generation else None, offset, offset)
+    def change(self, event: AssignmentEvent) -> None:
+        """Go to the state that ASSIGNMENT_TRANSITIONS says; AssertionError for an event that cannot happen now."""
+        following = ASSIGNMENT_TRANSITIONS[self.state].get(event)
+        assert following is not None, f"{self.queue}: {event} cannot happen while the queue is {self.state}"
+        self.state = following
 
-    def empty(self, offset: int) -> None:
-        """Drop what waits here and what is being read, and read from `offset`."""
-        self.fetch_offset = self.position = offset
-        self.asked = False
-        self.runs.clear()
-        self.buffered_count = self.buffered_bytes = 0
+    def start(self, start: QueueOffset) -> None:
+        """Fetch from the start offset. It counts as committed for a member of a group, whose broker has noted it."""
+        self.change(AssignmentEvent.START)
+        self.reset_version = start.reset_version
+        self.fetch_offset = self.position = self.done = start.queue_offset
+        self.committed = start.queue_offset if self.generation else None
 
-    def go_to(self, offset: int) -> None:
-        """Go on at `offset`, and count what was before as finished, or as not done yet."""
-        self.empty(offset)
-        self.done = offset
+    def grant(self, generation: int) -> None:
+        """Keep the queue in this generation; a revoked one is fetched from and returned again."""
+        self.change(AssignmentEvent.GRANT)
+        self.generation = generation
 
-    def finish(self) -> None:
-        """The program has finished with what polls returned."""
-        self.done = self.position
-        self.settled = True
+    def revoke(self) -> None:
+        """Neither fetch nor return anything of the queue any more."""
+        self.change(AssignmentEvent.REVOKE)
+        self.refetch_from(self.position)
 
     @property
-    def dirty(self) -> bool:
-        """Whether there is something to commit."""
-        return self.committed is None or self.done > self.committed or (self.backwards and self.done != self.committed)
+    def revoked(self) -> bool:
+        """True if the queue is kept only until the program has finished with it."""
+        return self.state is AssignmentState.REVOKED
 
     @property
     def silent(self) -> bool:
-        """Whether it is neither read nor returned."""
+        """True if the queue is neither fetched from nor returned."""
         return self.paused or self.revoked
 
-    def take(self, part: PolledRecords) -> None:
-        """The records of a slice were returned. They are the first that wait."""
-        fetched = self.runs[0]
+    @property
+    def dirty(self) -> bool:
+        """True if there is something to commit."""
+        return self.committed is None or self.done > self.committed or (self.backwards and self.done != self.committed)
+
+    @property
+    def releasable(self) -> bool:
+        """True if the queue is revoked and the program has finished with everything that polls returned of it."""
+        return self.revoked and self.settled
+
+    def refetch_from(self, offset: int) -> None:
+        """Drop the buffered records and the fetch under way, and fetch from `offset`, which polls return next."""
+        self.fetch_offset = self.position = offset
+        self.fetching = False
+        self.buffered.clear()
+        self.buffered_count = self.buffered_bytes = 0
+
+    def seek(self, offset: int) -> None:
+        """Go on at `offset`: messages before it count as finished, those behind it as not finished."""
+        self.refetch_from(offset)
+        self.done = offset
+
+    def finish(self) -> None:
+        """Count everything that polls returned as finished."""
+        self.done = self.position
+        self.settled = True
+
+    def fetched(self, fetched: FetchedRecords) -> None:
+        """Buffer the records that the fetch under way found; it may have found none, and skipped some."""
+        self.fetching = False
+        self.fetch_offset = fetched.next_offset
+        if fetched.count:
+            self.buffered.append(fetched)
+            self.buffered_count += fetched.count
+            self.buffered_bytes += fetched.records.size_bytes
+        elif self.buffered:
+            self.buffered[-1].next_offset = fetched.next_offset
+        else:
+            self.position = fetched.next_offset
+
+    def returned(self, part: PolledRecords) -> None:
+        """Take the records that a poll returns from the buffer, where they are the first."""
+        fetched = self.buffered[0]
         self.position = part.next_offset
         self.buffered_count -= part.count
         self.buffered_bytes -= len(part.records)
         self.settled = False
         fetched.first += part.count
         if not fetched.count:
-            self.runs.popleft()
+            self.buffered.popleft()
 
-    def commit(self, offset: int | None) -> OffsetCommit:
-        """A commit of `offset` as the broker is to be told it; None only asks."""
+    def offset_commit(self, offset: int | None) -> OffsetCommit:
+        """A commit of `offset` as the broker wants it; None only asks whether the group's offset was reset."""
         return OffsetCommit(offset, self.generation, self.reset_version, self.backwards)

@@ -1,8 +1,8 @@
-"""The pull consumer for asyncio: what PullConsumer does, without blocking the event loop.
+"""AsyncPullConsumer is the pull consumer for asyncio: PullConsumer's methods, without blocking the event loop.
 
 A poll that waits costs no thread: the engine wakes it through the loop. Calls to brokers and stores run in a few
 threads of this consumer's own, and so does decoding, unless it is less work than changing the thread. A poll that is
-cancelled has taken nothing: the messages are returned by the next one.
+cancelled has taken nothing: the next one returns the messages.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ T = TypeVar("T")
 class AsyncPullConsumer:
     """Made by `Client.async_pull_consumer` inside the event loop that uses it. One task polls at a time.
 
-    Methods mean what PullConsumer's of the same name do, raise the same, and are awaited where they call a broker or a
-    store. After `close` everything raises ClientStateError.
+    Methods do the same, and raise the same, as those of PullConsumer with the same name; those that call a broker or a
+    store are awaited. After `close` every method raises ClientStateError.
     """
 
     def __init__(self, engine: PullEngine) -> None:
@@ -55,10 +55,10 @@ class AsyncPullConsumer:
             ) from None
         self.group = engine.settings.group
         self._engine = engine
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{self.group}")
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
-        engine.on_news = partial(self._in_loop, self._look_again)
+        engine.on_wakeup = partial(self._in_loop, self._look_again)
 
     # What is consumed
 
@@ -102,7 +102,7 @@ class AsyncPullConsumer:
         try:
             deadline_s = self._loop.time() + timeout_s
             while not found(taken) and not engine.closed:
-                self._news.clear()
+                self._wakeup.clear()
                 slices = engine.peek(max_messages)
                 if slices:
                     # Between `take` and the return nothing is awaited: a cancelled poll has taken nothing.
@@ -126,7 +126,7 @@ class AsyncPullConsumer:
     async def _wait(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass  # the poll looks at the time itself
 
@@ -138,7 +138,7 @@ class AsyncPullConsumer:
     async def committed(self, queue: MessageQueue) -> int | None:
         return await self._call(self._engine.committed, queue)
 
-    # Places
+    # Positions
 
     def position(self, queue: MessageQueue) -> int:
         return self._engine.position(queue)
@@ -182,7 +182,7 @@ class AsyncPullConsumer:
         return await self._call(self._engine.lookup.offsets_for_times, times_ms)
 
     async def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
-        """As PullConsumer's, but `callback`, a plain function, is called on the event loop."""
+        """Do as PullConsumer's method; but `callback`, a plain function, is called on the event loop."""
         await self._call(self._engine.watch.register, topic, partial(self._in_loop, callback))
 
     # Life
@@ -206,19 +206,19 @@ class AsyncPullConsumer:
         raise TypeError("a raymq consumer cannot be pickled: make one with client.async_pull_consumer where it is used")
 
     async def _call(self, call: Callable[..., T], *args: object) -> T:
-        """A call that blocks, in a thread. Cancelling the wait does not undo it."""
+        """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
         self._engine.check_open()
         return await self._loop.run_in_executor(self._calls, partial(call, *args))
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
-        """Called from any thread."""
+        """Make a call on the event loop. May be used from any thread."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
             pass  # the loop is closed: nobody waits there any more
 
     def _look_again(self) -> None:
-        self._news.set()
+        self._wakeup.set()
         if self._engine.closed:
             for pool in (self._calls, self._decoder):
                 pool.shutdown(wait=False)

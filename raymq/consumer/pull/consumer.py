@@ -1,8 +1,8 @@
-"""The pull consumer: lives in the user's process, reads its group's queues or chosen ones, and is asked with `poll`.
+"""PullConsumer reads its group's queues, or chosen ones, in the user's process; the program gets messages with `poll`.
 
-A queue that is to go to another member is let go inside `poll`, `commit` or `close`: only then has the program finished
-with what earlier polls returned. What happens behind it is in raymq.consumer.pull.engine;
-raymq.consumer.pull.async_consumer is its twin for asyncio.
+A queue that is to go to another member is released inside `poll`, `commit` or `close`: only then has the program
+finished with the messages of earlier polls. The threads and calls are in raymq.consumer.pull.engine; the twin for
+asyncio is raymq.consumer.pull.async_consumer.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 class PullConsumer:
     """Made by `Client.pull_consumer`. One thread polls at a time; the rest may be called from any.
 
-    What takes a queue and speaks of this consumer's place in it (position, seek, pause, …) raises ClientStateError for
-    one that it does not hold now. After `close` everything raises ClientStateError.
+    Methods about this consumer's position in a queue (position, seek, pause, …) raise ClientStateError for a queue that
+    it does not hold now. After `close` every method raises ClientStateError.
     """
 
     def __init__(self, engine: PullEngine) -> None:
         self.group = engine.settings.group
         self._engine = engine
-        self._news = threading.Event()
-        engine.on_news = self._news.set
+        self._wakeup = threading.Event()
+        engine.on_wakeup = self._wakeup.set
 
     # What is consumed
 
@@ -62,12 +62,12 @@ class PullConsumer:
         self._engine.unsubscribe(topic)
 
     def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] = "*") -> None:
-        """Consume exactly these queues, without being a member of the group: nobody is asked and nobody gives way.
+        """Consume exactly these queues, without being a member of the group: no other consumer gives way.
 
         Offsets are read and committed under the group's name, so other consumers must leave these queues alone.
         `expression` chooses by tag, for all topics or by topic. Another call replaces the list; queues in both go on
         where they are, and with auto_commit everything polls have returned is committed first. InvalidArgumentError for
-        a queue there is not, TopicNotExistError, ClientStateError after `subscribe`.
+        a queue that does not exist, TopicNotExistError, ClientStateError after `subscribe`.
         """
         self._engine.assign(queues, expression)
 
@@ -89,15 +89,15 @@ class PullConsumer:
         return as_messages(self._poll(decode_messages, max_messages, timeout_s))
 
     def poll_table(self, max_messages: int = 65_536, timeout_s: float = 1.0) -> pa.Table:
-        """As `poll`, as an Arrow table with the columns of `raymq.columnar.columns.SCHEMA`, without an object per
-        message.
+        """Poll as `poll` does, and return an Arrow table with the columns of `raymq.columnar.columns.SCHEMA`, made
+        without an object per message.
 
-        At most what waits here comes at once; a larger `threshold_count` makes larger tables.
+        A table has at most the messages that are buffered; a larger `threshold_count` makes larger tables.
         """
         return as_table(self._poll(decode_tables, max_messages, timeout_s))
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Messages one after another, for ever; ends when the consumer is closed. With auto_commit, a message counts as
+        """Iterate over messages, one after another, until the consumer is closed. With auto_commit, a message counts as
         done when the next one is asked for, so that leaving the loop skips nothing."""
         while not self._engine.closed:
             try:
@@ -115,7 +115,7 @@ class PullConsumer:
         try:
             deadline_s = time.monotonic() + timeout_s
             while not found(taken) and not engine.closed:
-                self._news.clear()
+                self._wakeup.clear()
                 slices = engine.peek(max_messages)
                 if slices:
                     taken = engine.take(engine.decode(decode, slices))
@@ -123,7 +123,7 @@ class PullConsumer:
                     break
                 else:
                     engine.raise_loss()
-                    self._news.wait(left_s)
+                    self._wakeup.wait(left_s)
         finally:
             engine.poll_ends()
         if not taken:
@@ -146,7 +146,7 @@ class PullConsumer:
         """The group's committed offset in any queue, None where there is none."""
         return self._engine.committed(queue)
 
-    # Places
+    # Positions
 
     def position(self, queue: MessageQueue) -> int:
         """The offset the next poll returns from a queue this consumer holds."""
@@ -166,12 +166,12 @@ class PullConsumer:
         self._engine.seek_to_end(queue)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither read nor return these queues until `resume`. They stay this consumer's as long as the group leaves
-        them to it; a queue that is lost and comes back is not paused."""
+        """Neither fetch nor return these queues until `resume`. They stay this consumer's as long as the group leaves
+        them to it; a queue that is lost and granted again is not paused."""
         self._engine.pause(list(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues again."""
+        """Fetch and return these queues again."""
         self._engine.resume(list(queues))
 
     def paused(self) -> list[MessageQueue]:
@@ -179,21 +179,21 @@ class PullConsumer:
         return self._engine.paused()
 
     def lag(self) -> dict[MessageQueue, int]:
-        """Per held queue the messages behind this consumer's position."""
+        """The number of messages behind this consumer's position, by held queue."""
         return self._engine.lag()
 
     # Any queue
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """A topic's queues as they are now, sorted. TopicNotExistError, IllegalNameError."""
+        """The readable queues of a topic now, sorted. TopicNotExistError, IllegalNameError."""
         return self._engine.lookup.queues(topic)
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The first offset each queue still holds."""
+        """The first offset that each queue still holds."""
         return self._engine.lookup.begin_offsets(queues)
 
     def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The offset the next message of each queue will get."""
+        """The offset that the next message of each queue will get."""
         return self._engine.lookup.end_offsets(queues)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -201,14 +201,14 @@ class PullConsumer:
         return self._engine.lookup.offsets_for_times({queue: timestamp_ms})[queue]
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """`offset_for_timestamp` for several queues, each with its time."""
+        """The offsets of several queues, each for its own time, as `offset_for_timestamp` says."""
         return self._engine.lookup.offsets_for_times(times_ms)
 
     def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
-        """Call `callback(topic, queues)` when the topic's queues differ from what they were at the check before.
+        """Call `callback(topic, queues)` when the topic's queues differ from those at the check before.
 
         Checks are every `queue_check_interval_s`. All callbacks of a consumer run in one thread of its own, beside the
-        one that polls; what they raise is logged.
+        one that polls; their exceptions are logged.
         """
         self._engine.watch.register(topic, callback)
 
@@ -217,7 +217,7 @@ class PullConsumer:
     def close(self) -> None:
         """Leave the group and end the threads; with auto_commit, first commit everything that polls have returned.
 
-        Where an exception leaves a `with`, what the last poll returned is not committed: it is delivered again.
+        If an exception leaves the `with`, the messages of the last poll are not committed: they are delivered again.
         Idempotent.
         """
         self._engine.close()

@@ -1,11 +1,10 @@
-"""The shell around one SubscriptionState, for pull consumers of both kinds: PullConsumer waits for it,
-AsyncPullConsumer awaits it.
+"""PullEngine is the shell around one SubscriptionState, for PullConsumer (blocking) and AsyncPullConsumer (asyncio).
 
-    PullGroupMember        its group and its brokers: queues come and go, offsets are committed
-    Fetcher threads  records → SubscriptionState → `on_news` → peek → take
+    PullGroupMember   its group and its brokers: queues come and go, offsets are committed
+    Fetcher threads   records → SubscriptionState → `on_news` → peek → take
 
-All decisions and all state are SubscriptionState's, under one lock that is never held over a call. Offsets are
-committed to the brokers; the rest is gone with the process, so messages that were returned but not committed are
+All decisions and all state about queues are SubscriptionState's, under one lock that is never held over a call. Offsets
+are committed to the brokers; the rest is gone with the process, so messages that were returned but not committed are
 delivered again.
 """
 
@@ -46,10 +45,10 @@ T = TypeVar("T")
 
 
 class PullEngine:
-    """One consumer. Thread-safe. `on_news` is called, from any thread, when a poll that waits should look again.
+    """One pull consumer. Thread-safe. After `close`, every method but `close` raises ClientStateError.
 
-    `room`: the Ray node this process runs on. `announce` is told what is consumed, when that changes. After `close`,
-    every method but `close` raises ClientStateError.
+    `node_id` is the Ray node this process runs on, for allocation by machine. `announce` is called with the consumer's
+    description for administrators when its subscriptions change, `on_close` at the end of `close`.
     """
 
     def __init__(
@@ -58,33 +57,38 @@ class PullEngine:
         *,
         routes: RouteCache,
         storages: StorageClients,
-        room: str,
+        node_id: str,
         announce: Callable[[PullEngine, ConsumerData], None],
         on_close: Callable[[PullEngine], None],
     ) -> None:
         self.settings = settings
-        self.on_news: Callable[[], None] = lambda: None
+        self.on_wakeup: Callable[[], None] = lambda: None
+        """Called, from any thread, when a poll that waits should look for records again."""
+        """Called, from any thread, when a poll that waits should look for records again."""
         self._announce = announce
         self._on_close = on_close
         self._routes = routes
         self._lookup = QueueLookup(routes, storages)
         self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
         self._lock = threading.Lock()
+        """Guards `_core`, `_losses` and `_unraised`; never held over a call."""
         self._core = SubscriptionState(settings, time.monotonic())
         self._change_lock = threading.Lock()
+        """Held over calls by `subscribe` and `assign`, which come one after another."""
         self._mode = ""
+        """Either "subscribe" or "assign", whichever was called first: they exclude each other. Empty before."""
         self._losses: dict[MessageQueue, tuple[int, DataLossError]] = {}
-        """By queue the offset that could not be read last, and why."""
-        self._untold: set[MessageQueue] = set()
+        """By queue the offset that could not be read last, and the error for the program."""
+        self._unraised: set[MessageQueue] = set()
+        """The queues of `_losses` whose error the program has not had yet."""
         self._closing = threading.Event()
-        self._fetcher = Fetcher(
+        self._fetcher = Fetcher.by_routes(
+            routes,
+            storages,
             wanted=self._wanted,
-            held=self._held,
-            deliver=self._deliver,
+            assigned=self._assigned,
             request=self._request,
-            storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
-            storage=storages.get,
-            outdated=lambda queue: routes.forget(queue.topic),
+            deliver=self._deliver,
             lost=self._lose,
         )
         self._group = PullGroupMember(
@@ -93,8 +97,8 @@ class PullEngine:
             settings,
             offsets=GroupOffsets(settings.group),
             rebalance=RebalanceClient(settings.group, routes),
-            room=room,
-            on_queues=self._fetcher.wake,
+            node_id=node_id,
+            on_queues=self._fetcher.wake_readers,
         )
 
     @property
@@ -103,13 +107,13 @@ class PullEngine:
 
     @property
     def lookup(self) -> QueueLookup:
-        """For questions about any queue."""
+        """The lookup of any queue's bounds and offsets."""
         self.check_open()
         return self._lookup
 
     @property
     def watch(self) -> QueueWatch:
-        """For queue-change listeners."""
+        """The watch that calls queue-change listeners."""
         self.check_open()
         return self._watch
 
@@ -125,41 +129,41 @@ class PullEngine:
             with self._lock:
                 self._core.subscribe(subscription)
             self._group.start(member=True)
-            self._say_what_is_consumed()
+            self._announce_subscriptions()
 
     def unsubscribe(self, topic: str) -> None:
-        """Return nothing more of the topic, and give its queues back once the program polls again."""
+        """Return nothing more of the topic, and release its queues once the program polls again."""
         self.check_open()
         with self._lock:
-            if self._mode != "subscribe" or topic not in self._core.subscriptions:
+            if self._mode != "subscribe" or topic not in self._core.expressions:
                 raise ClientStateError(f"this consumer does not subscribe to topic {topic!r}")
             self._core.unsubscribe(topic)
-        self._say_what_is_consumed()
+        self._announce_subscriptions()
 
     def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] | None) -> None:
-        """Hold exactly these queues. Blocks for calls; errors as PullConsumer.assign says."""
+        """Have exactly these queues, without a group. Blocks for calls; errors as PullConsumer.assign says."""
         wanted = sorted({self.lookup.check(queue) for queue in queues})
         texts = expression if isinstance(expression, Mapping) else dict.fromkeys({q.topic for q in wanted}, expression)
         subscriptions = {queue.topic: Subscription.parse(queue.topic, texts.get(queue.topic)) for queue in wanted}
         with self._change_lock:
             self._check_mode("assign")
             self._group.make_known({queue.broker_name for queue in wanted})
-            starts = self._group.starts(wanted)
+            starts = self._group.start_offsets(wanted)
             if self.settings.auto_commit:
-                self._group.commit_all(finished=True)
+                self._group.commit_and_release(finished=True)
             self._mode = "assign"
             with self._lock:
                 self._core.assign(subscriptions, starts)
             self._group.start(member=False)
-            self._say_what_is_consumed()
-        self._fetcher.wake()
+            self._announce_subscriptions()
+        self._fetcher.wake_readers()
 
     def assignment(self) -> list[MessageQueue]:
-        return self._ask(lambda core: core.held)
+        return self._with_core(lambda core: core.assigned_queues)
 
-    def _say_what_is_consumed(self) -> None:
+    def _announce_subscriptions(self) -> None:
         with self._lock:
-            subscriptions = {topic: entry.expression for topic, entry in self._core.subscriptions.items()}
+            subscriptions = self._core.expressions
         where = self.settings.start.where
         self._announce(self, ConsumerData(self.settings.group, "PULL", subscriptions, consume_from=where))
 
@@ -173,7 +177,8 @@ class PullEngine:
     # Polling
 
     def poll_begins(self, max_messages: int, timeout_s: float) -> None:
-        """What earlier polls returned is finished, with auto-commit. Raises what makes polling useless."""
+        """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
+        that make polling useless, as PullConsumer.poll says."""
         self.check_open()
         if max_messages < 1 or timeout_s < 0:
             raise InvalidArgumentError(
@@ -184,63 +189,64 @@ class PullEngine:
         now_s = time.monotonic()
         with self._lock:
             self._core.poll_begins(now_s)
-            useless = not self._core.subscriptions and self._mode != "assign"
+            useless = not self._core.expressions and self._mode != "assign"
             if useless:
                 self._core.poll_ends(now_s)
             work = self._core.commits_due(now_s) or self._core.leaving
         if work:
-            self._group.work()
+            self._group.wake_worker()
         if useless:
             raise ClientStateError(
                 "this consumer has no subscription; call subscribe(topic) before poll(), or assign(queues)"
             )
 
     def poll_ends(self) -> None:
-        """The poll that began is over."""
+        """End the poll that began."""
         with self._lock:
             self._core.poll_ends(time.monotonic())
 
     def raise_failure(self) -> None:
-        """Raise why nothing comes, for a poll that found nothing: the group could never be joined, or a queue's next
-        message is lost."""
+        """Raise the error of a poll that found nothing, if there is one: the group could never be joined, or a queue's
+        next message is lost."""
         self._group.raise_failure()
         with self._lock:
-            self._untold.update(self._losses)
+            self._unraised.update(self._losses)
         self.raise_loss()
 
     def raise_loss(self) -> None:
-        """Raise that a queue's next message is lost, once for each time that it could not be read. The other queues go
-        on."""
+        """Raise DataLossError if a queue's next message is lost, once for each time it could not be read. The other
+        queues go on."""
         with self._lock:
-            for queue in sorted(self._untold):
+            for queue in sorted(self._unraised):
                 offset, error = self._losses[queue]
                 if not self._core.reads(queue, offset):
                     del self._losses[queue]
                 elif self._core.get(queue).position < offset:
-                    continue  # what comes before it still waits here
-                self._untold.discard(queue)
+                    continue  # records before it are still buffered
+                self._unraised.discard(queue)
                 if queue in self._losses:
                     raise error
 
     def peek(self, max_messages: int) -> list[PolledRecords]:
-        """The next records; they stay until they are taken."""
+        """The next records; they stay buffered until they are taken."""
         self._group.fence()  # the process may have stood still since the call before
         with self._lock:
             return self._core.peek(max_messages)
 
     def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
-        """`decode(slices)`; what turns out damaged is read anew. Takes time, but waits for nothing."""
+        """Return `decode(slices)`; if a record is damaged, the slices are fetched anew and StoreCorruptError is raised.
+        Takes time, but waits for nothing."""
         try:
             return decode(slices)
         except StoreCorruptError:
             with self._lock:
                 for part in slices:
                     self._core.refetch(part.queue)
-            self._fetcher.wake()
+            self._fetcher.wake_readers()
             raise
 
     def take(self, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
-        """Those slices that are still current, which count as returned now."""
+        """Take the slices that are still current, and return them: they count as returned by the poll."""
         self._group.fence()
         taken = []
         with self._lock:
@@ -251,27 +257,27 @@ class PullEngine:
                     taken.append((part, found))
             more = len(self._core.wanted()) > before
         if more:
-            self._fetcher.wake()
+            self._fetcher.wake_readers()
         return taken
 
-    # Places
+    # Positions
 
     def position(self, queue: MessageQueue) -> int:
-        return self._ask(lambda core: core.get(queue).position)
+        return self._with_core(lambda core: core.get(queue).position)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        self._ask(lambda core: core.pause(queues))
+        self._with_core(lambda core: core.pause(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        self._ask(lambda core: core.resume(queues))
-        self._fetcher.wake()
+        self._with_core(lambda core: core.resume(queues))
+        self._fetcher.wake_readers()
 
     def paused(self) -> list[MessageQueue]:
-        return self._ask(lambda core: core.paused)
+        return self._with_core(lambda core: core.paused)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Blocks for a call. OffsetOutOfRangeError outside what the queue holds."""
-        self.position(queue)  # it must be held; before any call
+        """Go on at `offset`. Blocks for a call. OffsetOutOfRangeError outside the queue's bounds."""
+        self.position(queue)  # it must be assigned; checked before any call
         bounds = self._lookup.bounds(queue)
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise InvalidArgumentError(f"offset {offset!r} is not a number of messages")
@@ -288,39 +294,41 @@ class PullEngine:
         self._seek(queue, self._lookup.bounds(queue).max_offset)
 
     def lag(self) -> dict[MessageQueue, int]:
-        """Blocks for a call per held queue."""
+        """The messages behind the position, by assigned queue. Blocks for a call per queue."""
         ends = self.lookup.end_offsets(self.assignment())
         with self._lock:
-            held = set(self._core.held)
-            return {queue: max(0, end - self._core.get(queue).position) for queue, end in ends.items() if queue in held}
+            assigned = set(self._core.assigned_queues)
+            return {
+                queue: max(0, end - self._core.get(queue).position) for queue, end in ends.items() if queue in assigned
+            }
 
     def _seek(self, queue: MessageQueue, offset: int) -> None:
-        self._ask(lambda core: core.seek(queue, offset))
-        self._fetcher.wake()
+        self._with_core(lambda core: core.seek(queue, offset))
+        self._fetcher.wake_readers()
 
     # Committing
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
-        """Commit everything polls returned, or these offsets. Blocks for calls; durable on return."""
+        """Commit everything that polls returned, or these offsets. Blocks for calls; durable on return."""
         self.check_open()
         if offsets is None:
-            return self._group.commit_all(finished=True)
-        self._ask(lambda core: core.finish(offsets))
-        return self._group.commit()
+            return self._group.commit_and_release(finished=True)
+        self._with_core(lambda core: core.finish(offsets))
+        return self._group.commit_finished()
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Blocks for a call."""
-        return self._group.committed(self.lookup.check(queue))
+        """The group's committed offset, None where there is none. Blocks for a call."""
+        return self._group.committed_offset(self.lookup.check(queue))
 
-    # What the fetcher asks and brings
+    # The fetcher's functions
 
     def _wanted(self) -> Mapping[MessageQueue, int]:
         with self._lock:
             return self._core.wanted()
 
-    def _held(self) -> frozenset[MessageQueue]:
+    def _assigned(self) -> frozenset[MessageQueue]:
         with self._lock:
-            return frozenset(self._core.held)
+            return frozenset(self._core.assigned_queues)
 
     def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         with self._lock:
@@ -333,13 +341,13 @@ class PullEngine:
             if jumps:
                 logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
             return
-        run = FetchedRecords.read(result.records, result.next_offset)
+        fetched = FetchedRecords.read(result.records, result.next_offset)
         with self._lock:
             self._losses.pop(queue, None)
-            self._untold.discard(queue)
-            news = self._core.fetched(queue, offset, run) and run.count > 0
+            self._unraised.discard(queue)
+            news = self._core.fetched(queue, offset, fetched) and fetched.count > 0
         if news:
-            self.on_news()
+            self.on_wakeup()
 
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
         told = DataLossError(
@@ -348,24 +356,24 @@ class PullEngine:
         )
         with self._lock:
             if not self._core.reads(queue, offset):
-                return  # it has been moved meanwhile
+                return  # the position has changed meanwhile
             self._losses[queue] = (offset, told)
-            self._untold.add(queue)
-        self.on_news()
+            self._unraised.add(queue)
+        self.on_wakeup()
 
     # Life
 
     def close(self, *, finished: bool = True) -> None:
         """With auto-commit, commit; then leave the group and end the threads. `finished`: the program has finished with
-        what the last poll returned. Idempotent; what the commit raises is raised once everything has ended."""
+        the messages of the last poll. Idempotent; an error of the commit is raised once everything has ended."""
         with self._lock:
             if self._closing.is_set():
                 return
             self._closing.set()
-        self.on_news()
+        self.on_wakeup()
         try:
             if self.settings.auto_commit:
-                self._group.commit_all(finished=finished)
+                self._group.commit_and_release(finished=finished)
         finally:
             self._fetcher.stop()
             self._watch.stop()
@@ -377,7 +385,7 @@ class PullEngine:
         if self._closing.is_set():
             raise ClientStateError("this consumer is closed; make a new one with client.pull_consumer(...)")
 
-    def _ask(self, question: Callable[[SubscriptionState], T]) -> T:
+    def _with_core(self, question: Callable[[SubscriptionState], T]) -> T:
         self.check_open()
         with self._lock:
             return question(self._core)

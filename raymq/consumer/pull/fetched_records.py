@@ -1,6 +1,6 @@
-"""Records of a queue as they were fetched, and how a poll makes messages or columns of them.
+"""FetchedRecords and PolledRecords are records of a queue as they were fetched; functions here decode them for a poll.
 
-Records stay bytes until a poll takes them: that bounds memory by what is really held, and a table is made without an
+Records stay bytes until a poll takes them: that bounds memory by the bytes really held, and a table is made without an
 object per message.
 """
 
@@ -36,12 +36,12 @@ class FetchedRecords:
 
     @classmethod
     def read(cls, data: bytes, next_offset: int) -> FetchedRecords:
-        """The records that fill `data`. RecordError when their sizes do not add up."""
+        """Read the records that fill `data`. RecordError when their sizes do not add up."""
         return cls(MemoryRecords.read(data), next_offset)
 
     @property
     def count(self) -> int:
-        """How many records no poll has taken yet."""
+        """The number of records that no poll has taken yet."""
         return len(self.records) - self.first
 
 
@@ -62,7 +62,7 @@ class PolledRecords:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The position of each record in `records`."""
+        """The position of each record in `records`, shape (count,)."""
         first, starts = self.fetched.first, self.fetched.records.starts
         return np.array(starts[first : first + self.count], dtype=np.int64) - starts[first]
 
@@ -78,11 +78,12 @@ Found = TypeVar("Found", bound=Sized)
 Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
 Decoded = list[tuple[PolledRecords, list[MessageExt]]]
 Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
-"""Slices with what is wanted of them, which may be nothing."""
+"""Slices with their wanted messages, which may be none."""
 
 
 def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
-    """The wanted messages of each slice. Before a damaged record they end; StoreCorruptError when it is the first."""
+    """Decode the wanted messages of each slice. They end before a damaged record; StoreCorruptError if that is the
+    first one."""
     decoded: Decoded = []
     for part in slices:
         try:
@@ -99,7 +100,7 @@ def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
 
 
 def decode_tables(slices: Sequence[PolledRecords]) -> Columns:
-    """The wanted messages of each slice as a batch of columns. StoreCorruptError when one of them is damaged."""
+    """Decode the wanted messages of each slice to a batch of columns. StoreCorruptError if a record is damaged."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -120,17 +121,17 @@ def decode_tables(slices: Sequence[PolledRecords]) -> Columns:
 
 
 def found(parts: list[tuple[PolledRecords, Found]]) -> bool:
-    """Whether anything is wanted in the slices."""
+    """True if the slices have any wanted message."""
     return any(len(wanted) for _, wanted in parts)
 
 
 def as_messages(parts: Decoded) -> list[MessageExt]:
-    """What `poll` returns."""
+    """The result of `poll`: the wanted messages of all slices, in order."""
     return [message for _, messages in parts for message in messages]
 
 
 def as_table(parts: Columns) -> pa.Table:
-    """What `poll_table` returns: a table with the columns of raymq.columnar.columns.SCHEMA."""
+    """The result of `poll_table`: a table with the columns of raymq.columnar.columns.SCHEMA."""
     import pyarrow as pa
 
     from raymq.columnar.columns import SCHEMA

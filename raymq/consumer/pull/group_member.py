@@ -1,7 +1,7 @@
-"""A pull consumer's group and brokers: queues come and go, offsets are committed, resets are heard of.
+"""PullGroupMember makes a pull consumer's calls to its group and its brokers, in two threads beside the program's.
 
-    member thread   heartbeats → queues granted and revoked; not for assigned queues
-    worker thread   start offsets, commits that are due, queues let go, resets by an administrator
+    member thread   heartbeats → queues granted and revoked; not used for queues assigned without a group
+    worker thread   start offsets, commits that are due, releases, resets by an administrator
 
 A program that stops polling for `poll_interval_max_s` is taken to hang: it leaves its group until it polls again.
 Heartbeats wait for no other call, so a slow broker costs no session.
@@ -28,18 +28,23 @@ from raymq.protocol.membership import MEMBER_HEARTBEAT_INTERVAL_S, GroupHeartbea
 
 WORK_INTERVAL_S: Final = 1.0
 RESET_QUESTION_INTERVAL_S: Final = 2.0
-"""How often the brokers are asked about assigned queues; a group's members hear of resets with their heartbeats."""
+"""How often the brokers are asked about resets of queues assigned without a group; a group's members are told with
+the answers to their heartbeats."""
 GROUP_CALL_TIMEOUT_S: Final = 20.0
+"""For a call of the program's thread."""
 WORK_TIMEOUT_S: Final = 5.0
-"""Of one call of the worker thread, which comes to it again."""
+"""For a call of the worker thread, which makes it again after a failure."""
 JOIN_TIMEOUT_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class PullGroupMember:
-    """Calls and threads around a core that it shares, and the core's lock. `on_queues` is called when there may be
-    queues, or places in them, to read from."""
+    """Calls and threads around the engine's `core`, which `lock` guards.
+
+    `node_id` is the Ray node this process runs on, for allocation by machine. `on_queues` is called when queues, or
+    positions in them, may have become fetchable.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,7 @@ class PullGroupMember:
         *,
         offsets: GroupOffsets,
         rebalance: RebalanceClient,
-        room: str,
+        node_id: str,
         on_queues: Callable[[], None],
     ) -> None:
         self._core = core
@@ -57,22 +62,31 @@ class PullGroupMember:
         self._settings = settings
         self._offsets = offsets
         self._rebalance = rebalance
-        self._room = room
+        self._node_id = node_id
         self._on_queues = on_queues
         self._member = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
+        """The member's name in its group, of this consumer only."""
         self._commit_lock = threading.Lock()
+        """Held over a commit, so that one that was sought back is not overtaken by one from before."""
         self._known_at: set[str] = set()
-        self._asked_version: int | None = None
-        self._asked_s = time.monotonic()
+        """The brokers that know the group."""
+        self._queried_version: int | None = None
+        """The group's offsets version when the brokers were last asked about resets."""
+        self._queried_s = time.monotonic()
+        """When they were last asked."""
         self._failure: RaymqError | None = None
+        """The error of the last heartbeat that failed."""
         self._refusal: RaymqError | None = None
+        """The error of an automatic commit that cannot succeed; None once it is raised to the program."""
         self._beat = threading.Event()
+        """Wakes the member thread."""
         self._work = threading.Event()
+        """Wakes the worker thread."""
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self, *, member: bool) -> None:
-        """Start the threads, once; later calls say a heartbeat at once. `member`: be one of the group."""
+        """Start the threads, once; a later call sends a heartbeat at once. `member`: take part in the group."""
         if not self._threads:
             for what, target in [("work", self._run_worker), ("member", self._run_member)][: 1 + member]:
                 name = f"{what}-{self._settings.group}"
@@ -82,7 +96,7 @@ class PullGroupMember:
         self._beat.set()
 
     def stop(self) -> None:
-        """Hold nothing any more, leave the group and end the threads."""
+        """Give up all queues, leave the group and end the threads."""
         self._stopped.set()
         with self._lock:
             self._core.lose_all()
@@ -92,25 +106,25 @@ class PullGroupMember:
             if thread is not threading.current_thread():
                 thread.join(JOIN_TIMEOUT_S)
 
-    def work(self) -> None:
-        """There is something to commit or to let go."""
+    def wake_worker(self) -> None:
+        """Commit, start and release at once what is due."""
         self._work.set()
 
     def raise_failure(self) -> None:
-        """Raise why the group cannot be joined, if it never was."""
+        """Raise the error of the last heartbeat if the group never answered any."""
         with self._lock:
             joined = self._core.joined
         if not joined and self._failure is not None:
             raise self._failure
 
     def raise_refusal(self) -> None:
-        """Raise, once, why the brokers refuse what the worker thread commits: trying again does not help."""
+        """Raise, once, the error with which the brokers have refused an automatic commit for good."""
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             raise refusal
 
     def fence(self) -> None:
-        """Without an answer of the group for too long, others may get the queues soon, or have them."""
+        """Give up all queues if the group has not answered for too long: others may get them soon, or have them."""
         with self._lock:
             lost = self._core.fence(time.monotonic())
         if lost:
@@ -119,47 +133,51 @@ class PullGroupMember:
     # Calls to brokers
 
     def make_known(self, broker_names: Iterable[str], timeout_s: float = GROUP_CALL_TIMEOUT_S) -> None:
-        """Make the group known to brokers, once each."""
+        """Make the group known to each of these brokers that does not know it yet."""
         for broker_name in sorted(set(broker_names) - self._known_at):
             self._offsets.ensure_group(broker_name, timeout_s)
             self._known_at.add(broker_name)
 
-    def starts(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffset]:
-        """Where the group starts in queues that are read without being a member of it."""
-        return {queue: self._offsets.start(queue, self._settings.start, 0, GROUP_CALL_TIMEOUT_S) for queue in queues}
+    def start_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffset]:
+        """The start offsets of queues that are assigned without a group."""
+        return {
+            queue: self._offsets.start_offset(queue, self._settings.start, 0, GROUP_CALL_TIMEOUT_S) for queue in queues
+        }
 
-    def committed(self, queue: MessageQueue) -> int | None:
+    def committed_offset(self, queue: MessageQueue) -> int | None:
         """The group's committed offset, None where there is none."""
-        return self._offsets.committed(queue, GROUP_CALL_TIMEOUT_S)
+        return self._offsets.committed_offset(queue, GROUP_CALL_TIMEOUT_S)
 
-    def commit_all(self, *, finished: bool) -> dict[MessageQueue, int]:
-        """Commit what is finished, and let go of revoked queues. `finished`: that is all that polls returned."""
+    def commit_and_release(self, *, finished: bool) -> dict[MessageQueue, int]:
+        """Commit the finished messages, release revoked queues, and return the committed offsets. `finished`: the
+        program has finished with everything that polls returned."""
         self.fence()
         if finished:
             with self._lock:
                 self._core.finish_all()
-        committed = self.commit()
+        committed = self.commit_finished()
         self._release()
         return committed
 
-    def commit(self, timeout_s: float = GROUP_CALL_TIMEOUT_S) -> dict[MessageQueue, int]:
-        """Commit what is finished. Gives the offsets that count; durable on return."""
-        with (
-            self._commit_lock
-        ):  # one after another: a commit of a place sought back must not be overtaken by one before
+    def commit_finished(self, timeout_s: float = GROUP_CALL_TIMEOUT_S) -> dict[MessageQueue, int]:
+        """Commit the finished messages, and return the committed offsets; durable on return."""
+        with self._commit_lock:
             with self._lock:
                 commits = self._core.uncommitted(time.monotonic())
-            return self._say(commits, timeout_s)
+            return self._commit_offsets(commits, timeout_s)
 
-    def _say(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float) -> dict[MessageQueue, int]:
+    def _commit_offsets(
+        self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float
+    ) -> dict[MessageQueue, int]:
         if not commits:
             return {}
-        answer = self._offsets.commit(commits, timeout_s)
+        answer = self._offsets.commit_offsets(commits, timeout_s)
         with self._lock:
-            committed = self._core.answered(commits, answer)
-        for what, queues in (("was reset", answer.reset), ("is another's", answer.fenced), ("is gone", answer.gone)):
+            committed = self._core.commit_answered(commits, answer)
+        verdicts = (("was reset", answer.reset), ("has another owner", answer.fenced), ("is deleted", answer.gone))
+        for verdict, queues in verdicts:
             for queue in sorted(queues):
-                logger.warning("group %s: %s %s", self._settings.group, queue, what)
+                logger.warning("group %s: %s %s", self._settings.group, queue, verdict)
         if answer.reset:
             self._on_queues()
         return committed
@@ -167,7 +185,7 @@ class PullGroupMember:
     def _release(self) -> None:
         with self._lock:
             released = self._core.release()
-        if released:  # say so at once: somebody waits for them
+        if released:  # a heartbeat at once: other members wait for them
             self._beat.set()
 
     # The worker thread
@@ -175,7 +193,7 @@ class PullGroupMember:
     def _run_worker(self) -> None:
         while not self._stopped.is_set():
             self._work.clear()
-            for step in (self._start_granted, self._commit_due, self._release, self._hear_of_resets):
+            for step in (self._start_granted, self._commit_due, self._release, self._ask_about_resets):
                 try:
                     step()
                 except RaymqError as error:
@@ -184,19 +202,19 @@ class PullGroupMember:
 
     def _start_granted(self) -> None:
         with self._lock:
-            starting = dict(self._core.starting)
+            starting = self._core.starting
         failures: dict[str, RaymqError] = {}
         for queue, generation in starting.items():
             if queue.broker_name in failures or self._stopped.is_set():
-                continue  # not a timeout for each queue of a broker that is away
+                continue  # a broker that is away costs one timeout, not one for each of its queues
             try:
                 self.make_known([queue.broker_name], WORK_TIMEOUT_S)
-                start = self._offsets.start(queue, self._settings.start, generation, WORK_TIMEOUT_S)
+                start = self._offsets.start_offset(queue, self._settings.start, generation, WORK_TIMEOUT_S)
             except RaymqError as error:
                 failures[queue.broker_name] = error
                 continue
             with self._lock:
-                self._core.started(queue, start)
+                self._core.start_known(queue, start)
             self._on_queues()
         for failure in failures.values():
             raise failure
@@ -207,20 +225,20 @@ class PullGroupMember:
             due = self._core.commits_due(time.monotonic())
         if due:
             try:
-                self.commit(WORK_TIMEOUT_S)
+                self.commit_finished(WORK_TIMEOUT_S)
             except RaymqError as error:
                 self._refusal = None if error.retryable else error
                 raise
 
-    def _hear_of_resets(self) -> None:
-        """Ask the brokers, when the group says that somebody has reset offsets; without a group, every 2 s."""
+    def _ask_about_resets(self) -> None:
+        """Ask the brokers when the group tells that somebody has reset offsets; without a group, every 2 s."""
         now_s = time.monotonic()
         with self._lock:
-            version, questions = self._core.offsets_version, self._core.questions()
-        silent = version is None and now_s - self._asked_s >= RESET_QUESTION_INTERVAL_S
-        if silent or version != self._asked_version:
-            self._say(questions, WORK_TIMEOUT_S)
-            self._asked_s, self._asked_version = now_s, version
+            version, reset_queries = self._core.offsets_version, self._core.reset_queries()
+        due = version is None and now_s - self._queried_s >= RESET_QUESTION_INTERVAL_S
+        if due or version != self._queried_version:
+            self._commit_offsets(reset_queries, WORK_TIMEOUT_S)
+            self._queried_s, self._queried_version = now_s, version
 
     # The member thread
 
@@ -232,18 +250,18 @@ class PullGroupMember:
             if abandoned:
                 self._abandon()
             else:
-                self._say_heartbeat()
+                self._send_heartbeat()
             self._beat.wait(MEMBER_HEARTBEAT_INTERVAL_S)
         self._leave()
 
-    def _say_heartbeat(self) -> None:
+    def _send_heartbeat(self) -> None:
         with self._lock:
             heartbeat = GroupHeartbeat(
                 self._member,
-                frozenset(self._core.subscriptions),
+                frozenset(self._core.expressions),
                 self._core.holding,
                 allocation=self._settings.allocation,
-                node=self._room,
+                node=self._node_id,
             )
         sent_s = time.monotonic()
         try:
@@ -253,11 +271,11 @@ class PullGroupMember:
             logger.info("group %s: %s", self._settings.group, error)
             self.fence()
             return
-        if self._asked_version is None:  # before any queue is begun with
-            self._asked_version = assignment.offsets_version
+        if self._queried_version is None:  # before any queue is started: no reset can be new
+            self._queried_version = assignment.offsets_version
         with self._lock:
-            self._core.assigned(assignment, sent_s)
-            work = self._core.starting or self._core.leaving or assignment.offsets_version != self._asked_version
+            self._core.assignment_received(assignment, sent_s)
+            work = self._core.starting or self._core.leaving or assignment.offsets_version != self._queried_version
         if work:
             self._work.set()
 
@@ -273,4 +291,4 @@ class PullGroupMember:
         try:
             self._rebalance.heartbeat(GroupHeartbeat(self._member, frozenset(), frozenset(), leaving=True))
         except RaymqError as error:
-            logger.info("group %s: left without a word, the group will notice: %s", self._settings.group, error)
+            logger.info("group %s: left without telling it, it will notice: %s", self._settings.group, error)

@@ -1,4 +1,4 @@
-"""How a pull consumer consumes: what `Client.pull_consumer` and `Client.async_pull_consumer` take, and its bounds.
+"""PullSettings are the settings of a pull consumer, with their bounds; PullOptions are the keywords users give.
 
 The names and numbers are RocketMQ's lite pull consumer's (spec/messaging.md §6), but for `threshold_all_bytes`, which
 bounds the memory of one consumer, and `poll_interval_max_s`.
@@ -29,7 +29,7 @@ BOUNDS: Final = {
 
 
 class PullOptions(TypedDict, total=False):
-    """The keyword arguments of `Client.pull_consumer`; PullSettings says what they mean."""
+    """The keyword arguments of `Client.pull_consumer` and `Client.async_pull_consumer`; PullSettings explains them."""
 
     consume_from: ConsumeFromWhere
     consume_timestamp_ms: int
@@ -47,17 +47,17 @@ class PullOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """One pull consumer.
+    """The settings of one pull consumer.
 
-    `start`: where to begin in a queue in which the group has committed nothing. `auto_commit`: what polls returned is
-    committed once the program polls again, every `auto_commit_interval_s`. `allocation`: how the group shares its
-    queues. `poll_interval_max_s`: a program that does not poll for longer is taken to hang, and leaves its group until
-    it polls again. `queue_check_interval_s`: how often a queue-change listener's topics are looked at.
+    `start`: the offset to start at in a queue of which the group has committed none. `auto_commit`: messages that polls
+    returned are committed once the program polls again, every `auto_commit_interval_s`. `allocation`: how the group
+    shares its queues. `poll_interval_max_s`: a program that does not poll for longer is taken to hang, and leaves its
+    group until it polls again. `queue_check_interval_s`: how often a queue-change listener's topics are looked at.
 
-    What may wait here for polls: per queue `threshold_count` messages, `threshold_bytes` of records and `span_max`
-    between the first and the last offset; `threshold_all_count` and `threshold_all_bytes` in all. A queue is read again
-    when less than half of its share waits. Records that are on their way when a threshold is reached come on top, up to
-    2 MiB per storage actor.
+    Bounds of the records buffered for polls: per queue `threshold_count` messages, `threshold_bytes` of records and
+    `span_max` between the first and the last offset; `threshold_all_count` and `threshold_all_bytes` in all. A queue is
+    fetched from again when less than half of its share is buffered. Records that are on their way when a threshold is
+    reached come on top, up to 2 MiB per storage actor.
     """
 
     group: str
@@ -87,7 +87,8 @@ class PullSettings:
 
     @classmethod
     def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:
-        """From keyword arguments. IllegalNameError for the group, InvalidArgumentError for a value out of bounds."""
+        """Make settings from keyword arguments. IllegalNameError for the group, InvalidArgumentError for a value out of
+        bounds."""
         values: dict[str, Any] = dict(options)
         where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))

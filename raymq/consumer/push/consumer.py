@@ -1,7 +1,7 @@
-"""The push consumer: a listener, run in the cluster, for as long as this program runs.
+"""PushConsumer runs a program's listener in the cluster, for as long as the program runs.
 
 `start` makes, per instance, a Listener actor in the user's environment and asks a broker for a Pull actor that feeds
-it. The instances share the group's queues with all other members of the group; in BROADCASTING each has them all.
+it. The instances share the group's queues with all other members of the group; in BROADCASTING each has all queues.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ class PushConsumer:
         return self
 
     def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
-        """As `on_message`, with lists of up to `batch_max` (1 to 1024) messages of one queue; what the listener answers
-        or raises concerns all of a list, unless a `ConsumeLater` says from which one on."""
+        """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
+        queue. An answer or an exception concerns all messages of a list, unless a `ConsumeLater` says from which one
+        on."""
         if not isinstance(batch_max, int) or not 1 <= batch_max <= BATCH_MAX_MOST:
             raise InvalidArgumentError(f"batch_max must be 1 to {BATCH_MAX_MOST}, not {batch_max!r}")
         self._listener = ship(listener, takes_batch=True)
@@ -112,7 +113,7 @@ class PushConsumer:
         return self
 
     def hook(self, hook: ConsumeHook) -> PushConsumer:
-        """Have `hook.before(context)` and `hook.after(context)` called around each listener call, where it runs."""
+        """Call `hook.before(context)` and `hook.after(context)` around each listener call, in its process."""
         self._hooks.append(ship_hook(hook))
         return self
 
@@ -169,6 +170,6 @@ class PushConsumer:
 
 
 def _named(settings: PushSettings, index: int) -> PushSettings:
-    """The settings of one instance: its own name, if the instances have one."""
+    """The settings of one instance, with a name of its own if the instances have names."""
     name = settings.instance_name
     return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

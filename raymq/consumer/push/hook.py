@@ -1,4 +1,4 @@
-"""What users may hang around each call of their listener, for measuring and tracing (spec/messaging.md §3.5, §5)."""
+"""ConsumeHook is called before and after each listener call, for measuring and tracing (spec/messaging.md §3.5, §5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """One listener call. `success` and `error` are set before `after` is called; `properties` is the hook's own."""
+    """One listener call. `success` and `error` are set before `after` is called; `properties` is for the hook's use."""
 
     group: str
     messages: Sequence[MessageExt]
@@ -24,20 +24,20 @@ class ConsumeContext:
 
 
 class ConsumeHook(Protocol):
-    """Called in the listener's process and thread. What a hook raises is logged, and changes nothing."""
+    """Called in the listener's process and thread. An exception of a hook is logged, and changes nothing."""
 
     def before(self, context: ConsumeContext) -> None:
-        """The listener is about to be called."""
+        """Called when the listener is about to be called."""
 
     def after(self, context: ConsumeContext) -> None:
-        """The listener has returned or raised."""
+        """Called when the listener has returned or raised."""
 
 
 def call_hooks(hooks: Sequence[ConsumeHook], name: str, context: ConsumeContext) -> None:
-    """Call `before` or `after` of all."""
+    """Call the method `name` ("before" or "after") of all hooks."""
     for hook in hooks:
         method: Callable[[ConsumeContext], None] = getattr(hook, name)
         try:
             method(context)
-        except Exception:  # a user's code, which must not decide over the message
+        except Exception:  # a user's code, whose failure must not make the message fail
             logger.exception("consume hook %s.%s failed", type(hook).__name__, name)

@@ -1,14 +1,14 @@
-"""Listener: the actor that runs a user's listener.
+"""Listener is the actor that runs a user's listener.
 
-It lives on the ground floor and not among the server's actors, because it runs in the user's environment: the user's
+It is a part of raymq and not of the server's actors, because it runs in the user's environment: the user's
 `runtime_env`, the user's import path, which may hold packages of any name. The listener comes as bytes of cloudpickle,
 pickled by value, so a function of the user's own module needs no installation on the workers.
 
-Its Pull actor hands it tasks, and asks about each until it has ended: a report says which messages are finished. The
-listener is called in threads of a ConsumePool, so that a call that blocks holds up neither the answers nor the others.
+Its Pull actor sends it tasks, and asks about each until it has ended: a report says which messages are finished. The
+listener is called in threads of a ConsumePool, so that a call that blocks holds up neither the answers nor other calls.
 
-What survives its death: nothing. Ray starts it again with the same listener; what it was working on is delivered again
-by its Pull actor. A listener is therefore called at least once per message.
+Nothing survives its death. Ray starts it again with the same listener; its Pull actor delivers the messages it was
+working on again. A listener is therefore called at least once per message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, Final
 import cloudpickle
 import ray
 
-from raymq.consumer.push.consume_pool import ConsumePool, Work
+from raymq.consumer.push.consume_pool import ConsumePool, ConsumeRequest
 from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
@@ -45,14 +45,15 @@ MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
 BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | None]
 
 REPORT_S: Final = 0.5
-"""A task that takes longer is reported in parts."""
+"""A task that takes longer is reported several times, each time with the messages finished since."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedListener:
-    """A listener on its way to its actors: `payload` is cloudpickle's, `takes_batch` says what it is called with."""
+    """A pickled listener for its actors. `payload` is cloudpickle's; `takes_batch`: it is called with lists of messages
+    and not with single ones."""
 
     payload: bytes
     takes_batch: bool
@@ -62,7 +63,7 @@ class ShippedListener:
 @dataclass(frozen=True, slots=True)
 class ShippedTask:
     """Messages of one queue for the listener, whole records back to back. `epoch` grows from one life of the Pull actor
-    to the next; `number` is the task's in that life."""
+    to the next; `number` is the number of the task in that life."""
 
     epoch: int
     number: int
@@ -79,7 +80,7 @@ def ship(handler: Callable[[Any], Any], *, takes_batch: bool) -> ShippedListener
 
 
 def ship_hook(hook: ConsumeHook) -> ShippedListener:
-    """Pickle a consume hook by value, like a listener. ListenerError when it is none, or cannot be pickled."""
+    """Pickle a consume hook by value, like a listener. ListenerError when it lacks a method, or cannot be pickled."""
     name = type(hook).__qualname__
     if not all(callable(getattr(hook, method, None)) for method in ("before", "after")):
         raise ListenerError(f"a consume hook must have the methods before(context) and after(context), {name} has not")
@@ -105,7 +106,7 @@ def _dumps(thing: Any, what: str) -> bytes:
 
 
 def _user_module(handler: Any) -> ModuleType | None:
-    """The user's own module or package that a listener is from; None for the standard library and installed ones."""
+    """The user's own module or package that defines a listener; None for the standard library and installed ones."""
     owner: Any = handler
     while isinstance(owner, functools.partial):
         owner = owner.func
@@ -130,10 +131,15 @@ class Listener:
         self._takes_batch = shipped.takes_batch
         self._settings = settings
         self._lock = threading.Lock()
+        """Guards `_epoch` and `_requests`."""
         self._epoch = 0
-        self._works: dict[int, Work] = {}
+        """The latest life of the Pull actor that has sent a task."""
+        self._requests: dict[int, ConsumeRequest] = {}
+        """Tasks of that life that have not ended, by number."""
         self._state: object = None
+        """The value of the last `keep`."""
         self._failure = ""
+        """The traceback if the listener could not be loaded."""
         try:
             handler = cloudpickle.loads(shipped.payload)
             made = [cloudpickle.loads(hook.payload) for hook in hooks]
@@ -149,48 +155,48 @@ class Listener:
         )
 
     def ready(self) -> str:
-        """Empty, or why the listener could not be loaded here."""
+        """The traceback if the listener could not be loaded here; empty if it is loaded."""
         return self._failure
 
     def keep(self, state: object) -> None:
-        """Remember something for the Pull actor, in case it dies."""
+        """Remember a value for the Pull actor, in case it dies."""
         self._state = state
 
     def kept(self) -> object:
-        """What `keep` was last given; None if nothing."""
+        """The value of the last `keep`; None if there was none."""
         return self._state
 
     def consume(self, task: ShippedTask) -> ConsumeReport:
         """Begin a task, and report after REPORT_S or when it has ended.
 
-        A task of a later life of the Pull actor takes all those of earlier lives away: nobody asks for them any more.
+        A task of a later life of the Pull actor cancels all those of earlier lives: nobody asks about them any more.
         """
-        work = self._work(task)
+        request = self._consume_request(task)
         with self._lock:
             if task.epoch > self._epoch:
-                left, self._works, self._epoch = self._works, {}, task.epoch
+                left, self._requests, self._epoch = self._requests, {}, task.epoch
                 for other in left.values():
                     self._pool.cancel(other)
-            self._works[task.number] = work
-        self._pool.submit(work)
-        return self._report(task.number, work)
+            self._requests[task.number] = request
+        self._pool.submit(request)
+        return self._report(task.number, request)
 
     def progress(self, epoch: int, number: int) -> ConsumeReport | None:
-        """How far a task is that has not ended yet; None if this process does not know it."""
+        """Report a task that had not ended at its last report; None if this process does not know the task."""
         with self._lock:
-            work = self._works.get(number) if epoch == self._epoch else None
-        return None if work is None else self._report(number, work)
+            request = self._requests.get(number) if epoch == self._epoch else None
+        return None if request is None else self._report(number, request)
 
-    def _report(self, number: int, work: Work) -> ConsumeReport:
-        report = self._pool.wait(work, REPORT_S)
+    def _report(self, number: int, request: ConsumeRequest) -> ConsumeReport:
+        report = self._pool.wait(request, REPORT_S)
         if report.ended:
             with self._lock:
-                if self._works.get(number) is work:
-                    del self._works[number]
+                if self._requests.get(number) is request:
+                    del self._requests[number]
         return report
 
-    def _work(self, task: ShippedTask) -> Work:
-        """The listener calls of a task. What only shares its tag's code with one that is subscribed to needs none."""
+    def _consume_request(self, task: ShippedTask) -> ConsumeRequest:
+        """The listener calls of a task; none for a message whose tag only shares its code with a subscribed tag."""
         messages, damaged = _decode(task)
         settings, retry = self._settings, task.queue.topic.startswith(RETRY_PREFIX)
         subscription = settings.subscription(task.queue.topic)
@@ -202,12 +208,12 @@ class Listener:
         if retry:
             messages = [m if isinstance(m, RecordError) else with_original_topic(m) for m in messages]
         if not self._takes_batch:
-            return Work(messages, firsts, key, damaged=damaged)
-        return Work(*_lists(messages, firsts, settings.consume_message_batch_max_size), key, damaged=damaged)
+            return ConsumeRequest(messages, firsts, key, damaged=damaged)
+        return ConsumeRequest(*_lists(messages, firsts, settings.consume_message_batch_max_size), key, damaged=damaged)
 
 
 def _decode(task: ShippedTask) -> tuple[list[Any], bool]:
-    """The messages of a task, the error in place of one that is damaged; and whether there is one."""
+    """The messages of a task, with the error in place of each one that is damaged; and True if there is one."""
     broker_name = task.queue.broker_name
     try:
         return decode_records(task.records, broker_name=broker_name), False
@@ -223,7 +229,7 @@ def _decode(task: ShippedTask) -> tuple[list[Any], bool]:
 
 
 def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
-    """Lists of up to `size` messages that follow each other in the task, and where each begins."""
+    """Lists of up to `size` messages that follow each other in the task, and the index of the first of each."""
     lists: list[Any] = []
     starts: list[int] = []
     for message, index in zip(messages, firsts, strict=True):
@@ -244,12 +250,12 @@ def _is_wanted(message: MessageExt | RecordError, subscription: Subscription) ->
 
 
 def with_original_topic(message: MessageExt) -> MessageExt:
-    """A message from a retry topic, as if it came from its own (spec/messaging.md §5.8)."""
+    """A message from a retry topic with the topic it was sent to (spec/messaging.md §5.8)."""
     topic = message.system_properties.get(PROPERTY_RETRY_TOPIC)
     return message if topic is None else replace(message, topic=topic)
 
 
 LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
 CONCURRENCY: Final = 64 + 8
-"""Tasks that a Pull actor has here at a time, and room for the other methods."""
+"""The tasks that a Pull actor has at its listener at a time, and some threads for the other methods."""
 ListenerActor = ray.remote(**LISTENER_OPTIONS)(Listener)

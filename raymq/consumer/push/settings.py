@@ -1,4 +1,4 @@
-"""How a push consumer consumes: the values its Pull and Listener actors are started with (spec/messaging.md §5.1)."""
+"""PushSettings are the settings of a push consumer; its Pull and Listener actors get them (spec/messaging.md §5.1)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _UNLIMITED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class PushSettings:
-    """One push consumer. The names are RocketMQ's, and so are the defaults and bounds but for `pull_batch_size`.
+    """The settings of one push consumer. Names, defaults and bounds are RocketMQ's but for `pull_batch_size`.
 
     `orderly`: one message of a queue after another. `threads`: listener calls at a time per instance.
     `consume_message_batch_max_size`: messages per listener call at most. `pull_batch_size`: messages per read of a
     queue, and, for an orderly consumer, that may come again after a crash; RocketMQ reads 32 at a time.
 
-    What may be held per queue before reading pauses: `pull_threshold_for_queue` messages, `…_size_for_queue_mib`, and
-    for a concurrent consumer `consume_concurrently_max_span` offsets; the topic's thresholds, where set (not -1), are
-    divided by the number of its queues at the instance and count instead. `pull_interval_ms`: a pause after each read.
+    Fetching from a queue pauses above these thresholds of messages held: `pull_threshold_for_queue` messages,
+    `…_size_for_queue_mib`, and for a concurrent consumer `consume_concurrently_max_span` offsets; the topic's
+    thresholds, where set (not -1), are divided by the number of its queues at the instance and count instead.
+    `pull_interval_ms`: a pause after each read.
 
     `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: deliveries
     after the first, -1 is the group's setting at the broker (16) for a concurrent consumer, and no limit for an orderly
@@ -90,20 +91,22 @@ class PushSettings:
 
     @property
     def retry_topic(self) -> str:
+        """The topic through which the group's failed messages are delivered again."""
         return RETRY_PREFIX + self.group
 
     @property
     def clustering(self) -> bool:
+        """True if the instances share the queues; False in BROADCASTING, where each has them all."""
         return self.message_model is MessageModel.CLUSTERING
 
     @property
     def topics(self) -> frozenset[str]:
-        """What the consumer reads: in CLUSTERING also the group's retry topic."""
+        """The topics the consumer reads: in CLUSTERING also the group's retry topic."""
         topics = {subscription.topic for subscription in self.subscriptions}
         return frozenset(topics | {self.retry_topic} if self.clustering else topics)
 
     def subscription(self, topic: str) -> Subscription:
-        """Which messages of a topic are wanted: of the retry topic, all."""
+        """The subscription of a topic; of the retry topic, one for all messages."""
         for subscription in self.subscriptions:
             if subscription.topic == topic:
                 return subscription

@@ -1,4 +1,4 @@
-"""A push consumer that runs: how it is doing, holding it back, and ending it."""
+"""PushSubscription is a push consumer that runs: status, suspend and resume, pause, stop."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ CONSUMER_STOP_TIMEOUT_S: Final = 40.0
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One queue at an instance. `state` says whether it is read: "pulling", "suspended", "paused", "too many messages"
-    or the like. Messages before `commit_offset` are consumed, those before `committed_offset` committed; `buffered` are
-    held here, `in_flight` of them at the listener. `trouble`: why the last one that failed did."""
+    """One queue at an instance. `state` is "pulling" if it is fetched from, or the reason why not: "suspended",
+    "paused", "too many messages" or the like. Messages before `commit_offset` are consumed, those before
+    `committed_offset` committed; `buffered` messages are held at the instance, `in_flight` of them by the listener.
+    `trouble`: the reason why the last message that failed did."""
 
     queue: MessageQueue
     state: str
@@ -37,14 +38,15 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One instance: its name, the queues it holds, and how its listener is doing.
+    """One instance: its name, the queues it holds, and the state of its listener.
 
     `consumed` and `failures` count messages since the instance (its Pull actor's process) was started. `last_error` is
-    the traceback or the reason of a failure that nothing has succeeded after. `listener_away` says why nothing is
-    delivered now, and is empty else; `listener_silent_s` is how long its process has owed an answer, which should not
-    be more than a second. `stuck_threads` are listener calls that outlived `consume_timeout_s`: when they are as many
-    as there are threads and as many again, nothing is consumed until one returns. `stats`, per topic, over the last
-    minute: PULL_TPS, CONSUME_OK_TPS, CONSUME_FAILED_TPS, and CONSUME_RT in ms.
+    the traceback or the reason of a failure after which no message has succeeded. `listener_away` is the reason why
+    nothing is delivered now, and empty otherwise; `listener_silent_s` is how long the listener's process has not
+    answered a call, which should not be more than a second. `stuck_threads` are listener calls that outlived
+    `consume_timeout_s`: when they are as many as there are threads and as many again, nothing is consumed until one
+    returns. `stats`, per topic, over the last minute: PULL_TPS, CONSUME_OK_TPS, CONSUME_FAILED_TPS, and CONSUME_RT in
+    ms.
     """
 
     instance: str
@@ -63,7 +65,7 @@ class InstanceStatus:
 
 
 class PushSubscription:
-    """A push consumer that runs. `stop` ends it: what is in flight is finished and committed."""
+    """A push consumer that runs. `stop` ends it: the messages in flight are finished and committed."""
 
     def __init__(self, group: str, on_close: Callable[[PushSubscription], None]) -> None:
         self.group = group
@@ -87,7 +89,7 @@ class PushSubscription:
             pull.call("status", timeout_s=max(0.1, deadline_s - time.monotonic()))
 
     def status(self) -> list[InstanceStatus]:
-        """What each instance holds and has done, and its listener's last traceback."""
+        """The status of each instance."""
         return [_status_of(pull.call("status")) for pull in self.pulls]
 
     def queues(self) -> list[MessageQueue]:
@@ -95,20 +97,20 @@ class PushSubscription:
         return sorted({entry.queue for status in self.status() for entry in status.queues})
 
     def suspend(self) -> None:
-        """Read and deliver nothing until `resume`. The queues are kept, and what the listener has is finished. It also
-        holds for an instance whose Pull actor is restarted meanwhile."""
-        self._tell("suspend")
+        """Fetch and deliver nothing until `resume`. The queues are kept, and the listener finishes its messages. An
+        instance whose Pull actor is restarted meanwhile stays suspended."""
+        self._call_all("suspend")
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Go on after `suspend`; with `queues`, go on with queues after `pause`."""
         if queues is None:
-            self._tell("resume")
+            self._call_all("resume")
         else:
-            self._tell("resume_queues", list(queues))
+            self._call_all("resume_queues", list(queues))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Read and deliver nothing of these queues, at whichever instance they are, until they are resumed."""
-        self._tell("pause_queues", list(queues))
+        """Fetch and deliver nothing of these queues, at whichever instance they are, until they are resumed."""
+        self._call_all("pause_queues", list(queues))
 
     def raise_listener_error(self) -> None:
         """Raise ListenerError with the listener's traceback if a delivery failed and none has succeeded since."""
@@ -120,7 +122,10 @@ class PushSubscription:
                 )
 
     def stop(self, timeout_s: float = CONSUMER_STOP_TIMEOUT_S) -> None:
-        """Finish and commit what is in flight, leave the group, end the actors. Idempotent."""
+        """Finish and commit the messages in flight, leave the group, end the actors. Idempotent.
+
+        ServiceNotAvailableError, once everything is ended, if an instance did not finish within `timeout_s`.
+        """
         if self._closed:
             return
         self._closed = True
@@ -141,7 +146,7 @@ class PushSubscription:
             )
 
     def close(self) -> None:
-        """The same as `stop`."""
+        """Do the same as `stop`."""
         self.stop()
 
     def __enter__(self) -> PushSubscription:
@@ -152,8 +157,8 @@ class PushSubscription:
     ) -> None:
         self.stop()
 
-    def _tell(self, method: str, *args: Any) -> None:
-        """Call a method of all instances; the first failure is raised when all were asked."""
+    def _call_all(self, method: str, *args: Any) -> None:
+        """Call a method of all instances; the first failure is raised when all were called."""
         failures = []
         for pull in self.pulls:
             try:

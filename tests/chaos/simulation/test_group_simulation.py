@@ -89,8 +89,8 @@ class CommitsBeforeConsumed(Member):
     """Commits what the listener has been given."""
 
     def commits(self, broker_name):
-        given = {queue: self.tenures[queue].next_offset for queue in self.hands.holding}
-        asked = self.hands.commits(broker_name, ask=True)
+        given = {queue: self.tenures[queue].next_offset for queue in self.queues.holding}
+        asked = self.queues.commits(broker_name, ask=True)
         return {queue: replace(commit, queue_offset=given[queue]) for queue, commit in asked.items()}
 
 
@@ -99,8 +99,8 @@ class SkipsOnHandover(Member):
 
     def add(self, queue, start, generation):
         super().add(queue, start, generation)
-        self.hands.drop(queue)
-        self.hands.begin(queue, replace(start, queue_offset=start.queue_offset + 1), generation)
+        self.queues.drop(queue)
+        self.queues.begin(queue, replace(start, queue_offset=start.queue_offset + 1), generation)
 
 
 class TakesFailureForSuccess(Member):
@@ -114,9 +114,9 @@ class DoesNotWaitForItsListener(Member):
     """Lets a queue go while the listener has a batch of it."""
 
     def release(self) -> None:
-        for queue in self.hands.holding:
-            if not self.hands.may_deliver(queue):
-                self.hands.drop(queue)
+        for queue in self.queues.holding:
+            if not self.queues.may_deliver(queue):
+                self.queues.drop(queue)
         super().release()
 
 

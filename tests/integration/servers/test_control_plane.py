@@ -180,20 +180,22 @@ def test_offsets_count_by_owner_and_reset_and_outlive_the_broker(mq: raymq.Clien
     offsets, queue = GroupOffsets(group), queue_of(topic)
     put(mq, topic, *[b"x"] * 100)
     offsets.ensure_group("broker-a")
-    assert offsets.start(queue, FROM_FIRST, 1) == QueueOffset(0, 0)
-    assert not offsets.commit({queue: OffsetCommit(50, 1, 0)}).fenced
-    offsets.commit({queue: OffsetCommit(40, 1, 0)})
-    assert offsets.committed(queue) == 50
-    offsets.start(queue, FROM_FIRST, 2)
-    assert offsets.commit({queue: OffsetCommit(60, 1, 0)}).fenced == {queue}
+    assert offsets.start_offset(queue, FROM_FIRST, 1) == QueueOffset(0, 0)
+    assert not offsets.commit_offsets({queue: OffsetCommit(50, 1, 0)}).fenced
+    offsets.commit_offsets({queue: OffsetCommit(40, 1, 0)})
+    assert offsets.committed_offset(queue) == 50
+    offsets.start_offset(queue, FROM_FIRST, 2)
+    assert offsets.commit_offsets({queue: OffsetCommit(60, 1, 0)}).fenced == {queue}
     assert mq.admin.reset_offsets(group, topic, offset=10, queue=queue) == {queue: 10}
     kill_actors("Broker")
     reset = {queue: QueueOffset(10, 1)}
-    assert offsets.commit({queue: OffsetCommit(70, 2, 0)}, WAIT_S).reset == reset
-    assert offsets.commit({queue: OffsetCommit(None, 2, 0)}).reset == reset
-    assert offsets.start(queue, FROM_FIRST, 2) == reset[queue]
-    offsets.commit({queue: OffsetCommit(11, 2, 1), MessageQueue("nothing", "broker-a", 0): OffsetCommit(1, 2, 0)})
-    assert offsets.committed(queue) == 11
+    assert offsets.commit_offsets({queue: OffsetCommit(70, 2, 0)}, WAIT_S).reset == reset
+    assert offsets.commit_offsets({queue: OffsetCommit(None, 2, 0)}).reset == reset
+    assert offsets.start_offset(queue, FROM_FIRST, 2) == reset[queue]
+    offsets.commit_offsets(
+        {queue: OffsetCommit(11, 2, 1), MessageQueue("nothing", "broker-a", 0): OffsetCommit(1, 2, 0)}
+    )
+    assert offsets.committed_offset(queue) == 11
 
 
 def test_offsets_are_reset_to_either_end_and_to_a_time(mq: raymq.Client, topic: str, group: str) -> None:
@@ -215,19 +217,19 @@ def test_offsets_are_reset_to_either_end_and_to_a_time(mq: raymq.Client, topic: 
         mq.admin.reset_offsets(group, topic)
     mq.admin.reset_offsets(group, topic, offset=2, queue=queue)
     assert mq.admin.clone_offsets(group, group + "-2", topic)[queue] == 2
-    assert GroupOffsets(group + "-2").committed(queue) == 2
+    assert GroupOffsets(group + "-2").committed_offset(queue) == 2
 
 
 def test_lag_is_told_in_messages_and_in_time(mq: raymq.Client, topic: str, group: str) -> None:
     offsets, queue = GroupOffsets(group), queue_of(topic)
     put(mq, topic, b"a", b"b")
     offsets.ensure_group("broker-a")
-    offsets.start(queue, FROM_FIRST, 1)
+    offsets.start_offset(queue, FROM_FIRST, 1)
     time.sleep(0.2)
     [entry] = [entry for entry in mq.admin.describe_group(group) if entry.queue == queue]
     assert entry.lag == 2
     assert 200 <= entry.lag_ms < 60_000
-    offsets.commit({queue: OffsetCommit(2, 1, 0)})
+    offsets.commit_offsets({queue: OffsetCommit(2, 1, 0)})
     summary = mq.admin.group_summary(group)
     assert (summary.lag, summary.lag_ms, summary.retry_lag, summary.dead_letters) == (0, 0, 0, 0)
 
@@ -238,16 +240,16 @@ def test_a_group_that_may_not_consume_stops_and_keeps_what_it_has_committed(
     offsets, queue = GroupOffsets(group), queue_of(topic)
     put(mq, topic, b"a", b"b")
     offsets.ensure_group("broker-a")
-    offsets.start(queue, FROM_FIRST, 1)
+    offsets.start_offset(queue, FROM_FIRST, 1)
     assert mq.admin.update_group(group, consume_enable=False) == mq.admin.group_config(group)
-    assert offsets.commit({queue: OffsetCommit(1, 1, 0)}).fenced == {queue}
-    assert offsets.committed(queue) == 1
+    assert offsets.commit_offsets({queue: OffsetCommit(1, 1, 0)}).fenced == {queue}
+    assert offsets.committed_offset(queue) == 1
     with pytest.raises(NoPermissionError, match="consume_enable"):
-        offsets.start(queue, FROM_FIRST, 2)
+        offsets.start_offset(queue, FROM_FIRST, 2)
     with pytest.raises(NoPermissionError):
         ray.get(broker("broker-a").pull.remote(group, topic, queue_id=0, offset=0))
     mq.admin.update_group(group, consume_enable=True)
-    assert offsets.start(queue, FROM_FIRST, 2).queue_offset == 1
+    assert offsets.start_offset(queue, FROM_FIRST, 2).queue_offset == 1
     mq.admin.delete_group(group)
     with pytest.raises(GroupNotExistError):
         mq.admin.group_config(group)
@@ -298,8 +300,8 @@ def test_puts_and_gets_are_counted(mq: raymq.Client, topic: str, group: str) -> 
     offsets, queue = GroupOffsets(group), queue_of(topic)
     put(mq, topic, *[b"x"] * 30)
     offsets.ensure_group("broker-a")
-    offsets.start(queue, FROM_FIRST, 1)
-    offsets.commit({queue: OffsetCommit(20, 1, 0)})
+    offsets.start_offset(queue, FROM_FIRST, 1)
+    offsets.commit_offsets({queue: OffsetCommit(20, 1, 0)})
     assert mq.admin.group_stats(group)[topic].messages.total == 20
     eventually(lambda: mq.admin.topic_stats(topic).messages.total == 30, "the puts", WAIT_S)
     assert mq.admin.topic_stats(topic).bytes.total > 30

@@ -1,4 +1,4 @@
-"""What must hold of a consumer group at every step, whatever happens to its processes.
+"""The ledger checks the laws of a consumer group, which hold whatever happens to its processes.
 
 1. A queue is never delivered by two members at a time: not while another may deliver it or has a batch of it under way,
    and a member that was followed by another never delivers it again without being granted it anew.
@@ -24,15 +24,15 @@ class LawBrokenError(AssertionError):
 
 
 class Owner(Protocol):
-    """What the ledger wants to know of a member."""
+    """A member, as the ledger sees it."""
 
     name: str
 
     def leased(self) -> bool:
-        """Whether its lease is valid: nobody else may have its queues."""
+        """True if its lease is valid: nobody else may have its queues."""
 
     def may_deliver(self, queue: MessageQueue) -> bool:
-        """Whether it holds the queue with a valid lease, and has not been told to let it go."""
+        """True if it holds the queue with a valid lease, and the queue was not revoked."""
 
 
 @dataclass(eq=False)
@@ -79,23 +79,23 @@ class Ledger:
         self._accounts[queue].end += count
 
     def begin(self, owner: Owner, queue: MessageQueue, committed: int) -> Tenure:
-        """A member begins with a queue; the broker told it that `committed` is next."""
+        """Begin a tenure: the broker told the member that `committed` is next."""
         tenure = Tenure(owner, queue, committed)
         self._tenures[queue].append(tenure)
         return tenure
 
-    def forget(self, owner: Owner) -> None:
-        """A member is dead: whatever it had under way does not count any more."""
+    def forget_member(self, owner: Owner) -> None:
+        """Forget the tenures of a dead member: its batches under way do not count any more."""
         for tenures in self._tenures.values():
             tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
 
     def fenced(self, owner: Owner, queue: MessageQueue) -> None:
-        """A member gives up a queue because it must, in all its tenures: a reset begins a new one."""
+        """Note that a member gives up a queue because it must, in all its tenures: a reset begins a new one."""
         for tenure in self._tenures[queue]:
             tenure.fenced = tenure.fenced or tenure.owner is owner
 
     def deliver(self, tenure: Tenure, first: int, end: int, others: Iterable[Owner]) -> None:
-        """A batch goes to the listener."""
+        """Note that a batch goes to the listener, and check that it may."""
         queue, account = tenure.queue, self._accounts[tenure.queue]
         for other in others:
             if other is not tenure.owner and other.may_deliver(queue):
@@ -121,7 +121,7 @@ class Ledger:
         self.deliveries += 1
 
     def finish(self, tenure: Tenure, *, consumed: bool) -> None:
-        """The listener has ended a batch."""
+        """Note that the listener has ended a batch."""
         assert tenure.under_way is not None
         first, end = tenure.under_way
         tenure.under_way = None
@@ -136,7 +136,7 @@ class Ledger:
             tenure.next_offset = first
 
     def committed(self, queue: MessageQueue, offset: int) -> None:
-        """The broker says where the group stands, after it has changed anything."""
+        """Note and check the committed offset, which the broker tells after each change."""
         account = self._accounts[queue]
         if offset < account.committed:
             raise LawBrokenError(f"{queue}: the committed offset went back from {account.committed} to {offset}")
@@ -145,13 +145,13 @@ class Ledger:
         account.committed = offset
 
     def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Somebody has reset the group there: what lies behind is to be consumed again, what is skipped need not be."""
+        """Note a reset of the group: messages from `offset` on are to be consumed, those before need not."""
         account = self._accounts[queue]
         account.committed = account.solid = offset
         account.done.clear()
 
     def unfinished(self) -> list[str]:
-        """Queues in which something was not consumed or not committed."""
+        """A line for each queue with a message that was not consumed or not committed."""
         return [
             f"{queue}: {account.committed} committed, {account.solid} consumed of {account.end}"
             for queue, account in self._accounts.items()

@@ -19,7 +19,7 @@ from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import Allocation, GroupAssignment, GroupHeartbeat
 from tests.support.group_sim.invariants import Tenure
-from tests.support.group_sim.queues import Delivery, Hands
+from tests.support.group_sim.queues import Delivery, MemberQueues
 
 if TYPE_CHECKING:
     from tests.support.group_sim.world import World
@@ -153,7 +153,7 @@ class Member(Process):
         self.topics, self.allocation = topics, allocation
         self.session = self.sequence = self.generation = self.offsets_version = 0
         self.must_ask = self.stopping = False
-        self.hands = Hands()
+        self.queues = MemberQueues()
         self.tenures: dict[MessageQueue, Tenure] = {}
         self.lease_until_s = -1.0
 
@@ -167,23 +167,23 @@ class Member(Process):
 
     def kill(self) -> None:
         super().kill()
-        self.world.ledger.forget(self)
+        self.world.ledger.forget_member(self)
 
     def leased(self) -> bool:
         return self.up and self.now_s() <= self.lease_until_s
 
     def may_deliver(self, queue: MessageQueue) -> bool:
-        return self.leased() and self.hands.may_deliver(queue)
+        return self.leased() and self.queues.may_deliver(queue)
 
     def fence_when_late(self) -> None:
         if not self.leased():
-            for queue in self.hands.holding:
+            for queue in self.queues.holding:
                 self.fence(queue)
 
     def fence(self, queue: MessageQueue) -> None:
-        """Give up a queue that is another's, or will be."""
+        """Give up a queue that another member has, or will have."""
         self.world.ledger.fenced(self, queue)
-        self.hands.drop(queue)
+        self.queues.drop(queue)
 
     # Delivering
 
@@ -193,21 +193,21 @@ class Member(Process):
 
     def deliver(self) -> None:
         self.fence_when_late()
-        self.hands.fetch(self.world.ledger.end, self.now_s())
-        for delivery in self.hands.deliveries(self.now_s()):
+        self.queues.fetch(self.world.ledger.end, self.now_s())
+        for delivery in self.queues.deliveries(self.now_s()):
             tenure = self.tenures[delivery.queue]
             self.world.note("delivers", self.name, delivery.queue, delivery.first)
             self.world.ledger.deliver(tenure, delivery.first, delivery.end, self.world.members.values())
             self.world.later(self.world.listener_pause_s(), self.guard(partial(self.listened, delivery, tenure)))
 
     def listened(self, delivery: Delivery, tenure: Tenure) -> None:
-        """The listener, a process of its own, has ended; this one hears of it when it is awake."""
+        """End a batch: the listener, a process of its own, has ended; this one is told when it is awake."""
         consumed = not self.world.listener_fails()
         self.world.ledger.finish(tenure, consumed=consumed)
         self.world.at(self, 0.0, lambda: self.heard(delivery, consumed=consumed))
 
     def heard(self, delivery: Delivery, *, consumed: bool) -> None:
-        self.hands.ended(delivery, self.now_s(), consumed=consumed)
+        self.queues.ended(delivery, self.now_s(), consumed=consumed)
         self.deliver()
 
     def guard(self, action: Callable[[], None]) -> Callable[[], None]:
@@ -223,7 +223,7 @@ class Member(Process):
         heartbeat = GroupHeartbeat(
             self.name,
             self.topics,
-            self.hands.holding,
+            self.queues.holding,
             allocation=self.allocation,
             session=self.session,
             sequence=self.sequence,
@@ -247,8 +247,8 @@ class Member(Process):
             self.turn()
             return
         self.lease_until_s = sent_s + LEASE_S
-        holding = self.hands.holding
-        self.hands.revoke(holding - assignment.queues, self.now_s())
+        holding = self.queues.holding
+        self.queues.revoke(holding - assignment.queues, self.now_s())
         if assignment.offsets_version != self.offsets_version:
             self.offsets_version, self.must_ask = assignment.offsets_version, True
         new = [] if self.stopping else sorted(assignment.queues - holding)
@@ -265,13 +265,13 @@ class Member(Process):
 
     def add(self, queue: MessageQueue, start: QueueOffset, generation: int) -> None:
         self.tenures[queue] = self.world.ledger.begin(self, queue, start.queue_offset)
-        self.hands.begin(queue, start, generation)
+        self.queues.begin(queue, start, generation)
 
     def commit(self) -> None:
         """Commit what the listener has finished; where somebody has reset offsets, ask about every queue."""
         self.fence_when_late()
         if self.stopping:
-            self.hands.revoke(self.hands.holding, self.now_s())
+            self.queues.revoke(self.queues.holding, self.now_s())
         failures: list[str] = []
 
         def finished() -> None:
@@ -281,7 +281,7 @@ class Member(Process):
         self.in_turn(sorted(self.world.brokers), lambda name, done: self.commit_at(name, failures, done), finished)
 
     def commits(self, broker_name: str) -> dict[MessageQueue, OffsetCommit]:
-        return self.hands.commits(broker_name, ask=self.must_ask)
+        return self.queues.commits(broker_name, ask=self.must_ask)
 
     def commit_at(self, name: str, failures: list[str], done: Callable[[], None]) -> None:
         broker, commits = self.world.brokers[name], self.commits(name)
@@ -303,11 +303,11 @@ class Member(Process):
     def hear_of_commits(
         self, commits: dict[MessageQueue, OffsetCommit], answer: CommitAnswer, tenures: dict[MessageQueue, Tenure]
     ) -> None:
-        before = {queue: self.hands.held(queue) for queue in commits}
-        self.hands.committed(commits, answer)
-        for queue, held in before.items():
-            now = self.hands.held(queue)
-            if held is None or now is held or self.tenures[queue] is not tenures[queue]:
+        before = {queue: self.queues.process_queue(queue) for queue in commits}
+        self.queues.committed(commits, answer)
+        for queue, process_queue in before.items():
+            now = self.queues.process_queue(queue)
+            if process_queue is None or now is process_queue or self.tenures[queue] is not tenures[queue]:
                 continue
             if queue in answer.fenced:
                 self.world.ledger.fenced(self, queue)
@@ -316,10 +316,10 @@ class Member(Process):
 
     def release(self) -> None:
         self.fence_when_late()
-        released = self.hands.released(self.now_s())
+        released = self.queues.released(self.now_s())
         for queue in released:
-            self.hands.drop(queue)
-        if self.stopping and not self.hands.holding:
+            self.queues.drop(queue)
+        if self.stopping and not self.queues.holding:
             self.leave()
         else:
             self.world.at(self, 0.0 if released else HEARTBEAT_S, self.turn)

@@ -1,4 +1,4 @@
-"""What a simulated member has in its hands: all that the simulation asks of the product's ProcessQueues is here."""
+"""MemberQueues are the queues of a simulated member: everything the simulation asks of the product is here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from tests.support.clients.records import records_of
 
-RUN_MESSAGES = 4
+FETCH_MESSAGES = 4
 SETTINGS = PushSettings(
     "billing",
     (Subscription.parse("orders"), Subscription.parse("audit")),
@@ -34,53 +34,55 @@ class Delivery:
     task: Task
 
 
-class Hands:
+class MemberQueues:
     """The queues of one member: granted, fetched, delivered, committed, revoked, released."""
 
     def __init__(self) -> None:
         self._queues = ProcessQueues(SETTINGS)
-        self._queues.listener_away = False
+        self._queues.listener_back()
 
     @property
     def holding(self) -> frozenset[MessageQueue]:
         return self._queues.holding
 
-    def held(self, queue: MessageQueue) -> ProcessQueue | None:
-        """What stands for one tenure of a queue."""
-        return next((held for held in self._queues.held() if held.queue == queue), None)
+    def process_queue(self, queue: MessageQueue) -> ProcessQueue | None:
+        """The process queue of a held queue; None if it is not held."""
+        return next(
+            (process_queue for process_queue in self._queues.process_queues() if process_queue.queue == queue), None
+        )
 
     def may_deliver(self, queue: MessageQueue) -> bool:
-        held = self.held(queue)
-        return held is not None and held.revoked_at_s is None
+        process_queue = self.process_queue(queue)
+        return process_queue is not None and process_queue.revoked_at_s is None
 
     def begin(self, queue: MessageQueue, start: QueueOffset, generation: int) -> None:
-        """The member was granted a queue, and the broker has said where the group stands in it."""
+        """Start with a granted queue at the offset the broker has told."""
         self._queues.grant(queue, generation)
-        held = self.held(queue)
-        assert held is not None
-        self._queues.begin(held, start)
+        process_queue = self.process_queue(queue)
+        assert process_queue is not None
+        self._queues.started(process_queue, start)
 
     def revoke(self, queues: Iterable[MessageQueue], now_s: float) -> None:
         for queue in queues:
             self._queues.revoke(queue, now_s)
 
     def released(self, now_s: float) -> list[MessageQueue]:
-        """Revoked queues that may be let go."""
+        """The revoked queues that may be dropped."""
         return self._queues.released(now_s)
 
     def drop(self, queue: MessageQueue) -> None:
-        """Let go, or lose, a queue."""
+        """Drop a queue that was released or lost."""
         self._queues.drop(queue)
 
     def fetch(self, end_of: Callable[[MessageQueue], int], now_s: float) -> None:
         """Fetch what there is, up to the queues' ends."""
         for queue, offset in self._queues.wanted(now_s).items():
-            end = min(end_of(queue), offset + RUN_MESSAGES)
+            end = min(end_of(queue), offset + FETCH_MESSAGES)
             if end > offset:
                 self._queues.fetched(queue, offset, records_of(range(offset, end)), end, now_s)
 
     def deliveries(self, now_s: float) -> list[Delivery]:
-        """What the listener gets now."""
+        """The batches that the listener gets now."""
         return [
             Delivery(task.queue, task.messages.offsets[0], task.messages.offsets[-1] + 1, task)
             for task in self._queues.deliverable(now_s)
@@ -93,9 +95,9 @@ class Hands:
         self._queues.reported(delivery.task, report, now_s)
 
     def commits(self, broker_name: str, *, ask: bool) -> dict[MessageQueue, OffsetCommit]:
-        """What is finished and not committed; with `ask`, the other queues too, to hear of resets."""
+        """The commits of finished messages; with `ask`, of the other queues too, to be told of resets."""
         return self._queues.uncommitted(broker_name, ask=ask)
 
     def committed(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> None:
-        """The broker has answered."""
+        """Take the answer of the broker to commits."""
         self._queues.committed(commits, answer)

@@ -1,6 +1,6 @@
 """A whole consumer group in one thread on a virtual clock, driven through random trouble. Same seed, same trace.
 
-    World     the clock, the network, the processes (tests.support.group_sim.processes) and their ledger (group_laws)
+    World     the clock, the network, the processes (.processes) and their ledger (.invariants)
     trouble   members join, leave, are killed, restarted and stand still; heartbeats, commits and their answers are
               lost, late and repeated; the Rebalance actor and brokers are restarted, the former stands still, too;
               clocks are set; offsets are reset; listeners fail and take long. Producers go on all the time.
@@ -43,7 +43,7 @@ PROFILES = (
 
 
 class World:
-    """See the module. The classes are those of the product's shells; a test may put in one with a fault."""
+    """One simulated group with its cluster. A test may replace a class of a process by one with a fault."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class World:
             self.at(self.rebalance, self._delay_s(), self.rebalance.offsets_reset)
 
     def _set_clock(self) -> None:
-        """Somebody sets a wall clock, or a process sees its clock leap ahead."""
+        """Set a wall clock, or let the clock of a process leap ahead."""
         process = self.chance.choice([*self.members.values(), self.rebalance])
         if process is self.rebalance:
             process.wall_error_s += self.chance.uniform(0.0, 3600.0)

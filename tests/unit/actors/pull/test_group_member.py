@@ -8,7 +8,7 @@ import pytest
 
 from actors.pull import group_member as pull_member
 from actors.pull.group_member import BroadcastMember, GroupMember
-from actors.pull.shared import InstanceState
+from actors.pull.instance_state import InstanceState
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import RequestTimeoutError, TopicNotExistError
@@ -40,11 +40,11 @@ class Group:
 
 class Scene:
     def __init__(self) -> None:
-        self.shared = InstanceState("pull-billing-0", SETTINGS)
+        self.instance = InstanceState("pull-billing-0", SETTINGS)
         self.group = Group()
         self.resets = 0
-        self.member = GroupMember(self.shared, self.group, "node-1", self._reset)
-        self.shared.on_released = self.member.wake
+        self.member = GroupMember(self.instance, self.group, "node-1", self._reset)
+        self.instance.on_released = self.member.wake_member
         self.thread = threading.Thread(target=self.member.run, daemon=True)
 
     def _reset(self) -> None:
@@ -53,15 +53,15 @@ class Scene:
     def beats(self, count: int = 2) -> None:
         """Wait for so many more heartbeats."""
         target = len(self.group.heard) + count
-        eventually(lambda: self.member.wake() or len(self.group.heard) >= target, "heartbeats", WAIT_S)
+        eventually(lambda: self.member.wake_member() or len(self.group.heard) >= target, "heartbeats", WAIT_S)
 
 
 @pytest.fixture
 def scene():
     made = Scene()
     yield made
-    made.shared.stopping.set()
-    made.member.wake()
+    made.instance.stopping.set()
+    made.member.wake_member()
     if made.thread.ident is not None:
         made.thread.join(WAIT_S)
 
@@ -74,7 +74,7 @@ def test_queues_come_and_go_with_the_assignment_and_the_member_says_what_it_hold
     first = scene.group.heard[0]
     assert (first.member, first.node, first.allocation) == ("pull-billing-0", "node-1", SETTINGS.allocation)
     assert first.topics == {"orders", "%RETRY%billing"}
-    assert {held.generation for held in scene.shared.core.held()} == {9}
+    assert {process_queue.generation for process_queue in scene.instance.core.process_queues()} == {9}
     scene.group.queues.discard(QUEUES[0])
     scene.beats()
     assert scene.group.heard[-1].holding == set(QUEUES[1:])
@@ -95,18 +95,18 @@ def test_a_member_that_its_group_does_not_hear_drops_its_queues(scene, monkeypat
     scene.beats()
     scene.group.fails = True
     scene.beats()
-    assert scene.shared.holding() == set(QUEUES)  # its lease is not over
+    assert scene.instance.holding() == set(QUEUES)  # its lease is not over
     scene.member._lease_until_s = 0.0
     scene.beats()
-    assert scene.shared.holding() == frozenset()
+    assert scene.instance.holding() == frozenset()
 
 
 def test_at_its_end_it_lets_go_of_everything_and_leaves(scene):
     scene.group.queues = set(QUEUES)
     scene.thread.start()
     scene.beats()
-    scene.shared.stopping.set()
-    scene.member.wake()
+    scene.instance.stopping.set()
+    scene.member.wake_member()
     scene.thread.join(WAIT_S)
     last = scene.group.heard[-1]
     assert (last.leaving, last.holding) == (True, frozenset())
@@ -117,13 +117,13 @@ def test_a_task_that_never_ends_does_not_keep_it_from_leaving(scene, monkeypatch
     scene.group.queues = set(QUEUES)
     scene.thread.start()
     scene.beats()
-    with scene.shared.lock:
-        monkeypatch.setattr(scene.shared.core, "released", lambda now_s: [])
-    scene.shared.stopping.set()
-    scene.member.wake()
+    with scene.instance.lock:
+        monkeypatch.setattr(scene.instance.core, "released", lambda now_s: [])
+    scene.instance.stopping.set()
+    scene.member.wake_member()
     scene.thread.join(WAIT_S)
     assert scene.group.heard[-1].leaving
-    assert scene.shared.holding() == frozenset()
+    assert scene.instance.holding() == frozenset()
 
 
 class FewRoutes:
@@ -143,20 +143,20 @@ class FewRoutes:
 
 def test_in_broadcasting_all_queues_of_the_route_are_taken_and_kept_while_there_is_none():
     settings = PushSettings("billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING)
-    shared, routes = InstanceState("pull-billing-0", settings), FewRoutes(2)
-    loner = BroadcastMember(shared, routes)
-    shared.on_released = loner.wake
-    thread = threading.Thread(target=loner.run, daemon=True)
+    instance, routes = InstanceState("pull-billing-0", settings), FewRoutes(2)
+    member = BroadcastMember(instance, routes)
+    instance.on_released = member.wake_member
+    thread = threading.Thread(target=member.run, daemon=True)
     thread.start()
-    eventually(lambda: shared.holding() == set(QUEUES[:2]), "two queues", WAIT_S)
+    eventually(lambda: instance.holding() == set(QUEUES[:2]), "two queues", WAIT_S)
     routes.queues = 3
-    eventually(lambda: loner.wake() or shared.holding() == set(QUEUES), "three queues", WAIT_S)
+    eventually(lambda: member.wake_member() or instance.holding() == set(QUEUES), "three queues", WAIT_S)
     routes.gone = True
-    loner.wake()
+    member.wake_member()
     routes.gone = False
     routes.queues = 1
-    eventually(lambda: loner.wake() or shared.holding() == set(QUEUES[:1]), "one queue", WAIT_S)
-    shared.stopping.set()
-    loner.wake()
+    eventually(lambda: member.wake_member() or instance.holding() == set(QUEUES[:1]), "one queue", WAIT_S)
+    instance.stopping.set()
+    member.wake_member()
     thread.join(WAIT_S)
-    assert shared.holding() == frozenset()
+    assert instance.holding() == frozenset()

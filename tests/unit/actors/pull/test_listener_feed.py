@@ -9,8 +9,8 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from actors.pull import listener_feed as pull_feed
+from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
-from actors.pull.shared import InstanceState
 from raymq.consumer.push.listener import Listener, ship
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
@@ -82,18 +82,18 @@ class Method:
 
 class Scene:
     def __init__(self, handle, **settings) -> None:
-        self.shared = InstanceState(
+        self.instance = InstanceState(
             "pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),), **settings)
         )
-        self.handle = Handle(handle, self.shared.settings)
+        self.handle = Handle(handle, self.instance.settings)
         self.sent: list[tuple[str, int, int]] = []
         self.refuse = False
         self.feed = ListenerFeed(
-            self.shared, self.handle, send_back=self._send_back, before=lambda: None, on_gone=lambda: None
+            self.instance, self.handle, send_back=self._send_back, before_delivery=lambda: None, on_gone=lambda: None
         )
-        core = self.shared.core
+        core = self.instance.core
         core.grant(Q, 1)
-        core.begin(core.starting("broker-a")[0], QueueOffset(0))
+        core.started(core.starting("broker-a")[0], QueueOffset(0))
         self.feed.start()
 
     def _send_back(self, broker_name: str, records: bytes, level: int, most: int) -> None:
@@ -102,15 +102,15 @@ class Scene:
         self.sent += [(broker_name, offset, level) for offset in MemoryRecords.read(records).offsets]
 
     def fetch(self, count: int, first: int = 0) -> None:
-        with self.shared.lock:
-            self.shared.core.fetched(Q, first, real_run(first, count), first + count, 0.0)
-        self.shared.work.set()
+        with self.instance.lock:
+            self.instance.core.fetched(Q, first, real_run(first, count), first + count, 0.0)
+        self.instance.work.set()
 
     @property
     def commit_offset(self) -> int:
-        with self.shared.lock:
-            [held] = self.shared.core.held()
-            return held.commit_offset
+        with self.instance.lock:
+            [process_queue] = self.instance.core.process_queues()
+            return process_queue.commit_offset
 
 
 def real_run(first: int, count: int) -> MemoryRecords:
@@ -166,7 +166,7 @@ def test_what_the_broker_does_not_take_is_kept(scenes):
     scene = scenes(handle)
     scene.refuse = True
     scene.fetch(1)
-    eventually(lambda: scene.shared.core.held()[0].again, "the message to wait here", WAIT_S)
+    eventually(lambda: scene.instance.core.process_queues()[0].again, "the message to wait here", WAIT_S)
     assert scene.commit_offset == 0
 
 
@@ -199,16 +199,18 @@ def test_a_listener_that_cannot_be_loaded_gets_nothing_and_says_why(scenes, monk
     scene.fetch(1)
     eventually(lambda: "no such module" in scene.feed.away_because, "the reason", WAIT_S)
     assert "no such module" in scene.feed.broken
-    assert scene.shared.core.listener_away
+    assert scene.instance.core.listener_away
 
 
 def test_what_was_suspended_is_known_to_the_next_life(scenes):
     scene = scenes(lambda message: None)
-    eventually(lambda: not scene.shared.core.listener_away, "the listener", WAIT_S)
+    eventually(lambda: not scene.instance.core.listener_away, "the listener", WAIT_S)
     scene.feed.keep((True, frozenset({Q})))
     assert scene.handle.listener.kept() == (True, frozenset({Q}))
-    after = InstanceState("pull-billing-0", scene.shared.settings)
-    feed = ListenerFeed(after, scene.handle, send_back=scene._send_back, before=lambda: None, on_gone=lambda: None)
+    after = InstanceState("pull-billing-0", scene.instance.settings)
+    feed = ListenerFeed(
+        after, scene.handle, send_back=scene._send_back, before_delivery=lambda: None, on_gone=lambda: None
+    )
     feed.start()
     eventually(lambda: not after.core.listener_away, "the listener", WAIT_S)
     feed.close()
@@ -218,8 +220,8 @@ def test_what_was_suspended_is_known_to_the_next_life(scenes):
 
 def test_what_was_said_in_this_life_counts_more_than_what_the_listener_has_kept(scenes):
     scene = scenes(lambda message: None)
-    eventually(lambda: not scene.shared.core.listener_away, "the listener", WAIT_S)
+    eventually(lambda: not scene.instance.core.listener_away, "the listener", WAIT_S)
     scene.feed.keep((True, frozenset({Q})))
     scene.feed._back((False, frozenset()))
-    assert scene.shared.core.suspended
+    assert scene.instance.core.suspended
     eventually(lambda: scene.handle.listener.kept() == (True, frozenset({Q})), "the note", WAIT_S)

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from actors.pull.instance_state import InstanceState
 from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter
-from actors.pull.shared import InstanceState
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
@@ -37,12 +37,12 @@ class Broker:
     def prepare(self) -> None:
         self.prepared += 1
 
-    def start(self, held) -> QueueOffset:
-        if held.queue in self.gone:
-            raise TopicNotExistError(held.queue.topic)
+    def start_offset(self, process_queue) -> QueueOffset:
+        if process_queue.queue in self.gone:
+            raise TopicNotExistError(process_queue.queue.topic)
         return QueueOffset(10)
 
-    def commit(self, commits) -> CommitAnswer:
+    def commit_offsets(self, commits) -> CommitAnswer:
         assert self.gate.wait(WAIT_S)
         if self.failures:
             raise self.failures.pop()
@@ -53,29 +53,29 @@ class Broker:
 
 class Scene:
     def __init__(self) -> None:
-        self.shared = InstanceState("pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),)))
-        self.shared.core.listener_away = False
+        self.instance = InstanceState("pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),)))
+        self.instance.core.listener_back()
         self.brokers = {"broker-a": Broker(), "broker-b": Broker()}
-        self.keepers = OffsetCommitter(self.shared, self.brokers.__getitem__)
-        self.shared.on_finished = self.keepers.wake
+        self.committers = OffsetCommitter(self.instance, self.brokers.__getitem__)
+        self.instance.on_committable = self.committers.wake_committers
         self.released = threading.Event()
-        self.shared.on_released = self.released.set
+        self.instance.on_released = self.released.set
 
     def begin(self, *queues: MessageQueue) -> None:
-        self.shared.grant(queues, 7)
+        self.instance.grant(queues, 7)
         eventually(lambda: set(self.wanted()) == set(queues), "their start", WAIT_S)
 
     def wanted(self) -> dict[MessageQueue, int]:
-        with self.shared.lock:
-            return self.shared.core.wanted(0.0)
+        with self.instance.lock:
+            return self.instance.core.wanted(0.0)
 
     def consume(self, queue: MessageQueue, *offsets: int) -> None:
-        with self.shared.lock:
-            core = self.shared.core
+        with self.instance.lock:
+            core = self.instance.core
             core.fetched(queue, core.wanted(0.0)[queue], records_of(offsets), offsets[-1] + 1, 0.0)
             for task in core.deliverable(0.0):
                 core.reported(task, ConsumeReport(), 0.0)
-        self.keepers.wake()
+        self.committers.wake_committers()
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def scene():
     yield made
     for broker in made.brokers.values():
         broker.gate.set()
-    made.keepers.close()
+    made.committers.close()
 
 
 def test_granted_queues_begin_where_the_broker_says(scene):
@@ -114,18 +114,18 @@ def test_a_revoked_queue_is_let_go_after_its_last_commit(scene):
     scene.begin(A)
     scene.brokers["broker-a"].gate.clear()
     scene.consume(A, 10)
-    scene.shared.revoke([A])
+    scene.instance.revoke([A])
     assert not scene.released.wait(0.2)
     scene.brokers["broker-a"].gate.set()
     assert scene.released.wait(WAIT_S)
-    assert scene.shared.holding() == frozenset()
+    assert scene.instance.holding() == frozenset()
     assert scene.brokers["broker-a"].commits == [{A: 11}]
 
 
 def test_when_offsets_were_reset_all_queues_are_asked_about_and_go_on_there(scene):
     scene.begin(A, B)
     scene.brokers["broker-a"].answer = CommitAnswer(reset={A: QueueOffset(3, 1)})
-    scene.keepers.ask()
+    scene.committers.ask_about_resets()
     eventually(lambda: scene.wanted() == {A: 3, B: 10}, "the jump", WAIT_S)
     assert scene.brokers["broker-a"].commits == [{A: None}]
     eventually(lambda: scene.brokers["broker-b"].commits == [{B: None}], "the question", WAIT_S)
@@ -133,8 +133,8 @@ def test_when_offsets_were_reset_all_queues_are_asked_about_and_go_on_there(scen
 
 def test_queues_of_a_deleted_topic_are_let_go(scene):
     scene.brokers["broker-a"].gone = {A}
-    scene.shared.grant([A, B], 7)
-    eventually(lambda: scene.shared.holding() == {B}, "the end of the other", WAIT_S)
+    scene.instance.grant([A, B], 7)
+    eventually(lambda: scene.instance.holding() == {B}, "the end of the other", WAIT_S)
 
 
 def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tmp_path):
@@ -148,31 +148,31 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
         def ensure_group(self, broker_name, timeout_s):
             pass
 
-        def start(self, queue, query, generation, timeout_s):
+        def start_offset(self, queue, query, generation, timeout_s):
             assert generation == 0
             return QueueOffset(99)
 
     settings = PushSettings(
         "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
     )
-    shared = InstanceState("pull-billing-0", settings)
-    before = LocalFileOffsetStore(shared, Brokers())
-    keepers = OffsetCommitter(shared, lambda name: before)
-    shared.on_finished = keepers.wake
-    shared.grant([A], 0)
-    eventually(lambda: shared.core.wanted(0.0) == {A: 99}, "the start", WAIT_S)
-    with shared.lock:
-        shared.core.fetched(A, 99, MemoryRecords.read(b""), 120, 0.0)
-    keepers.wake()
+    instance = InstanceState("pull-billing-0", settings)
+    before = LocalFileOffsetStore(instance, Brokers())
+    committers = OffsetCommitter(instance, lambda name: before)
+    instance.on_committable = committers.wake_committers
+    instance.grant([A], 0)
+    eventually(lambda: instance.core.wanted(0.0) == {A: 99}, "the start", WAIT_S)
+    with instance.lock:
+        instance.core.fetched(A, 99, MemoryRecords.read(b""), 120, 0.0)
+    committers.wake_committers()
     file = tmp_path / "billing" / "pull-billing-0" / "offsets.json"
     eventually(file.exists, "the file", WAIT_S)
-    keepers.close()
+    committers.close()
     again = InstanceState("pull-billing-0", settings)
     brokers = Brokers()
     files = LocalFileOffsetStore(again, brokers)
     files.prepare()
     again.core.grant(A, 0)
-    assert files.start(again.core.held()[0]) == QueueOffset(120)
+    assert files.start_offset(again.core.process_queues()[0]) == QueueOffset(120)
     brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
     with pytest.raises(NoPermissionError):
-        files.start(again.core.held()[0])
+        files.start_offset(again.core.process_queues()[0])

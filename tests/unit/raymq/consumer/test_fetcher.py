@@ -41,7 +41,7 @@ class Owner:
         self.polling = False
         self.fetcher = Fetcher(
             wanted=self.wanted,
-            held=lambda: frozenset(self.offsets),
+            assigned=lambda: frozenset(self.offsets),
             deliver=self.deliver,
             request=lambda queue, offset: FetchRequest(queue.topic, queue.queue_id, offset, 10),
             storages=self.storages,
@@ -98,7 +98,7 @@ def owner():
 
 def test_all_queues_of_a_storage_actor_are_read_with_one_call_and_to_their_ends(owner):
     owner.offsets = {Q0: 0, Q1: 1, OTHER: 2}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 6)
     assert [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2]
     assert [at for queue, at in owner.delivered if queue == Q1] == [1, 2]
@@ -108,10 +108,10 @@ def test_all_queues_of_a_storage_actor_are_read_with_one_call_and_to_their_ends(
 
 def test_a_queue_that_is_granted_later_is_read_after_a_wake(owner):
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 3)
     owner.offsets[Q1] = 0
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 6)
 
 
@@ -136,10 +136,10 @@ def polls(owner):
 def test_a_queue_that_has_room_again_is_read_at_once_while_the_others_wait_in_their_poll(owner, polls):
     polls[Q0] = threading.Event()
     owner.offsets, owner.full = {Q0: 0, Q1: 0}, {Q1}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     eventually(lambda: owner.waits == [("storage-a-0", FETCH_LONG_POLL_S, 1)], "the poll", WAIT_S)
     owner.full = set()
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q1] == [0, 1, 2])
     assert {wait_s for _, wait_s, _ in owner.waits} == {FETCH_LONG_POLL_S}
 
@@ -148,7 +148,7 @@ def test_a_queue_that_is_full_is_not_asked_for(owner, polls):
     polls[Q0] = threading.Event()
     owner.offsets, owner.full = {Q0: 0, Q1: 0}, {Q1}
     for _ in range(10):
-        owner.fetcher.wake()
+        owner.fetcher.wake_readers()
     eventually(lambda: owner.waits, "the poll", WAIT_S)
     assert owner.waits == [("storage-a-0", FETCH_LONG_POLL_S, 1)]
 
@@ -156,11 +156,11 @@ def test_a_queue_that_is_full_is_not_asked_for(owner, polls):
 def test_an_offset_that_was_moved_is_asked_for_at_once(owner, polls):
     polls[Q0] = threading.Event()
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     eventually(lambda: owner.polling, "the poll", WAIT_S)
     gate = polls.pop(Q0)
     owner.offsets[Q0] = 1
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: owner.delivered[:2] == [(Q0, 1), (Q0, 2)])
     gate.set()
 
@@ -170,7 +170,7 @@ def test_a_storage_actor_is_not_asked_by_more_threads_than_allowed(owner, polls)
     for queue in queues:
         polls[queue] = threading.Event()
         owner.offsets[queue] = 0
-        owner.fetcher.wake()
+        owner.fetcher.wake_readers()
         if len(owner.offsets) <= READERS_MAX:
             eventually(lambda: len(owner.waits) == len(owner.offsets), "one more poll", WAIT_S)
     assert len(owner.waits) == READERS_MAX
@@ -188,14 +188,14 @@ def test_a_failure_to_read_is_tried_again(owner, failure):
 
     owner.answer = answer
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 3)
 
 
 def test_records_that_the_owner_cannot_decode_do_not_end_the_reading(owner):
     owner.failures = [ValueError("damaged record")]
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for _, at in owner.delivered] == [0, 1, 2])
 
 
@@ -205,10 +205,10 @@ def test_a_topic_without_a_route_does_not_keep_the_others_from_being_read(owner)
 
     owner.routes["other"] = gone
     owner.offsets = {Q0: 0, OTHER: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2])
     del owner.routes["other"]
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == OTHER] == [0, 1, 2])
 
 
@@ -217,7 +217,7 @@ def test_an_offset_that_is_gone_is_not_asked_for_without_a_pause(owner, monkeypa
     monkeypatch.setattr(fetcher_module, "GONE_PAUSE_S", 3600.0)
     owner.answer = lambda request: FetchResult(PullStatus.OFFSET_ILLEGAL, request.queue_offset, 5, 9, b"", 0)
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: owner.delivered == [(Q0, 0)])
     owner.fetcher.stop()
     assert len(owner.waits) == 1
@@ -226,7 +226,7 @@ def test_an_offset_that_is_gone_is_not_asked_for_without_a_pause(owner, monkeypa
 def test_after_stop_nothing_is_read_any_more(owner):
     owner.fetcher.stop()
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     assert owner.waits == []
 
 
@@ -235,7 +235,7 @@ def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_a
     owner.offsets = {Q0: 0, Q1: 0}
     owner.gone = {"storage-a-0"}
     owner.routes["orders"] = lambda: "storage-a-1" if owner.asked_anew else "storage-a-0"
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 6)
     assert set(owner.asked_anew) == {"orders"}
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
@@ -244,7 +244,7 @@ def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_a
 def test_where_slaves_may_be_read_from_reading_goes_on_there_while_the_master_does_not_answer(owner):
     owner.offsets = {Q0: 0, Q1: 0}
     owner.gone, owner.slaves = {"storage-a-0"}, ["storage-a-1", "storage-a-2"]
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 6)
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
     assert ("storage-a-0", OTHERS_TIMEOUT_S) in owner.timeouts
@@ -252,7 +252,7 @@ def test_where_slaves_may_be_read_from_reading_goes_on_there_while_the_master_do
 
 def test_who_is_alone_is_given_more_time_to_answer(owner):
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 3)
     assert owner.timeouts == {("storage-a-0", FETCH_CALL_TIMEOUT_S)}
 
@@ -261,12 +261,12 @@ def test_whom_an_answer_names_is_asked_next_and_that_without_a_pause(owner):
     owner.slaves = ["storage-a-1"]
     owner.pull_from = {"storage-a-0": "storage-a-1"}
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 3)
     assert [name for name, _, _ in owner.waits] == ["storage-a-0", "storage-a-1", "storage-a-1"]
     owner.pull_from = {"storage-a-1": "storage-a-0"}
     owner.end = 5
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 5)
     assert [name for name, _, _ in owner.waits][3:] == ["storage-a-1", "storage-a-0"]
     assert owner.asked_anew == []
@@ -289,7 +289,7 @@ def test_what_is_lost_is_told_each_time_and_does_not_keep_the_other_queues_from_
     usual = owner.answer
     lossy(owner, Q0, 1)
     owner.offsets = {Q0: 0, Q1: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q1] == [0, 1, 2])
     eventually(lambda: len(owner.lost) > 2, "it is tried again", WAIT_S)
     assert set(owner.lost) == {(Q0, 1, "cut short")}
@@ -301,11 +301,11 @@ def test_what_is_lost_is_not_asked_for_without_a_pause_and_another_offset_is(own
     monkeypatch.setattr(fetcher_module, "LOSS_PAUSE_S", 3600.0)
     lossy(owner, Q0, 0)
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     eventually(lambda: owner.lost, "the loss", WAIT_S)
     count = len(owner.waits)
     owner.offsets = {Q0: 1}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for _, at in owner.delivered] == [1, 2])
     assert (count, owner.lost) == (2, [(Q0, 0, "cut short")])
 
@@ -322,7 +322,7 @@ def test_what_a_slave_has_lost_is_read_from_the_master(owner):
 
     owner.answer = answer
     owner.offsets = {Q0: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for _, at in owner.delivered] == [0, 1, 2])
     assert owner.lost == []
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
@@ -339,7 +339,7 @@ def test_a_queue_whose_route_nobody_told_is_asked_for_again_without_a_wake(owner
 
     owner.routes["orders"] = away
     owner.offsets = {Q0: 0, Q1: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(owner.delivered) == 6)
     assert not failures
 
@@ -353,10 +353,10 @@ def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics
 
     owner.routes["other"] = hangs
     owner.offsets = {Q0: 0, OTHER: 0}
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2])
     owner.end = 5
-    owner.fetcher.wake()
+    owner.fetcher.wake_readers()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2, 3, 4])
     hanging.set()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == OTHER] == [0, 1, 2, 3, 4])

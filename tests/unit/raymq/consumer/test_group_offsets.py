@@ -50,7 +50,7 @@ def brokers(monkeypatch):
 
 def test_each_broker_gets_the_commits_of_its_queues(brokers):
     commits = {queue: OffsetCommit(5, 1, 0) for queue in (A, B, MessageQueue("bills", "a", 3))}
-    assert GroupOffsets("g").commit(commits) == CommitAnswer()
+    assert GroupOffsets("g").commit_offsets(commits) == CommitAnswer()
     assert sorted(brokers.calls, key=lambda call: call[0]) == [
         ("a", "commit_offsets", "g", {"orders": {0: commits[A]}, "bills": {3: commits[A]}}),
         ("b", "commit_offsets", "g", {"orders": {0: commits[B]}}),
@@ -58,7 +58,7 @@ def test_each_broker_gets_the_commits_of_its_queues(brokers):
 
 
 def test_nothing_to_commit_asks_nobody(brokers):
-    assert GroupOffsets("g").commit({}) == CommitAnswer()
+    assert GroupOffsets("g").commit_offsets({}) == CommitAnswer()
     assert brokers.calls == []
 
 
@@ -68,23 +68,23 @@ def test_the_brokers_answers_are_one(brokers):
         "b": [CommitAnswer(fenced=frozenset([B]))],
         "c": [CommitAnswer(gone=frozenset([C]))],
     }
-    answer = GroupOffsets("g").commit({queue: OffsetCommit(5, 1, 0) for queue in (A, B, C)})
+    answer = GroupOffsets("g").commit_offsets({queue: OffsetCommit(5, 1, 0) for queue in (A, B, C)})
     assert answer == CommitAnswer({A: QueueOffset(3, 1)}, frozenset([B]), frozenset([C]))
 
 
 def test_a_broker_that_is_restarted_is_asked_again(brokers):
     brokers.answers = {"a": [ServiceNotAvailableError("restarting"), CommitAnswer(fenced=frozenset([A]))]}
-    assert GroupOffsets("g").commit({A: OffsetCommit(5, 1, 0)}).fenced == {A}
+    assert GroupOffsets("g").commit_offsets({A: OffsetCommit(5, 1, 0)}).fenced == {A}
 
 
 def test_one_brokers_failure_is_raised_and_the_others_have_committed(brokers):
     brokers.answers = {"a": [GroupNotExistError("g")]}
     with pytest.raises(GroupNotExistError):
-        GroupOffsets("g").commit({queue: OffsetCommit(5, 1, 0) for queue in (A, B)})
+        GroupOffsets("g").commit_offsets({queue: OffsetCommit(5, 1, 0) for queue in (A, B)})
     assert {call[0] for call in brokers.calls} == {"a", "b"}
 
 
 def test_a_start_is_asked_of_the_queues_broker(brokers):
     brokers.answers = {"b": [QueueOffset(7, 2)]}
-    assert GroupOffsets("g").start(B, StartOffsetQuery(), 9) == QueueOffset(7, 2)
+    assert GroupOffsets("g").start_offset(B, StartOffsetQuery(), 9) == QueueOffset(7, 2)
     assert brokers.calls == [("b", "start_offset", "g", B, StartOffsetQuery(), 9)]

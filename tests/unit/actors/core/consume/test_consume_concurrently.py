@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from actors.core.consume.consume_concurrently import SUSPECT_DEATHS, TRIALS_MAX
 from actors.core.consume.consume_service import SEND_BACK_RETRY_S, TASKS_MAX, SendBack
-from actors.core.consume.process_queue import Task
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
 from raymq.message import MessageModel, MessageQueue
 from raymq.protocol.consume_result import ConsumeReport, Failure
-from raymq.protocol.group import CommitAnswer, QueueOffset
-from tests.support.clients.records import records_of
+from raymq.protocol.group import CommitAnswer
+from tests.support.clients.process_queues import fetch, make_process_queues, offsets_of, process_queue_of
 
 Q = MessageQueue("orders", "broker-a", 0)
 P = MessageQueue("orders", "broker-a", 1)
@@ -19,41 +16,27 @@ DONE = ConsumeReport()
 
 
 def table(*queues: MessageQueue, **settings) -> ProcessQueues:
-    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),), **settings))
-    core.listener_away = False
-    for queue in queues or (Q,):
-        core.grant(queue, 7)
-        core.begin(core.starting("broker-a")[0], QueueOffset(0))
-    return core
-
-
-def fetch(core: ProcessQueues, *offsets: int, queue: MessageQueue = Q, reconsume_times: int = 0) -> None:
-    run = records_of(offsets, reconsume_times=reconsume_times)
-    core.fetched(queue, core.wanted(0.0)[queue], run, offsets[-1] + 1, 0.0)
-
-
-def offsets_of(task: Task) -> list[int]:
-    return list(task.messages.offsets)
+    return make_process_queues(*(queues or (Q,)), **settings)
 
 
 def sent_offsets(sent: SendBack) -> list[int]:
     return list(sent.messages.offsets)
 
 
-def commit_point(core: ProcessQueues, queue: MessageQueue = Q) -> int:
-    return next(held.commit_offset for held in core.held() if held.queue == queue)
+def commit_point(core: ProcessQueues) -> int:
+    return process_queue_of(core, Q).commit_offset
 
 
 def paced(core: ProcessQueues, seconds_per_message: float) -> None:
     """Let it have seen how long a message takes."""
-    fetch(core, 0)
+    fetch(core, Q, 0)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(consume_s=seconds_per_message), 0.0)
 
 
 def test_several_tasks_of_a_queue_are_in_flight_and_a_slow_one_holds_only_the_commit_point():
     core = table()
-    fetch(core, *range(200))
+    fetch(core, Q, *range(200))
     slow, quick, *others = core.deliverable(0.0)
     assert offsets_of(slow)[-1] + 1 == offsets_of(quick)[0]
     core.reported(quick, DONE, 0.0)
@@ -72,33 +55,33 @@ def test_a_task_has_as_many_messages_as_the_threads_do_in_a_tenth_of_a_second():
     for pace_s, size in ((1e-6, 512), (0.01, 200), (0.1, 20), (10.0, 1)):
         core = table(threads=20)
         paced(core, pace_s)
-        fetch(core, *range(1, 1000))
+        fetch(core, Q, *range(1, 1000))
         assert len(core.deliverable(0.0)[0].messages) == size
 
 
 def test_what_is_in_flight_is_bounded_by_threads_and_tasks():
     core = table(threads=4)
     paced(core, 1.0)
-    fetch(core, *range(1, 1000))
+    fetch(core, Q, *range(1, 1000))
     tasks = core.deliverable(0.0)
     assert sum(len(task.messages) for task in tasks) == 8
     core = table(threads=1000)
     for offset in range(1000):
-        fetch(core, offset)
+        fetch(core, Q, offset)
     assert len(core.deliverable(0.0)) <= TASKS_MAX
 
 
 def test_queues_take_turns_when_not_all_can_be_served():
     core = table(Q, P, threads=1)
     for queue in (Q, P):
-        fetch(core, *range(2), queue=queue)
+        fetch(core, queue, *range(2))
     first = core.deliverable(0.0)
     assert {task.queue for task in first} == {Q, P}
 
 
 def test_failed_messages_are_sent_back_by_level_and_the_others_are_done():
     core = table(max_reconsume_times=5)
-    fetch(core, *range(10))
+    fetch(core, Q, *range(10))
     [task] = core.deliverable(0.0)
     failures = (Failure(2, 1, "a"), Failure(4, 2, "b", delay_level=9), Failure(8, 1, "c"))
     reaction = core.reported(task, ConsumeReport(failures=failures), 0.0)
@@ -115,7 +98,7 @@ def test_failed_messages_are_sent_back_by_level_and_the_others_are_done():
 
 def test_what_cannot_be_sent_back_comes_again_here_after_five_seconds_with_one_more_reconsumption():
     core = table()
-    fetch(core, 0, 1, 2)
+    fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)
     [sent] = core.reported(task, ConsumeReport(failures=(Failure(1, 1, "x"),)), 0.0).send_backs
     core.send_back_failed(sent, 10.0)
@@ -130,7 +113,7 @@ def test_what_cannot_be_sent_back_comes_again_here_after_five_seconds_with_one_m
 
 def test_in_broadcasting_a_failure_is_skipped():
     core = table(message_model=MessageModel.BROADCASTING)
-    fetch(core, 0, 1)
+    fetch(core, Q, 0, 1)
     [task] = core.deliverable(0.0)
     reaction = core.reported(task, ConsumeReport(failures=(Failure(0, 1, "x"),)), 0.0)
     assert (reaction.ok, reaction.failed, reaction.send_backs) == (1, 1, [])
@@ -139,7 +122,7 @@ def test_in_broadcasting_a_failure_is_skipped():
 
 def test_a_queue_that_is_being_sent_back_from_is_not_released():
     core = table()
-    fetch(core, 0)
+    fetch(core, Q, 0)
     [task] = core.deliverable(0.0)
     [sent] = core.reported(task, ConsumeReport(failures=(Failure(0, 1, "x"),)), 0.0).send_backs
     core.revoke(Q, 0.0)
@@ -151,7 +134,7 @@ def test_a_queue_that_is_being_sent_back_from_is_not_released():
 
 def test_what_was_taken_away_from_the_listener_comes_again():
     core = table()
-    fetch(core, 0, 1, 2)
+    fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(unfinished=(1, 2)), 0.0)
     [again] = core.deliverable(0.0)
@@ -162,11 +145,11 @@ def test_much_that_is_finished_and_not_committed_holds_the_delivery():
     core = table(consume_concurrently_max_span=100)
     paced(core, 1e-6)
     core.committed(core.uncommitted("broker-a"), CommitAnswer())
-    fetch(core, *range(1, 101))
+    fetch(core, Q, *range(1, 101))
     for task in core.deliverable(0.0):
         core.reported(task, DONE, 0.0)
     assert core.commit_is_urgent()
-    fetch(core, 101)
+    fetch(core, Q, 101)
     assert core.deliverable(0.0) == []
     core.committed(core.uncommitted("broker-a"), CommitAnswer())
     assert [offsets_of(task) for task in core.deliverable(0.0)] == [[101]]
@@ -177,7 +160,7 @@ def test_much_that_is_finished_and_not_committed_holds_the_delivery():
 
 def test_after_a_death_what_was_in_flight_comes_again_unchanged():
     core = table()
-    fetch(core, 0, 1, 2)
+    fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(unfinished=(1, 2), ended=False), 0.0)
     assert core.died(task, 0.0).send_backs == []
@@ -204,7 +187,7 @@ def die_until_sent_back(core: ProcessQueues, deadly: int, limit: int = 100) -> t
 
 def test_the_message_that_kills_the_listener_is_found_and_sent_back_and_no_other():
     core = table()
-    fetch(core, *range(40))
+    fetch(core, Q, *range(40))
     sent, deaths, consumed = die_until_sent_back(core, deadly=17)
     assert (sent_offsets(sent), sent.delay_level) == ([17], 0)
     assert deaths == SUSPECT_DEATHS + TRIALS_MAX
@@ -220,14 +203,14 @@ def test_the_message_that_kills_the_listener_is_found_and_sent_back_and_no_other
 
 def test_a_deadly_message_that_comes_back_is_a_dead_letter():
     core = table()
-    fetch(core, 0, reconsume_times=1)
+    fetch(core, Q, 0, reconsume_times=1)
     sent, _, _ = die_until_sent_back(core, deadly=0)
     assert sent.delay_level == -1
 
 
 def test_in_broadcasting_a_deadly_message_is_skipped():
     core = table(message_model=MessageModel.BROADCASTING)
-    fetch(core, 0)
+    fetch(core, Q, 0)
     for _ in range(SUSPECT_DEATHS + TRIALS_MAX):
         [task] = core.deliverable(0.0)
         assert core.died(task, 0.0).send_backs == []
@@ -236,10 +219,10 @@ def test_in_broadcasting_a_deadly_message_is_skipped():
 
 def test_suspects_are_delivered_one_at_a_time_beside_what_is_not_suspected():
     core = table(Q, P)
-    fetch(core, 0, 1, 2)
+    fetch(core, Q, 0, 1, 2)
     for _ in range(SUSPECT_DEATHS):
         [task] = core.deliverable(0.0)
         core.died(task, 0.0)
-    fetch(core, 0, queue=P)
+    fetch(core, P, 0)
     assert sorted(offsets_of(task) for task in core.deliverable(0.0)) == [[0], [0]]
     assert core.deliverable(0.0) == []

@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from actors.core.consume.consume_orderly import DEATH_PAUSE_MAX_S
-from actors.core.consume.process_queue import Task
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
 from raymq.message import MessageModel, MessageQueue
 from raymq.protocol.consume_result import ConsumeReport, Failure
-from raymq.protocol.group import CommitAnswer, QueueOffset
-from tests.support.clients.records import records_of
+from raymq.protocol.group import CommitAnswer
+from tests.support.clients.process_queues import fetch, make_process_queues, offsets_of, process_queue_of
 
 Q = MessageQueue("orders", "broker-a", 0)
 P = MessageQueue("orders", "broker-a", 1)
@@ -20,25 +17,11 @@ DONE = ConsumeReport()
 
 
 def table(*queues: MessageQueue, **settings) -> ProcessQueues:
-    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),), orderly=True, **settings))
-    core.listener_away = False
-    for queue in queues or (Q,):
-        core.grant(queue, 7)
-        core.begin(core.starting("broker-a")[0], QueueOffset(0))
-    return core
-
-
-def fetch(core: ProcessQueues, *offsets: int, queue: MessageQueue = Q, reconsume_times: int = 0) -> None:
-    run = records_of(offsets, reconsume_times=reconsume_times)
-    core.fetched(queue, core.wanted(0.0)[queue], run, offsets[-1] + 1, 0.0)
-
-
-def offsets_of(task: Task) -> list[int]:
-    return list(task.messages.offsets)
+    return make_process_queues(*(queues or (Q,)), orderly=True, **settings)
 
 
 def commit_point(core: ProcessQueues) -> int:
-    return next(held.commit_offset for held in core.held() if held.queue == Q)
+    return process_queue_of(core, Q).commit_offset
 
 
 def commit(core: ProcessQueues) -> None:
@@ -54,8 +37,8 @@ def fail(core: ProcessQueues, index: int, now_s: float = 0.0, **how):
 
 def test_one_task_of_a_queue_is_in_flight_and_queues_do_not_wait_for_each_other():
     core = table(Q, P)
-    fetch(core, *range(100))
-    fetch(core, 0, queue=P)
+    fetch(core, Q, *range(100))
+    fetch(core, P, 0)
     tasks = {task.queue: task for task in core.deliverable(0.0)}
     assert set(tasks) == {Q, P}
     assert core.deliverable(0.0) == []
@@ -66,7 +49,7 @@ def test_one_task_of_a_queue_is_in_flight_and_queues_do_not_wait_for_each_other(
 
 def test_at_a_failure_what_came_before_is_done_and_the_message_comes_again_first_after_the_pause():
     core = table()
-    fetch(core, *range(6))
+    fetch(core, Q, *range(6))
     reaction = fail(core, 3)
     assert (reaction.ok, reaction.failed, reaction.send_backs) == (3, 1, [])
     assert commit_point(core) == 3
@@ -83,14 +66,14 @@ def test_at_a_failure_what_came_before_is_done_and_the_message_comes_again_first
 )
 def test_the_pause_is_the_answers_or_the_settings_within_bounds(setting, answer, pause_s):
     core = table(suspend_current_queue_time_ms=setting)
-    fetch(core, 0)
+    fetch(core, Q, 0)
     fail(core, 0, suspend_ms=answer)
     assert core.next_time_s() == pause_s
 
 
 def test_by_default_a_failing_message_is_delivered_for_ever():
     core = table()
-    fetch(core, 0, 1)
+    fetch(core, Q, 0, 1)
     for attempt in range(50):
         now_s = attempt * 10.0
         assert fail(core, 0, now_s).send_backs == []
@@ -99,7 +82,7 @@ def test_by_default_a_failing_message_is_delivered_for_ever():
 
 def test_at_the_limit_the_message_is_sent_back_and_the_queue_goes_on_when_that_is_done():
     core = table(max_reconsume_times=2)
-    fetch(core, 0, 1, 2)
+    fetch(core, Q, 0, 1, 2)
     assert fail(core, 1, 0.0).send_backs == []
     assert fail(core, 0, 10.0).send_backs == []
     [sent] = fail(core, 0, 20.0).send_backs
@@ -114,7 +97,7 @@ def test_at_the_limit_the_message_is_sent_back_and_the_queue_goes_on_when_that_i
 
 def test_a_message_that_cannot_be_sent_back_is_first_again():
     core = table(max_reconsume_times=0)
-    fetch(core, 0, 1)
+    fetch(core, Q, 0, 1)
     [sent] = fail(core, 0).send_backs
     core.send_back_failed(sent, 5.0)
     assert core.deliverable(5.9) == []
@@ -127,7 +110,7 @@ def test_a_message_that_cannot_be_sent_back_is_first_again():
 
 def test_in_broadcasting_a_message_at_its_limit_is_skipped():
     core = table(max_reconsume_times=0, message_model=MessageModel.BROADCASTING)
-    fetch(core, 0, 1)
+    fetch(core, Q, 0, 1)
     assert fail(core, 0).send_backs == []
     [task] = core.deliverable(0.0)
     assert offsets_of(task) == [1]
@@ -135,7 +118,7 @@ def test_in_broadcasting_a_message_at_its_limit_is_skipped():
 
 def test_a_list_that_fails_counts_for_all_its_messages():
     core = table(consume_message_batch_max_size=2)
-    fetch(core, 0, 1, 2)
+    fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(unfinished=(2,), failures=(Failure(0, 2, "x"),)), 0.0)
     [again] = core.deliverable(1.0)
@@ -144,11 +127,11 @@ def test_a_list_that_fails_counts_for_all_its_messages():
 
 def test_consumed_and_not_committed_and_in_flight_are_one_full_task_at_most():
     core = table(pull_batch_size=100)
-    fetch(core, *range(32))
+    fetch(core, Q, *range(32))
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(consume_s=1e-4), 0.0)
     commit(core)
-    fetch(core, *range(32, 500))
+    fetch(core, Q, *range(32, 500))
     [first] = core.deliverable(0.0)
     assert len(first.messages) == 50
     core.reported(first, DONE, 0.0)
@@ -163,7 +146,7 @@ def test_consumed_and_not_committed_and_in_flight_are_one_full_task_at_most():
 
 def test_after_a_death_the_rest_comes_again_unchanged_and_after_more_of_them_later_and_later():
     core = table()
-    fetch(core, *range(4))
+    fetch(core, Q, *range(4))
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(unfinished=(2, 3), ended=False), 0.0)
     core.died(task, 0.0)
@@ -181,7 +164,7 @@ def test_after_a_death_the_rest_comes_again_unchanged_and_after_more_of_them_lat
 
 def test_what_was_taken_away_from_the_listener_is_next_again():
     core = table()
-    fetch(core, 0, 1, 2)
+    fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(unfinished=(1, 2)), 0.0)
     [again] = core.deliverable(0.0)

@@ -30,31 +30,31 @@ def test_the_span_is_from_the_first_unfinished_to_the_last_that_was_fetched():
 
 
 def test_messages_are_taken_across_runs_and_in_order():
-    held = ProcessQueue(Q)
-    held.begin(0, 0)
-    held.fetched(records_of([0, 1]), 2)
-    held.fetched(records_of([2, 3, 4]), 5)
-    assert list(held.take(3).offsets) == [0, 1, 2]
-    assert held.waiting_count == 2
-    assert list(held.take(99).offsets) == [3, 4]
+    process_queue = ProcessQueue(Q)
+    process_queue.start_at(0, 0)
+    process_queue.fetched(records_of([0, 1]), 2)
+    process_queue.fetched(records_of([2, 3, 4]), 5)
+    assert list(process_queue.take_waiting(3).offsets) == [0, 1, 2]
+    assert process_queue.waiting_count == 2
+    assert list(process_queue.take_waiting(99).offsets) == [3, 4]
 
 
 def test_bytes_and_messages_count_until_they_are_finished():
-    held = ProcessQueue(Q)
-    held.begin(10, 0)
-    held.fetched(records_of([10, 11, 12]), 13)
-    task = Task(held, held.take(3))
-    assert (held.count, held.size_bytes) == (3, 3 * RECORD_BYTES)
-    held.finish(task, {1})
-    assert (held.count, held.size_bytes, held.commit_offset) == (2, 2 * RECORD_BYTES, 10)
-    held.finish(task, {0, 2})
-    assert (held.count, held.size_bytes, held.commit_offset) == (0, 0, 13)
+    process_queue = ProcessQueue(Q)
+    process_queue.start_at(10, 0)
+    process_queue.fetched(records_of([10, 11, 12]), 13)
+    task = Task(process_queue, process_queue.take_waiting(3))
+    assert (process_queue.count, process_queue.size_bytes) == (3, 3 * RECORD_BYTES)
+    process_queue.finish(task, {1})
+    assert (process_queue.count, process_queue.size_bytes, process_queue.commit_offset) == (2, 2 * RECORD_BYTES, 10)
+    process_queue.finish(task, {0, 2})
+    assert (process_queue.count, process_queue.size_bytes, process_queue.commit_offset) == (0, 0, 13)
     assert task.unfinished == set()
 
 
 def test_without_messages_everything_read_is_committed():
-    held = ProcessQueue(Q)
-    assert held.commit_offset == 0
-    held.begin(10, 0)
-    held.fetched(records_of([]), 20)
-    assert held.commit_offset == 20
+    process_queue = ProcessQueue(Q)
+    assert process_queue.commit_offset == 0
+    process_queue.start_at(10, 0)
+    process_queue.fetched(records_of([]), 20)
+    assert process_queue.commit_offset == 20

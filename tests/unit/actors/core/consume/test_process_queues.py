@@ -10,6 +10,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from tests.support.clients.process_queues import fetch, make_process_queues, process_queue_of
 from tests.support.clients.records import RECORD_BYTES, records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
@@ -18,22 +19,8 @@ R = MessageQueue("orders", "broker-b", 0)
 DONE = ConsumeReport()
 
 
-def table(*queues: MessageQueue, start: int = 5, **settings) -> ProcessQueues:
-    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),), **settings))
-    core.listener_away = False
-    for queue in queues or (Q,):
-        core.grant(queue, generation=7)
-        [held] = core.starting(queue.broker_name)
-        core.begin(held, QueueOffset(start, reset_version=2))
-    return core
-
-
-def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int) -> None:
-    core.fetched(queue, core.wanted(0.0)[queue], records_of(offsets), offsets[-1] + 1, 0.0)
-
-
-def held_of(core: ProcessQueues, queue: MessageQueue):
-    return next(held for held in core.held() if held.queue == queue)
+def table(*queues: MessageQueue, **settings) -> ProcessQueues:
+    return make_process_queues(*(queues or (Q,)), start=5, reset_version=2, **settings)
 
 
 def commit_of(offset: int | None, *, backwards: bool = False) -> OffsetCommit:
@@ -57,8 +44,8 @@ def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
     core.grant(Q, 7)
     assert (core.holding, core.wanted(0.0), core.uncommitted("broker-a")) == ({Q}, {}, {})
     assert core.starting("broker-b") == []
-    [held] = core.starting("broker-a")
-    core.begin(held, QueueOffset(5, 2))
+    [process_queue] = core.starting("broker-a")
+    core.started(process_queue, QueueOffset(5, 2))
     assert core.wanted(0.0) == {Q: 5}
     assert core.uncommitted("broker-a") == {}
     core.grant(Q, 8)  # once more changes nothing
@@ -68,10 +55,10 @@ def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
 def test_a_start_that_comes_after_the_queue_was_lost_is_ignored():
     core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
     core.grant(Q, 7)
-    [held] = core.starting("broker-a")
+    [process_queue] = core.starting("broker-a")
     core.drop(Q)
     core.grant(Q, 8)
-    core.begin(held, QueueOffset(5))
+    core.started(process_queue, QueueOffset(5))
     assert core.wanted(0.0) == {}
 
 
@@ -98,7 +85,7 @@ def test_messages_that_the_tags_excluded_are_committed_once_all_before_them_is_c
     core.fetched(Q, 6, records_of([]), 20, 0.0)
     assert core.uncommitted("broker-a") == {}
     consume(core)
-    assert held_of(core, Q).committed_offset == 20
+    assert process_queue_of(core, Q).committed_offset == 20
 
 
 def test_an_answer_to_an_outdated_question_is_ignored():
@@ -106,7 +93,7 @@ def test_an_answer_to_an_outdated_question_is_ignored():
     for from_offset, offset in ((5, 5), (5, 5), (4, 4)):
         core.fetched(Q, from_offset, records_of([offset]), offset + 1, 0.0)
     core.fetched(P, 0, records_of([0]), 1, 0.0)
-    assert held_of(core, Q).count == 1
+    assert process_queue_of(core, Q).count == 1
     assert core.wanted(0.0) == {Q: 6}
 
 
@@ -118,7 +105,7 @@ def test_more_messages_than_the_threshold_pause_the_reading_until_enough_are_con
     fetch(core, Q, 5, 6, 7)
     assert core.wanted(0.0) == {Q: 8}
     fetch(core, Q, 8)
-    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_MESSAGES
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.TOO_MANY_MESSAGES
     assert core.wanted(0.0) == {}
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(unfinished=(0, 2, 3), ended=False), 0.0)  # one of four
@@ -131,61 +118,61 @@ def test_more_bytes_than_the_threshold_pause_the_reading():
     )
     count = (1 << 20) // RECORD_BYTES
     fetch(core, Q, *range(5, 5 + count))
-    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.PULLING
     fetch(core, Q, 5 + count, 6 + count)
-    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_BYTES
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.TOO_MANY_BYTES
 
 
 @pytest.mark.parametrize(("orderly", "state"), [(False, PullState.TOO_WIDE_A_SPAN), (True, PullState.PULLING)])
 def test_a_span_wider_than_the_limit_pauses_a_concurrent_consumer_only(orderly, state):
     core = table(orderly=orderly, consume_concurrently_max_span=10)
     fetch(core, Q, 5, 15)
-    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.PULLING
     fetch(core, Q, 16)
-    assert core.pull_state(held_of(core, Q)) is state
+    assert core.pull_state(process_queue_of(core, Q)) is state
 
 
 def test_fact_34_a_topics_threshold_is_divided_by_its_queues_here():
     core = table(Q, P, R, pull_threshold_for_topic=1000)
     fetch(core, Q, *range(5, 5 + 333))
-    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.PULLING
     fetch(core, Q, 338)
-    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_MESSAGES
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.TOO_MANY_MESSAGES
     core.drop(R)
-    assert core.pull_state(held_of(core, Q)) is PullState.PULLING
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.PULLING
     small = table(Q, P, R, pull_threshold_for_topic=2)
     fetch(small, Q, 5)
-    assert small.pull_state(held_of(small, Q)) is PullState.PULLING
+    assert small.pull_state(process_queue_of(small, Q)) is PullState.PULLING
     fetch(small, Q, 6)
-    assert small.pull_state(held_of(small, Q)) is PullState.TOO_MANY_MESSAGES
+    assert small.pull_state(process_queue_of(small, Q)) is PullState.TOO_MANY_MESSAGES
 
 
 def test_a_topics_bytes_are_divided_too():
     core = table(Q, P, pull_threshold_size_for_topic_mib=2, pull_threshold_for_queue=65535)
     fetch(core, Q, *range(5, 5 + (1 << 20) // RECORD_BYTES + 1))
-    assert core.pull_state(held_of(core, Q)) is PullState.TOO_MANY_BYTES
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.TOO_MANY_BYTES
 
 
 def test_the_first_state_that_holds_is_told():
     core = table(pull_threshold_for_queue=1)
-    held = held_of(core, Q)
+    process_queue = process_queue_of(core, Q)
     fetch(core, Q, 5, 6)
-    assert core.pull_state(held) is PullState.TOO_MANY_MESSAGES
+    assert core.pull_state(process_queue) is PullState.TOO_MANY_MESSAGES
     core.pause([Q])
-    assert core.pull_state(held) is PullState.PAUSED
-    core.suspended = True
-    assert core.pull_state(held) is PullState.SUSPENDED
+    assert core.pull_state(process_queue) is PullState.PAUSED
+    core.suspend(True)
+    assert core.pull_state(process_queue) is PullState.SUSPENDED
     core.revoke(Q, 0.0)
-    assert core.pull_state(held) is PullState.REVOKED
+    assert core.pull_state(process_queue) is PullState.REVOKED
 
 
 def test_a_suspended_consumer_and_a_paused_queue_get_nothing_and_are_not_read():
     core = table(Q, P)
     fetch(core, Q, 5)
     fetch(core, P, 5)
-    core.suspended = True
+    core.suspend(True)
     assert (core.wanted(0.0), core.deliverable(0.0)) == ({}, [])
-    core.suspended = False
+    core.suspend(False)
     core.pause([Q])
     assert core.wanted(0.0) == {P: 6}
     assert [task.queue for task in core.deliverable(0.0)] == [P]
@@ -204,7 +191,7 @@ def test_a_pull_interval_is_kept_after_messages():
 def test_nothing_is_delivered_while_the_listener_is_away():
     core = table()
     fetch(core, Q, 5)
-    core.listener_away = True
+    core.listener_lost()
     assert core.deliverable(0.0) == []
 
 
@@ -225,7 +212,7 @@ def test_what_was_read_before_a_gap_is_delivered_first():
     fetch(core, Q, 100)
     assert core.uncommitted("broker-a") == {}
     assert consume(core) == [5, 100]
-    assert held_of(core, Q).committed_offset == 101
+    assert process_queue_of(core, Q).committed_offset == 101
 
 
 def test_a_jump_back_waits_until_nothing_is_held_and_is_committed_as_one():
@@ -274,7 +261,7 @@ def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     [old] = core.deliverable(0.0)
     core.committed(core.uncommitted("broker-a", ask=True), CommitAnswer(reset={Q: QueueOffset(2, 3)}))
     assert core.wanted(0.0) == {Q: 2}
-    assert held_of(core, Q).count == 0
+    assert process_queue_of(core, Q).count == 0
     fetch(core, Q, 2)
     if orderly:
         assert core.deliverable(0.0) == []  # the listener still has the old task
@@ -296,7 +283,7 @@ def test_the_answer_to_a_commit_of_before_a_reset_is_ignored():
     commits = core.uncommitted("broker-a")
     core.reset(Q, QueueOffset(2, 3))
     core.committed(commits, CommitAnswer())
-    assert held_of(core, Q).committed_offset == 2
+    assert process_queue_of(core, Q).committed_offset == 2
 
 
 # Handing over
@@ -348,7 +335,7 @@ def test_in_order_a_queue_that_is_granted_again_waits_for_its_old_task():
     [old] = core.deliverable(0.0)
     core.drop(Q)  # fenced while the listener works
     core.grant(Q, 8)
-    core.begin(core.starting("broker-a")[0], QueueOffset(5))
+    core.started(core.starting("broker-a")[0], QueueOffset(5))
     fetch(core, Q, 5)
     assert core.deliverable(0.0) == []
     core.died(old, 0.0)

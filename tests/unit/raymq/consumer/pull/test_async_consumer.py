@@ -35,10 +35,10 @@ class Offsets:
     def ensure_group(self, broker_name, timeout_s) -> None:
         pass
 
-    def start(self, queue, query, generation, timeout_s) -> QueueOffset:
+    def start_offset(self, queue, query, generation, timeout_s) -> QueueOffset:
         return QueueOffset(self.committed.get(queue, 0))
 
-    def commit(self, commits, timeout_s) -> CommitAnswer:
+    def commit_offsets(self, commits, timeout_s) -> CommitAnswer:
         self.committing.set()
         assert self.let_commit.wait(WAIT_S)
         self.committed |= {queue: wish.queue_offset for queue, wish in commits.items() if wish.queue_offset is not None}
@@ -71,7 +71,7 @@ def engine(offsets, store):
         PullSettings("billing", auto_commit_interval_s=3600.0),
         routes=FakeRoutes(topic_route(a=1)),
         storages=SimpleNamespace(get=lambda name: storage),
-        room="node-1",
+        node_id="node-1",
         announce=lambda engine, data: None,
         on_close=lambda engine: None,
     )
@@ -227,4 +227,4 @@ def test_news_for_a_loop_that_has_ended_are_nobodys(engine, store):
 
     asyncio.run(main())
     store.append([make_batch([b"0"])])
-    engine.on_news()
+    engine.on_wakeup()

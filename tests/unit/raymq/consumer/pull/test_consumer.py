@@ -69,16 +69,16 @@ class Group:
     def ensure_group(self, broker_name, timeout_s=20.0) -> None:
         pass
 
-    def start(self, queue, query, generation, timeout_s=20.0) -> QueueOffset:
+    def start_offset(self, queue, query, generation, timeout_s=20.0) -> QueueOffset:
         self.starts.append((queue, query, generation))
         if self.start_failures:
             raise self.start_failures.pop()
         return self.reset.get(queue, QueueOffset(self.committed_offsets.get(queue, 0)))
 
-    def committed(self, queue, timeout_s=20.0):
+    def committed_offset(self, queue, timeout_s=20.0):
         return self.committed_offsets.get(queue)
 
-    def commit(self, commits, timeout_s=20.0) -> CommitAnswer:
+    def commit_offsets(self, commits, timeout_s=20.0) -> CommitAnswer:
         if self.commit_failure is not None:
             raise self.commit_failure
         self.commits.append(dict(commits))
@@ -169,7 +169,7 @@ def consume(request, group, store, routes, loop):
             PullSettings.of("billing", **{"auto_commit_interval_s": 0.0, **options}),
             routes=routes,
             storages=SimpleNamespace(get=lambda name: storage),
-            room="node-1",
+            node_id="node-1",
             announce=lambda engine, data: group.announced.append(data),
             on_close=on_close,
         )

@@ -20,17 +20,17 @@ Q0, Q1, Q2 = (MessageQueue("orders", "a", number) for number in range(3))
 def make(*queues: MessageQueue, start: int = 0, **settings) -> SubscriptionState:
     """A core that subscribes to `orders` and holds `queues` from offset `start` on, in generation 1."""
     core = SubscriptionState(PullSettings("billing", **settings), 0.0)
-    core.subscriptions["orders"] = Subscription.parse("orders")
+    core.subscribe(Subscription.parse("orders"))
     grant(core, *queues)
     for queue in queues:
-        assert core.started(queue, QueueOffset(start))
+        assert core.start_known(queue, QueueOffset(start))
     return core
 
 
 def grant(
     core: SubscriptionState, *queues: MessageQueue, generation: int = 1, at_s: float = 0.0, resets: int = 0
 ) -> None:
-    core.assigned(GroupAssignment(generation, frozenset(queues), 1, resets), at_s)
+    core.assignment_received(GroupAssignment(generation, frozenset(queues), 1, resets), at_s)
 
 
 def fetch(core: SubscriptionState, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
@@ -62,7 +62,7 @@ def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -
 
 def commit(core: SubscriptionState, **refusals) -> dict[MessageQueue, int]:
     """Commit what is finished; the brokers take it but for the refusals."""
-    return core.answered(core.uncommitted(0.0), CommitAnswer(**refusals))
+    return core.commit_answered(core.uncommitted(0.0), CommitAnswer(**refusals))
 
 
 def wishes(core: SubscriptionState) -> dict[MessageQueue, int | None]:
@@ -76,10 +76,10 @@ def test_a_granted_queue_is_held_once_its_start_is_known():
     core = make()
     grant(core, Q0)
     assert core.starting == {Q0: 1}
-    assert core.held == []
+    assert core.assigned_queues == []
     assert core.holding == {Q0}, "others must not get it meanwhile"
-    assert core.started(Q0, QueueOffset(7))
-    assert core.held == [Q0]
+    assert core.start_known(Q0, QueueOffset(7))
+    assert core.assigned_queues == [Q0]
     assert core.get(Q0).position == 7
     assert core.wanted() == {Q0: 7}
 
@@ -88,7 +88,7 @@ def test_a_start_that_comes_when_the_queue_is_not_granted_any_more_counts_for_no
     core = make()
     grant(core, Q0)
     grant(core, generation=2)
-    assert not core.started(Q0, QueueOffset(7))
+    assert not core.start_known(Q0, QueueOffset(7))
     assert core.holding == frozenset()
 
 
@@ -105,7 +105,7 @@ def test_a_revoked_queue_is_held_until_the_program_has_finished_and_committed():
     grant(core, Q1, generation=2)
     assert core.release() == []
     assert core.holding == {Q0, Q1}
-    assert core.held == [Q1]
+    assert core.assigned_queues == [Q1]
     assert not core.commits_due(0.0), "the program may still work on what the poll returned"
     assert poll(core) == [], "nothing of it is returned any more"
     assert core.release() == [], "not before the commit"
@@ -152,7 +152,7 @@ def test_without_an_answer_for_too_long_everything_is_given_up():
     assert core.holding == frozenset()
     assert core.peek(1) == []
     assert core.uncommitted(0.0) == {}
-    assert not core.started(Q1, QueueOffset(0))
+    assert not core.start_known(Q1, QueueOffset(0))
     assert not core.fence(200.0), "once"
 
 
@@ -172,7 +172,7 @@ def test_a_fenced_queue_is_let_go_and_taken_again_only_in_a_newer_generation():
 def test_a_queue_whose_topic_is_gone_is_let_go():
     core = make(Q0, Q1)
     commit(core, gone=frozenset({Q0}))
-    assert core.held == [Q1]
+    assert core.assigned_queues == [Q1]
 
 
 def test_an_unsubscribed_topic_is_returned_no_more_and_let_go_after_the_next_poll():
@@ -192,13 +192,13 @@ def test_assigned_queues_are_exactly_the_list_and_belong_to_no_generation():
     core = SubscriptionState(PullSettings("billing"), 0.0)
     topics = {"orders": Subscription.parse("orders")}
     core.assign(topics, {Q0: QueueOffset(3, reset_version=2), Q1: QueueOffset(0)})
-    assert core.held == [Q0, Q1]
+    assert core.assigned_queues == [Q0, Q1]
     assert not core.fence(1e9)
     assert core.uncommitted(0.0)[Q0] == OffsetCommit(3, 0, 2), "the start, which the brokers have not noted yet"
     fetch(core, Q0, 3, 4)
     poll(core, 1)
     core.assign(topics, {Q0: QueueOffset(0), Q2: QueueOffset(9)})
-    assert core.held == [Q0, Q2]
+    assert core.assigned_queues == [Q0, Q2]
     assert core.get(Q0).position == 4, "it goes on where it is"
     assert poll(core) == [(0, 4)]
 
@@ -260,7 +260,7 @@ def test_what_was_peeked_but_not_taken_comes_again():
         lambda core: core.lose_all(),
         lambda core: core.unsubscribe("orders"),
         grant,
-        lambda core: core.answered(core.questions(), CommitAnswer({Q0: QueueOffset(1, 1)})),
+        lambda core: core.commit_answered(core.reset_queries(), CommitAnswer({Q0: QueueOffset(1, 1)})),
     ],
 )
 def test_a_slice_is_not_returned_when_something_has_come_between(come_between):
@@ -481,11 +481,11 @@ def test_a_seek_back_while_a_commit_is_under_way_is_not_lost():
     core.finish_all()
     under_way = core.uncommitted(0.0)
     core.seek(Q0, 2)
-    assert core.answered(under_way, CommitAnswer()) == {Q0: 4}
+    assert core.commit_answered(under_way, CommitAnswer()) == {Q0: 4}
     assert core.uncommitted(0.0) == {Q0: OffsetCommit(2, 1, 0, backwards=True)}
     under_way = core.uncommitted(0.0)
     core.seek(Q0, 1)
-    core.answered(under_way, CommitAnswer())
+    core.commit_answered(under_way, CommitAnswer())
     assert core.uncommitted(0.0) == {Q0: OffsetCommit(1, 1, 0, backwards=True)}
 
 
@@ -494,15 +494,15 @@ def test_a_queue_that_was_reset_drops_what_waits_and_goes_on_there():
     fetch(core, Q0, 0, 1, 2)
     poll(core, 1)
     core.finish_all()
-    assert core.questions() == {Q0: OffsetCommit(None, 1, 0), Q1: OffsetCommit(None, 1, 0)}
+    assert core.reset_queries() == {Q0: OffsetCommit(None, 1, 0), Q1: OffsetCommit(None, 1, 0)}
     commits = core.uncommitted(0.0)
     answer = CommitAnswer({Q0: QueueOffset(50, reset_version=3)})
-    assert core.answered(commits, answer) == {}
+    assert core.commit_answered(commits, answer) == {}
     assert core.get(Q0).position == 50
     assert core.wanted()[Q0] == 50
     assert wishes(core) == {}, "that is what is committed"
     fetch(core, Q0, 50)
-    core.answered(commits, answer)
+    core.commit_answered(commits, answer)
     assert poll(core) == [(0, 50)], "the same reset, heard of twice"
     core.finish_all()
     assert core.uncommitted(0.0) == {Q0: OffsetCommit(51, 1, 3)}
@@ -514,8 +514,8 @@ def test_a_commit_answered_after_a_reset_does_not_count_as_one():
     poll(core)
     core.finish_all()
     under_way = core.uncommitted(0.0)
-    core.answered(core.questions(), CommitAnswer({Q0: QueueOffset(0, 1)}))
-    core.answered(under_way, CommitAnswer())
+    core.commit_answered(core.reset_queries(), CommitAnswer({Q0: QueueOffset(0, 1)}))
+    core.commit_answered(under_way, CommitAnswer())
     fetch(core, Q0, 0)
     poll(core)
     core.finish_all()

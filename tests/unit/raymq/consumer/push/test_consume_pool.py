@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from raymq.consumer.push import consume_pool
-from raymq.consumer.push.consume_pool import ConsumePool, Work
+from raymq.consumer.push.consume_pool import ConsumePool, ConsumeRequest
 from raymq.consumer.push.hook import ConsumeContext
 from raymq.message import ConsumeStatus
 from raymq.protocol.consume_result import ConsumeLater, ConsumeReport
@@ -71,60 +71,60 @@ def pool_of(listener, *, threads=4, timeout_s=3600.0, **more) -> ConsumePool:
     return ConsumePool(listener, threads=threads, timeout_s=timeout_s, **more)
 
 
-def work_of(*names: str, key: str | None = None, size: int = 1) -> Work:
+def request_of(*names: str, key: str | None = None, size: int = 1) -> ConsumeRequest:
     messages = [SimpleNamespace(name=name) for name in names]
     firsts = range(0, len(messages), size)
-    return Work(messages if size == 1 else [messages[first : first + size] for first in firsts], firsts, key)
+    return ConsumeRequest(messages if size == 1 else [messages[first : first + size] for first in firsts], firsts, key)
 
 
-def run(pool: ConsumePool, work: Work) -> ConsumeReport:
-    pool.submit(work)
-    return pool.wait(work, WAIT_S)
+def run(pool: ConsumePool, request: ConsumeRequest) -> ConsumeReport:
+    pool.submit(request)
+    return pool.wait(request, WAIT_S)
 
 
 def test_messages_are_handed_over_one_by_one_in_order(listener):
-    report = run(pool_of(listener), work_of("a", "b", "c", key="q"))
+    report = run(pool_of(listener), request_of("a", "b", "c", key="q"))
     assert (report.ended, report.unfinished, report.failures) == (True, (), ())
     assert listener.seen == ["a", "b", "c"]
     assert listener.most == 1
 
 
 def test_lists_have_at_most_the_size_asked_for(listener):
-    run(pool_of(listener), work_of("a", "b", "c", key="q", size=2))
+    run(pool_of(listener), request_of("a", "b", "c", key="q", size=2))
     assert listener.seen == ["a,b", "c"]
 
 
 def test_a_work_without_calls_has_ended(listener):
-    assert run(pool_of(listener), work_of()).ended
+    assert run(pool_of(listener), request_of()).ended
 
 
 def test_quick_calls_need_one_thread(listener, monkeypatch):
     monkeypatch.setattr(consume_pool, "JOIN_AFTER_S", 3600.0)
     pool = pool_of(listener)
     for _ in range(20):
-        assert run(pool, work_of(*"abcdefgh")).ended
+        assert run(pool, request_of(*"abcdefgh")).ended
     assert len(listener.threads) == 1
 
 
 def test_a_slow_call_does_not_keep_its_neighbours_waiting(listener):
     listener.gate("slow")
     pool = pool_of(listener)
-    work = work_of("a", "slow", "b", "c")
-    pool.submit(work)
-    eventually(lambda: pool.wait(work, 0.01).unfinished == (1,), "the others' end", WAIT_S)
-    assert not pool.wait(work, 0.0).ended
+    request = request_of("a", "slow", "b", "c")
+    pool.submit(request)
+    eventually(lambda: pool.wait(request, 0.01).unfinished == (1,), "the others' end", WAIT_S)
+    assert not pool.wait(request, 0.0).ended
     listener.open()
-    assert pool.wait(work, WAIT_S).ended
+    assert pool.wait(request, WAIT_S).ended
 
 
 def test_as_many_calls_run_at_a_time_as_there_are_threads(listener):
     names = [f"m{index}" for index in range(20)]
     listener.gate(*names)
     pool = pool_of(listener, threads=3)
-    works = [work_of(*names[:10]), work_of(*names[10:])]
-    for work in works:
-        pool.submit(work)
-    waiting = [threading.Thread(target=pool.wait, args=(work, WAIT_S)) for work in works]
+    requests = [request_of(*names[:10]), request_of(*names[10:])]
+    for request in requests:
+        pool.submit(request)
+    waiting = [threading.Thread(target=pool.wait, args=(request, WAIT_S)) for request in requests]
     for thread in waiting:
         thread.start()
     eventually(lambda: listener.running == 3, "three calls at a time", WAIT_S)
@@ -146,7 +146,7 @@ def test_as_many_calls_run_at_a_time_as_there_are_threads(listener):
 )
 def test_an_answer_to_deliver_later_fails_one_message_and_says_how(listener, answer, level, suspend_ms):
     listener.answers["b"] = answer
-    report = run(pool_of(listener), work_of("a", "b", "c"))
+    report = run(pool_of(listener), request_of("a", "b", "c"))
     [failure] = report.failures
     assert (failure.first, failure.count, failure.delay_level, failure.suspend_ms) == (1, 1, level, suspend_ms)
     assert report.ended
@@ -157,33 +157,33 @@ def test_an_answer_to_deliver_later_fails_one_message_and_says_how(listener, ans
 @pytest.mark.parametrize("answer", [None, ConsumeStatus.CONSUME_SUCCESS, True, "anything"])
 def test_any_other_answer_is_success(listener, answer):
     listener.answers["a"] = answer
-    assert run(pool_of(listener), work_of("a")).failures == ()
+    assert run(pool_of(listener), request_of("a")).failures == ()
 
 
 @pytest.mark.parametrize("error", [KeyError("amount"), SystemExit(3), GeneratorExit()])
 def test_an_exception_fails_the_message_with_the_users_traceback(listener, error):
     listener.answers["a"] = error
-    [failure] = run(pool_of(listener), work_of("a")).failures
+    [failure] = run(pool_of(listener), request_of("a")).failures
     assert type(error).__name__ in failure.error
     assert "in __call__" in failure.error
 
 
 def test_a_list_may_be_done_up_to_a_message(listener):
     listener.answers["b,c,d"] = ConsumeLater(first=1)
-    [failure] = run(pool_of(listener), work_of("b", "c", "d", size=3)).failures
+    [failure] = run(pool_of(listener), request_of("b", "c", "d", size=3)).failures
     assert (failure.first, failure.count) == (1, 2)
 
 
 def test_a_message_that_cannot_be_shown_fails_without_a_call(listener):
-    work = Work([SimpleNamespace(name="a"), ValueError("torn")], [0, 1], None, damaged=True)
-    [failure] = run(pool_of(listener), work).failures
+    request = ConsumeRequest([SimpleNamespace(name="a"), ValueError("torn")], [0, 1], None, damaged=True)
+    [failure] = run(pool_of(listener), request).failures
     assert (failure.first, failure.count, failure.error) == (1, 1, "the message cannot be decoded: torn")
     assert listener.seen == ["a"]
 
 
 def test_in_order_the_first_failure_ends_the_work(listener):
     listener.answers["b"] = ConsumeStatus.RECONSUME_LATER
-    report = run(pool_of(listener), work_of("a", "b", "c", "d", key="q"))
+    report = run(pool_of(listener), request_of("a", "b", "c", "d", key="q"))
     assert (report.ended, report.unfinished, [failure.first for failure in report.failures]) == (True, (2, 3), [1])
     assert listener.seen == ["a", "b"]
 
@@ -196,24 +196,24 @@ def test_a_call_that_takes_too_long_is_given_up_and_its_thread_replaced(listener
     monkeypatch.setattr(consume_pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s))
     listener.gate("stuck")
     pool = pool_of(listener, threads=1)
-    work = work_of("stuck", "a", "b")
-    pool.submit(work)
+    request = request_of("stuck", "a", "b")
+    pool.submit(request)
     listener.wait_seen("stuck")
     passed_s = 3600.0
-    report = pool.wait(work, WAIT_S)
+    report = pool.wait(request, WAIT_S)
     assert report.ended
     assert set(listener.seen) == {"stuck", "a", "b"}
     assert report.stuck == 1
     listener.open()
-    eventually(lambda: pool.wait(work, 0.0).stuck == 0, "the stuck call's return", WAIT_S)
-    assert run(pool, work_of("c")).failures == ()
+    eventually(lambda: pool.wait(request, 0.0).stuck == 0, "the stuck call's return", WAIT_S)
+    assert run(pool, request_of("c")).failures == ()
 
 
 def test_a_given_up_call_is_reported_as_failed_at_level_three(listener):
     listener.gate("stuck")
     pool = pool_of(listener, timeout_s=0.1)
-    work = work_of("stuck")
-    report = run(pool, work)
+    request = request_of("stuck")
+    report = run(pool, request)
     [failure] = report.failures
     assert (failure.first, failure.timed_out, failure.delay_level) == (0, True, 3)
     assert report.ended
@@ -225,11 +225,11 @@ def test_when_all_threads_and_their_replacements_are_stuck_the_rest_waits_for_on
     listener.gate(*stuck)
     pool = pool_of(listener, threads=2, timeout_s=0.1)
     for name in stuck:
-        work = work_of(name)
-        report = run(pool, work)
+        request = request_of(name)
+        report = run(pool, request)
         assert report.ended
     assert report.stuck == 4
-    late = work_of("a")
+    late = request_of("a")
     pool.submit(late)
     assert not pool.wait(late, 0.2).ended
     listener.gates["stuck0"].set()
@@ -239,11 +239,11 @@ def test_when_all_threads_and_their_replacements_are_stuck_the_rest_waits_for_on
 def test_in_order_no_call_is_given_up(listener):
     listener.gate("slow")
     pool = pool_of(listener, timeout_s=0.1)
-    work = work_of("slow", "a", key="q")
-    pool.submit(work)
-    assert pool.wait(work, 0.3) == ConsumeReport(unfinished=(0, 1), ended=False)
+    request = request_of("slow", "a", key="q")
+    pool.submit(request)
+    assert pool.wait(request, 0.3) == ConsumeReport(unfinished=(0, 1), ended=False)
     listener.open()
-    assert pool.wait(work, WAIT_S).failures == ()
+    assert pool.wait(request, WAIT_S).failures == ()
 
 
 # Works that are taken away
@@ -252,19 +252,19 @@ def test_in_order_no_call_is_given_up(listener):
 def test_a_cancelled_work_begins_no_further_call(listener):
     listener.gate("a")
     pool = pool_of(listener)
-    work = work_of("a", "b", "c", key="q")
-    pool.submit(work)
+    request = request_of("a", "b", "c", key="q")
+    pool.submit(request)
     listener.wait_seen("a")
-    pool.cancel(work)
+    pool.cancel(request)
     listener.open()
-    report = pool.wait(work, WAIT_S)
+    report = pool.wait(request, WAIT_S)
     assert (report.ended, report.unfinished) == (True, (1, 2))
 
 
 def test_in_order_a_new_work_takes_the_old_one_away_and_waits_for_its_call(listener):
     listener.gate("a")
     pool = pool_of(listener)
-    old, between, new = work_of("a", "b", key="q"), work_of("x", key="q"), work_of("a2", "b2", key="q")
+    old, between, new = request_of("a", "b", key="q"), request_of("x", key="q"), request_of("a2", "b2", key="q")
     pool.submit(old)
     listener.wait_seen("a")
     pool.submit(between)
@@ -281,20 +281,20 @@ def test_in_order_a_new_work_takes_the_old_one_away_and_waits_for_its_call(liste
 def test_other_queues_do_not_wait_for_each_other(listener):
     listener.gate("a")
     pool = pool_of(listener)
-    pool.submit(work_of("a", key="q"))
-    assert run(pool, work_of("b", key="p")).ended
+    pool.submit(request_of("a", key="q"))
+    assert run(pool, request_of("b", key="p")).ended
 
 
 def test_a_work_that_nobody_asks_about_is_taken_away(listener, monkeypatch):
     monkeypatch.setattr(consume_pool, "HANDLER_LEASE_S", 0.0)
     listener.gate("a")
     pool = pool_of(listener)
-    work = work_of("a", "b", key="q")
-    pool.submit(work)
+    request = request_of("a", "b", key="q")
+    pool.submit(request)
     listener.wait_seen("a")
-    pool.wait(work, 0.0)
+    pool.wait(request, 0.0)
     listener.open()
-    assert work.done.wait(WAIT_S)
+    assert request.done.wait(WAIT_S)
     assert listener.seen == ["a"]
 
 
@@ -322,7 +322,7 @@ def test_hooks_are_called_around_each_call_and_decide_nothing(listener, fails):
     log: list[object] = []
     listener.answers["b"] = ConsumeStatus.RECONSUME_LATER
     pool = pool_of(listener, group="billing", hooks=[Hook(log, fails)])
-    report = run(pool, work_of("a", "b", key="q"))
+    report = run(pool, request_of("a", "b", key="q"))
     assert [failure.first for failure in report.failures] == [1]
     assert log == [
         ("before", ["a"]),

@@ -1,4 +1,8 @@
-"""What the threads of one Pull actor share: the queues in its hands, their lock, and how they wake each other."""
+"""InstanceState is the state that the threads of one Pull actor share: its ProcessQueues, their lock, and callbacks.
+
+A change belongs here if several parts of the actor (GroupMember, OffsetCommitter, ListenerFeed, Fetcher) need it;
+decisions about queues belong into actors.core.consume.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +17,49 @@ from raymq.message import MessageQueue
 
 
 class InstanceState:
-    """`core` and `stats` are used with `lock` held. `work` wakes the thread that feeds the listener."""
+    """One push-consumer instance. Use `core` and `stats` with `lock` held only, and call nothing that waits then."""
 
     def __init__(self, name: str, settings: PushSettings) -> None:
         self.name = name
+        """The Pull actor's name, which is the member's name in its group."""
         self.settings = settings
         self.lock = threading.Lock()
+        """Guards `core` and `stats`."""
         self.core = ProcessQueues(settings)
         self.stats = ConsumeStats()
         self.work = threading.Event()
+        """Wakes the thread that feeds the listener."""
         self.stopping = threading.Event()
-        self.on_room: Callable[[], None] = lambda: None
-        """Something may be fetched that could not be before."""
-        self.on_finished: Callable[[], None] = lambda: None
-        """Something may be committed that could not be before."""
+        """Set once the instance is to end."""
+        self.on_fetchable: Callable[[], None] = lambda: None
+        """Called when something may be fetched that could not be before."""
+        self.on_committable: Callable[[], None] = lambda: None
+        """Called when something may be committed that could not be before."""
         self.on_released: Callable[[], None] = lambda: None
-        """A queue was let go: somebody waits for it."""
+        """Called when a queue was dropped that another member waits for."""
 
     def holding(self) -> frozenset[MessageQueue]:
+        """The queues that the group must not grant to others."""
         with self.lock:
             return self.core.holding
 
     def grant(self, queues: Iterable[MessageQueue], generation: int) -> None:
-        """Begin with queues."""
+        """Hold queues that the group has granted in this generation."""
         with self.lock:
             for queue in queues:
                 self.core.grant(queue, generation)
-        self.on_finished()
+        self.on_committable()
 
     def revoke(self, queues: Iterable[MessageQueue]) -> None:
-        """Let go of queues, as soon as what is under way is finished and committed."""
+        """Fetch and deliver nothing more of queues; `release` drops them once their messages are finished and
+        committed."""
         with self.lock:
             for queue in queues:
                 self.core.revoke(queue, time.monotonic())
-        self.on_finished()
+        self.on_committable()
 
     def release(self) -> bool:
-        """Let go of the queues that may be; whether there were any."""
+        """Drop the revoked queues that may be dropped. True if there were any."""
         with self.lock:
             released = self.core.released(time.monotonic())
             for queue in released:
@@ -59,7 +69,7 @@ class InstanceState:
         return bool(released)
 
     def drop_all(self) -> None:
-        """Deliver and commit nothing more of anything."""
+        """Deliver and commit nothing more of any queue."""
         with self.lock:
             for queue in self.core.holding:
                 self.core.drop(queue)

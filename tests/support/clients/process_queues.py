@@ -1,0 +1,41 @@
+"""A ProcessQueues whose queues have started, for tests of its decisions, and steps that such tests share."""
+
+from __future__ import annotations
+
+from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queues import ProcessQueues
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
+from raymq.message import MessageQueue
+from raymq.protocol.group import QueueOffset
+from tests.support.clients.records import records_of
+
+GENERATION = 7
+SETTINGS = ("billing", (Subscription.parse("orders"),))
+
+
+def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: int = 0, **settings) -> ProcessQueues:
+    """A core with a listener, whose queues were granted in GENERATION and start at offset `start`."""
+    core = ProcessQueues(PushSettings(*SETTINGS, **settings))
+    core.listener_back()
+    for queue in queues:
+        core.grant(queue, GENERATION)
+        [process_queue] = core.starting(queue.broker_name)
+        core.started(process_queue, QueueOffset(start, reset_version))
+    return core
+
+
+def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int, reconsume_times: int = 0) -> None:
+    """The fetch that is wanted of a queue finds messages at these offsets."""
+    records = records_of(offsets, reconsume_times=reconsume_times)
+    core.fetched(queue, core.wanted(0.0)[queue], records, offsets[-1] + 1, 0.0)
+
+
+def process_queue_of(core: ProcessQueues, queue: MessageQueue) -> ProcessQueue:
+    """The process queue of a queue that is held."""
+    return next(process_queue for process_queue in core.process_queues() if process_queue.queue == queue)
+
+
+def offsets_of(task: Task) -> list[int]:
+    """The queue offsets of a task's messages."""
+    return list(task.messages.offsets)
