@@ -1,4 +1,4 @@
-"""The pull consumer's core against a simple model: a log per queue, a group that grants and revokes, the brokers' real
+"""SubscriptionState against a simple model: a log per queue, a group that grants and revokes, the brokers' real
 rules for commits, an administrator who resets, and a program that polls, seeks, pauses and commits. Answers come late.
 
 The laws: within a queue a poll returns exactly what comes next, in order; a paused or revoked queue returns nothing; no
@@ -207,7 +207,7 @@ class Model:
         self.commits.clear()
 
     def noted(self, answer: CommitAnswer) -> CommitAnswer:
-        """What the program sees of resets."""
+        """Follow the resets that the program is told of."""
         for queue, at in answer.reset.items():
             assigned = self.core._queues.get(queue)
             if assigned is not None and at.reset_version > assigned.reset_version:

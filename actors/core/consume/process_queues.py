@@ -35,7 +35,7 @@ RELEASE_PATIENCE_S: Final = 10.0
 """How long a revoked queue of a concurrent consumer waits for its messages at the listener."""
 
 PauseState = tuple[bool, frozenset[MessageQueue]]
-"""Whether the user has suspended the instance, and which queues are paused. A plain tuple, because the listener's
+"""True if the user has suspended the instance, and the paused queues. A plain tuple, because the listener's
 process, which keeps it, cannot import this package."""
 
 

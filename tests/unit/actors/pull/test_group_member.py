@@ -1,4 +1,4 @@
-"""How an instance comes to its queues and loses them: as a member of its group, or alone."""
+"""An instance gets its queues and loses them, as a member of its group or in BROADCASTING."""
 
 from __future__ import annotations
 

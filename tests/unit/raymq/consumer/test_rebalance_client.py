@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.rebalance.group import RebalanceGroup
+from actors.core.rebalance.group import RebalanceGroup, Sender
 from raymq.consumer import rebalance_client as module
 from raymq.consumer.rebalance_client import INTRODUCTIONS_MAX, RebalanceClient, offsets_reset
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
@@ -156,7 +156,7 @@ def test_a_member_may_leave_and_come_back(cluster):
 
 def test_an_actor_that_names_ever_new_sessions_is_given_up(cluster, monkeypatch):
     cluster.core = new_core()
-    monkeypatch.setattr(cluster.core, "_admits", lambda heartbeat: False)
+    monkeypatch.setattr(cluster.core, "_sender", lambda heartbeat: Sender.STRANGER)
     with pytest.raises(ServiceNotAvailableError, match="does not take up a member"):
         beat(RebalanceClient("g", cluster))
     assert len(cluster.calls) == INTRODUCTIONS_MAX

@@ -1,5 +1,5 @@
-"""What is the async pull consumer's own: cancellation, the event loop's freedom, threads. The rest it shares with its
-twin, in test_pull_consumer."""
+"""The async pull consumer: cancellation, a loop that is never blocked, threads. Everything it shares with its blocking
+twin is in test_consumer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def store(tmp_path, no_flushes):
 
 @pytest.fixture
 def engine(offsets, store):
-    """What an async consumer is made of; closed at the end."""
+    """An engine for an async consumer; closed at the end."""
     storage = SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
     )

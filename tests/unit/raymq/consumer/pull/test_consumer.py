@@ -96,7 +96,7 @@ class Group:
         self.granted = set(queues)
 
     def reset_to(self, queue: MessageQueue, offset: int) -> None:
-        """What an administrator does."""
+        """Reset a queue, as an administrator does."""
         self.reset[queue] = QueueOffset(offset, len(self.reset) + 1)
         self.committed_offsets[queue] = offset
         self.resets += 1

@@ -1,4 +1,4 @@
-"""What polls make of fetched records: messages or columns, partly taken records, damage."""
+"""Polls decode fetched records: messages or columns, partly taken records, damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pull consumer decides: queues that come and go, what is read, returned and committed."""
+"""The decisions of a pull consumer: queues that come and go, what is read, returned and committed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def grant(
 
 
 def fetch(core: SubscriptionState, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
-    """A read from where the queue is read next finds these."""
+    """The fetch that is wanted of a queue finds these messages."""
     return fetch_run(core, queue, fetched_of(offsets, next_offset))
 
 
@@ -49,7 +49,7 @@ def room(core: SubscriptionState, queue: MessageQueue) -> int:
 
 
 def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -> list[tuple[int, int]]:
-    """What a poll returns, as (queue id, offset)."""
+    """Poll, and return the messages as (queue id, offset)."""
     core.poll_begins(now_s)
     returned = []
     for part in core.peek(max_messages):

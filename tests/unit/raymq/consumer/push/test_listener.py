@@ -81,7 +81,7 @@ def users(tmp_path, monkeypatch):
 
 
 def run_elsewhere(payloads: list[bytes]) -> list[str]:
-    """What the shipped functions give for 2 in a process that cannot import the user's module."""
+    """The results of the shipped functions for 2 in a process that cannot import the user's module."""
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE], input=b"\n--\n".join(payloads), capture_output=True, cwd="/", check=False
     )
@@ -163,7 +163,7 @@ RECEIVED: list[object] = []
 
 @pytest.fixture(autouse=True)
 def received(monkeypatch):
-    """What the listeners noted. They report when a task has ended, unless a test says otherwise."""
+    """The notes of the listeners. They report when a task has ended, unless a test says otherwise."""
     monkeypatch.setattr(listener_module, "REPORT_S", WAIT_S)
     RECEIVED.clear()
     return RECEIVED

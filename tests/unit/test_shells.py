@@ -1,0 +1,39 @@
+"""The consumers' shells change the state of their cores only by calling methods of the cores."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHELLS = [
+    *sorted((ROOT / "actors/pull").glob("*.py")),
+    ROOT / "raymq/consumer/pull/engine.py",
+    ROOT / "raymq/consumer/pull/group_member.py",
+]
+STATE = ("core", "_core", "process_queue", "assigned")
+
+
+def written(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """The attributes that a module assigns, in tuples too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield node
+
+
+def owner_of(attribute: ast.Attribute) -> str:
+    """The last name of the object whose attribute it is."""
+    return ast.unparse(attribute.value).rpartition(".")[2]
+
+
+@pytest.mark.parametrize("path", SHELLS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_shell_assigns_no_field_of_its_core(path):
+    assert [ast.unparse(node) for node in written(ast.parse(path.read_text())) if owner_of(node) in STATE] == []
+
+
+def test_an_assignment_to_a_core_would_be_found():
+    tree = ast.parse("self._instance.core.suspended, paused = kept\nheld = process_queue.trouble")
+    assert [owner_of(node) for node in written(tree)] == ["core"]
