@@ -1,8 +1,8 @@
 """Fetcher reads a consumer instance's queues by long polls, in a few threads per storage actor.
 
 Consumers of both kinds use it, in the user's process and in Pull actors. The owner's functions say which queues are
-read from which offset, and take the results, so that all state about queues is in one place, the owner's; here are only
-threads, and pauses after failures.
+read from which offset, and take the results, so that all state about queues is the owner's; here are only threads, and
+pauses after failures.
 
 One thread per storage actor fetches from all its wanted queues in one call. A queue that comes to be wanted while that
 thread waits in its long poll (it was granted, its buffer has capacity again, its offset was moved) is fetched from at

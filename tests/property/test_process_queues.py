@@ -1,10 +1,10 @@
 """Process queues against a simple model: a store with a log per queue, a listener that works, fails, is slow, is taken
-away or dies, a broker that keeps committed offsets and takes messages back; queues come and go, are reset, and
-retention takes messages away.
+away or dies, a broker that keeps committed offsets and takes messages back; queues are granted, revoked and reset, and
+retention deletes messages.
 
 The laws: the committed offset never passes a message that was neither consumed, nor sent back, nor gone; in order,
-nothing of a queue is delivered before what comes ahead of it, and one task at a time; what was fetched is finished or
-held; in the end all is consumed or sent back, and in order no more is repeated by a crash than one full task.
+no message of a queue is delivered before those ahead of it, and one task at a time; a fetched message is finished or
+held; in the end every message is consumed or sent back, and in order a crash repeats at most one full task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Begin and commit at the brokers, each for itself, and at a file for broadcasting."""
+"""Start offsets and commits, at each broker by itself, and in a file for broadcasting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica a queue is read from."""
+"""The choice of the replica a queue is read from."""
 
 from __future__ import annotations
 

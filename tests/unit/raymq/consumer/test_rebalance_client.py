@@ -1,4 +1,4 @@
-"""A member's way to its Rebalance actor: finding it, introducing itself, and going on when things are gone."""
+"""A member finds its Rebalance actor, opens a session, and goes on when the actor or its node is gone."""
 
 from __future__ import annotations
 

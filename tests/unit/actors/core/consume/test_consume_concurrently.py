@@ -1,4 +1,4 @@
-"""The concurrent way: nothing waits for a slow, a failing or a deadly message but the offset to commit."""
+"""ConsumeConcurrently: nothing waits for a slow, a failing or a deadly message but the offset to commit."""
 
 from __future__ import annotations
 

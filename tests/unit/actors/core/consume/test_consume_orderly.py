@@ -1,4 +1,4 @@
-"""The orderly way: one after another, a failure first again, and no more than one task to repeat after a crash."""
+"""ConsumeOrderly: one message after another, a failed one first again, and after a crash at most one task repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a push consumer's queues: flow control, commits, resets, handing over."""
+"""The process queues of a push-consumer instance: flow control, commits, resets, revocation."""
 
 from __future__ import annotations
 
