@@ -115,7 +115,7 @@ class Rebalance:
         """No route, no change: the present assignment stays (spec/messaging.md §5.2), unless the topic is deleted."""
         route: TopicRoute | None = None
         try:
-            self._routes.forget(topic)
+            self._routes.invalidate(topic)
             route = self._routes.get(topic)
         except RaymqError as error:
             logger.info("group %s keeps its assignment of %s: %s", self._group, topic, error)

@@ -48,5 +48,5 @@ class OwnRoutes:
             self._auto_create(topic, default_topic_queue_nums)
         return self.get(topic)
 
-    def forget(self, topic: str) -> None:
+    def invalidate(self, topic: str) -> None:
         """Do nothing: no route is cached."""

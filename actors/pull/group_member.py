@@ -147,7 +147,7 @@ class BroadcastMember:
         holding, wanted = self._instance.holding(), set[MessageQueue]()
         for topic in self._instance.settings.topics:
             try:
-                self._routes.forget(topic)
+                self._routes.invalidate(topic)
                 wanted.update(self._routes.get(topic).subscribe_queues)
             except RaymqError as error:
                 logger.info("%s keeps its queues of %s: %s", self._instance.name, topic, error)

@@ -1,4 +1,4 @@
-"""Administration: what `client.admin` can do with topics, messages, consumer groups, and the NameServers."""
+"""Administration: `client.admin`, with its calls about stores and NameServers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["Admin", "QueueDescription"]
 
 
 class Admin(GroupAdmin):
-    """Everything here may be repeated: creating what exists as asked, and deleting what is gone, succeed or say so."""
+    """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
+    exists as asked, and deleting what is gone, succeed or raise an error that says so."""
 
     def brokers(self) -> dict[str, BrokerData]:
         """The live broker groups, with their stores."""
@@ -28,7 +29,8 @@ class Admin(GroupAdmin):
         return self._routes.clusters()
 
     def store_statistics(self, broker_name: str) -> StoreStatistics:
-        """What the store of a broker group counts, by RocketMQ's names (spec/storage.md §12). InvalidArgumentError."""
+        """The runtime figures of a broker group's store, by RocketMQ's names (spec/storage.md §12).
+        InvalidArgumentError."""
         statistics: StoreStatistics = self._store_call(broker_name, "statistics")
         return statistics
 
@@ -46,25 +48,25 @@ class Admin(GroupAdmin):
         )
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Take writes off a broker group: its topics are shown as not writable by every NameServer, until its next
-        change or `add_write_perm`. Returns how many topics that concerns; clients see it within half a minute.
+        """Take writes off a broker group: every NameServer shows its topics as not writable, until its next change
+        or `add_write_perm`. Returns how many topics that concerns; clients see it within half a minute.
 
         Messages without a key go to the other groups then. A sharding key keeps its queue, so those of this group are
         refused with NoPermissionError.
         """
-        return max(map(int, self._routes.tell_all("wipe_write_perm", broker_name)))
+        return max(map(int, self._routes.call_all("wipe_write_perm", broker_name)))
 
     def add_write_perm(self, broker_name: str) -> int:
         """Let a broker group's topics be read and written again; returns how many that concerns."""
-        return max(map(int, self._routes.tell_all("add_write_perm", broker_name)))
+        return max(map(int, self._routes.call_all("add_write_perm", broker_name)))
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
         """Set a value of the NameServers' KV configuration, which each keeps on disk. InvalidArgumentError."""
-        self._routes.tell_all("put_kv", namespace, key, value)
+        self._routes.call_all("put_kv", namespace, key, value)
 
     def delete_kv(self, namespace: str, key: str) -> None:
         """Delete a value of the KV configuration; nothing if there is none."""
-        self._routes.tell_all("put_kv", namespace, key, None)
+        self._routes.call_all("put_kv", namespace, key, None)
 
     def list_kv(self, namespace: str) -> dict[str, str]:
         """A namespace of the KV configuration, as one NameServer has it."""

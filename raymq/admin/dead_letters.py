@@ -1,9 +1,9 @@
-"""Dead letters: messages that a group could not consume in all its attempts; looked at, and brought back.
+"""Administration: dead letters, the messages that a group could not consume in all its attempts.
 
-They wait in `%DLQ%group`, one queue per broker group, like any message until retention deletes them. What was brought
-back is remembered as the group's offset in that queue, so each is brought back once, in the order they died; a replay
-that is interrupted may bring the last one back twice. A message that is brought back is consumed as if for the first
-time, by this group only, and keeps its id.
+They wait in `%DLQ%group`, one queue per broker group, like any message until retention deletes them. A replay brings
+them back to the group: each is consumed as if for the first time, by this group only, and keeps its id. The group's
+offset in the dead-letter queue separates those that were brought back, so each is brought back once, in the order they
+died; a replay that is interrupted may bring the last one back twice.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 DEAD_LETTER_TIMEOUT_S: Final = 20.0
+"""Bounds each step: finding the queues, a read, a replay, and a commit."""
+DEAD_LETTER_CALL_TIMEOUT_S: Final = 10.0
+"""Bounds one call to a storage actor, which is repeated until DEAD_LETTER_TIMEOUT_S is over."""
 DEAD_LETTER_FETCH_MESSAGES: Final = 128
 DEAD_LETTER_FETCH_MAX_BYTES: Final = 4 * 1024 * 1024
 _FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
@@ -37,7 +40,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter: the message as it lies in the dead-letter topic, and `topic`, the one it was sent to."""
+    """A dead letter: the message as it is stored in the dead-letter topic, and `topic`, the one it was sent to.
+    `replayed`: it was brought back."""
 
     message: MessageExt
     topic: str
@@ -46,7 +50,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How bringing one dead letter back went; `error` is empty when it did."""
+    """The result of bringing one dead letter back; `error` is empty on success."""
 
     letter: DeadLetter
     error: str = ""
@@ -82,7 +86,7 @@ class DeadLetters:
         return letters
 
     def replay(self, *, rate: float | None = None, max_messages: int | None = None) -> Iterator[Replayed]:
-        """Bring dead letters back, one after another, at most `rate` per second; yields how each one went.
+        """Bring dead letters back, one after another, at most `rate` per second; yields the result of each.
 
         Ends at the first that cannot be brought back: its error says why, and the next replay begins with it.
         """
@@ -104,7 +108,7 @@ class DeadLetters:
 
     def _queues(self) -> list[MessageQueue]:
         topic = dlq_topic(self._group)
-        self._routes.forget(topic)  # it comes to be at one broker after another
+        self._routes.invalidate(topic)  # each broker creates it with its own first dead letter
         return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
@@ -112,18 +116,22 @@ class DeadLetters:
         try:
             # A failed call is not repeated here: it may have been carried out.
             broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
-            self._note(queue, found.letter.message.queue_offset + 1)
+            self._commit_replayed(queue, found.letter.message.queue_offset + 1)
         except RaymqError as error:
             return Replayed(found.letter, str(error))
         return Replayed(found.letter)
 
-    def _note(self, queue: MessageQueue, queue_offset: int) -> None:
+    def _commit_replayed(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Commit that the dead letters below `queue_offset` were brought back."""
         version = self._offsets.start_offset(queue, _FROM_FIRST, 0, DEAD_LETTER_TIMEOUT_S).reset_version
         self._offsets.commit_offsets({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
 
     def _read(self, queue: MessageQueue, *, from_start: bool) -> Iterator[_Found]:
-        """The dead letters of one queue, up to what is there now."""
-        bounds = self._ask(queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s))
+        """The dead letters that one queue holds now, oldest first; without `from_start` those that were not brought
+        back."""
+        bounds = self._call_storage(
+            queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s)
+        )
         done = max(self._offsets.committed_offset(queue) or 0, bounds.min_offset)
         offset = bounds.min_offset if from_start else done
         while offset < bounds.max_offset:
@@ -139,18 +147,19 @@ class DeadLetters:
 
     def _fetch(self, queue: MessageQueue, offset: int) -> FetchResult:
         request = FetchRequest(queue.topic, queue.queue_id, offset, DEAD_LETTER_FETCH_MESSAGES)
-        [result] = self._ask(
+        [result] = self._call_storage(
             queue, lambda storage, left_s: storage.fetch([request], DEAD_LETTER_FETCH_MAX_BYTES, 0.0, left_s)
         )
         return result
 
-    def _ask(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
+    def _call_storage(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
+        """Call the storage actor that leads the queue's broker group (call_master)."""
         return call_master(
             self._routes,
             self._storages,
             queue,
             DEAD_LETTER_TIMEOUT_S,
-            lambda storage, left_s: call(storage, min(left_s, 10.0)),
+            lambda storage, left_s: call(storage, min(left_s, DEAD_LETTER_CALL_TIMEOUT_S)),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final, Literal
 
-from raymq.admin.base import ADMIN_TIMEOUT_S
+from raymq.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, ADMIN_TIMEOUT_S
 from raymq.admin.dead_letters import DeadLetters
 from raymq.admin.messages import MessageAdmin
 from raymq.admin.topics import TopicAdmin
@@ -30,28 +30,29 @@ _ENDS: Final = ("earliest", "latest")
 
 
 class GroupAdmin(TopicAdmin, MessageAdmin):
-    """Everything here may be repeated."""
+    """Calls about consumer groups. All of them may be repeated."""
 
     def list_groups(self) -> list[str]:
         """The names of all consumer groups, sorted."""
         groups: set[str] = set()
         for broker_name in self._broker_names():
-            groups.update(self._persist(broker_name, "groups"))
+            groups.update(self._call_broker(broker_name, "groups"))
         return sorted(groups)
 
     def describe_group(self, group: str) -> list[GroupQueueProgress]:
-        """How far a group is in every queue of the topics it has committed in, sorted by queue. GroupNotExistError."""
+        """The progress of a group in every queue of the topics it has committed in, sorted by queue.
+        GroupNotExistError."""
         check_group(group)
-        topics: set[str] = set().union(*self._at_each_that_knows(group, "group_topics", group))
+        topics: set[str] = set().union(*self._call_brokers_that_know(group, "group_topics", group))
         progress: list[GroupQueueProgress] = []
         for topic in topics:
             for broker_name in self.topic_route(topic).brokers:
-                progress += self._persist(broker_name, "group_progress", group, topic)
+                progress += self._call_broker(broker_name, "group_progress", group, topic)
         return sorted(progress, key=lambda entry: entry.queue)
 
     def group_summary(self, group: str) -> GroupSummary:
-        """How a group is doing as a whole: its lag in messages and in time, what waits to be tried again, and what was
-        given up. GroupNotExistError."""
+        """The state of a group as a whole: its lag in messages and in time, the number of messages that wait to be
+        tried again, and the number that were given up. GroupNotExistError."""
         queues = self.describe_group(group)
         retries, dead = retry_topic(group), dlq_topic(group)
         own = [entry for entry in queues if entry.queue.topic != retries]
@@ -68,23 +69,23 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return sum(entry.lag for entry in known) if known else self._held(retry_topic(group))
 
     def _held(self, topic: str) -> int:
-        """How many messages a topic holds; 0 for one that does not exist."""
+        """The number of messages that a topic holds; 0 for one that does not exist."""
         try:
-            route = self.topic_route(topic)  # a group's topics come to be at one broker after another
+            route = self.topic_route(topic)  # each broker creates a group's topics with their first message there
         except TopicNotExistError:
             return 0
-        bounds = [self._bounds(queue) for queue in route.subscribe_queues]
+        bounds = [self._queue_bounds(queue) for queue in route.subscribe_queues]
         return sum(one.max_offset - one.min_offset for one in bounds)
 
     def create_group(self, config: GroupConfig) -> None:
         """Make a group known at every broker, or change its configuration. IllegalNameError, InvalidArgumentError."""
         check_group(config.group)
         for broker_name in self._broker_names():
-            self._persist(broker_name, "update_group", config)
+            self._call_broker(broker_name, "update_group", config)
 
     def group_config(self, group: str) -> GroupConfig:
         """A group's configuration. GroupNotExistError."""
-        found: list[GroupConfig] = self._at_each_that_knows(group, "group_config", group)
+        found: list[GroupConfig] = self._call_brokers_that_know(group, "group_config", group)
         return found[0]
 
     def update_group(self, group: str, **changes: Any) -> GroupConfig:
@@ -102,7 +103,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         """Forget a group, its offsets and the messages that wait to be tried again; with `dead_letters` also those that
         were given up. GroupNotExistError."""
         check_group(group)
-        self._at_each_that_knows(group, "delete_group", group, dead_letters)
+        self._call_brokers_that_know(group, "delete_group", group, dead_letters)
 
     def reset_offsets(
         self,
@@ -114,11 +115,11 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         offset: int | None = None,
         queue: MessageQueue | None = None,
     ) -> dict[MessageQueue, int]:
-        """Have a group go on elsewhere in a topic, or in one `queue` of it, also while its consumers run: at the
-        earliest or latest message, at the first one stored at or after `timestamp_ms`, or at `offset`.
+        """Have a group go on from another offset in a topic, or in one `queue` of it, also while its consumers run: at
+        the earliest or latest message, at the first one stored at or after `timestamp_ms`, or at `offset`.
 
-        Returns the new offsets. Consumers that run hear of it with their next heartbeat; what they have in their hands
-        is finished and not committed. GroupNotExistError, TopicNotExistError, OffsetOutOfRangeError,
+        Returns the new offsets. Consumers that run learn of it with their next heartbeat; messages that they are
+        consuming are finished and not committed. GroupNotExistError, TopicNotExistError, OffsetOutOfRangeError,
         InvalidArgumentError.
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
@@ -127,26 +128,26 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         queues = route.subscribe_queues if queue is None else (queue,)
         if unknown := [str(one) for one in queues if one not in route.subscribe_queues]:
             raise InvalidArgumentError(f"topic {topic!r} has no queue {', '.join(unknown)}")
-        self._at_each_that_knows(check_group(group), "group_config", group)
-        offsets = {one: self._target(one, to, timestamp_ms, offset) for one in queues}
+        self._call_brokers_that_know(check_group(group), "group_config", group)
+        offsets = {one: self._target_offset(one, to, timestamp_ms, offset) for one in queues}
         self._set_offsets(group, offsets)
         return offsets
 
     def clone_offsets(self, source: str, target: str, topic: str) -> dict[MessageQueue, int]:
-        """Have group `target` go on in a topic where group `source` stands; returns the offsets. `target` becomes known
+        """Have group `target` go on in a topic from the offsets of group `source`; returns them. `target` becomes known
         if it is not. GroupNotExistError for `source`, TopicNotExistError."""
         offsets: dict[MessageQueue, int] = {}
-        self._at_each_that_knows(check_group(source), "group_config", source)
+        self._call_brokers_that_know(check_group(source), "group_config", source)
         for broker_name in self.topic_route(topic).brokers:
-            committed = self._persist(broker_name, "committed_offsets", source, topic)
+            committed = self._call_broker(broker_name, "committed_offsets", source, topic)
             offsets |= {MessageQueue(topic, broker_name, queue_id): at for queue_id, at in committed.items()}
         self._set_offsets(check_group(target), offsets)
         return offsets
 
-    def _target(self, queue: MessageQueue, to: str | None, timestamp_ms: int | None, offset: int | None) -> int:
+    def _target_offset(self, queue: MessageQueue, to: str | None, timestamp_ms: int | None, offset: int | None) -> int:
         if timestamp_ms is not None:
             return self.offset_by_time(queue, timestamp_ms)
-        bounds = self._bounds(queue)
+        bounds = self._queue_bounds(queue)
         if offset is None:
             return bounds.min_offset if to == "earliest" else bounds.max_offset
         if not bounds.min_offset <= offset <= bounds.max_offset:
@@ -158,8 +159,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         for queue, offset in offsets.items():
             tables.setdefault((queue.broker_name, queue.topic), {})[queue.queue_id] = offset
         for (broker_name, topic), table in tables.items():
-            self._persist(broker_name, "ensure_group", group)
-            self._persist(broker_name, "reset_offsets", group, topic, table)
+            self._call_broker(broker_name, "ensure_group", group)
+            self._call_broker(broker_name, "reset_offsets", group, topic, table)
         rebalance = ActorRef(str(RebalanceName(group)))
         try:
             rebalance.handle()
@@ -167,7 +168,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             return  # the group has no consumers now
         persist_until(
             time.monotonic() + ADMIN_TIMEOUT_S,
-            lambda left_s: rebalance.call("offsets_reset", timeout_s=min(left_s, 5.0)),
+            lambda left_s: rebalance.call("offsets_reset", timeout_s=min(left_s, ADMIN_SHORT_CALL_TIMEOUT_S)),
         )
 
     def dead_letters(self, group: str) -> DeadLetters:
@@ -176,35 +177,38 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return DeadLetters(group, self._routes, self._storages)
 
     def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
-        """The clients that produce in a group, or in any, by what they said in the last two minutes."""
+        """The clients that produce in a group, or in any, by their heartbeats of the last two minutes."""
         return self._connections("producer_connections", group)
 
     def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
-        """The consumers of a group, or of all, with their subscriptions, by what their clients said in the last two
+        """The consumers of a group, or of all, with their subscriptions, by their clients' heartbeats of the last two
         minutes."""
         return self._connections("consumer_connections", group)
 
     def _connections(self, method: str, group: str | None) -> list[Any]:
-        """What the brokers know together: each client tells all of them, but one may have been away."""
+        """The connections that any broker knows: each client sends heartbeats to all brokers, but one may have been
+        away."""
         found: dict[Any, Any] = {}
         for broker_name in self._broker_names():
-            for connection in self._persist(broker_name, method, group):
+            for connection in self._call_broker(broker_name, method, group):
                 of = connection.consumer.group if isinstance(connection, ConsumerConnection) else connection.group
                 found.setdefault((connection.client_id, of), connection)
         return [found[key] for key in sorted(found)]
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """What a group got and gave back, by topic, over all brokers. GroupNotExistError."""
-        tables: list[dict[str, GroupStats]] = self._at_each_that_knows(group, "group_stats", group)
+        """The numbers of messages that a group consumed and sent back, by topic, over all brokers.
+        GroupNotExistError."""
+        tables: list[dict[str, GroupStats]] = self._call_brokers_that_know(group, "group_stats", group)
         topics = sorted({topic for table in tables for topic in table})
         return {topic: add_up(GroupStats, [table[topic] for table in tables if topic in table]) for topic in topics}
 
-    def _at_each_that_knows(self, group: str, method: str, *args: Any) -> list[Any]:
-        """A call to every broker, for the answers of those that know the group; GroupNotExistError if none does."""
+    def _call_brokers_that_know(self, group: str, method: str, *args: Any) -> list[Any]:
+        """Call a method of every broker; returns the answers of those that know the group. GroupNotExistError if none
+        does."""
         answers = []
         for broker_name in self._broker_names():
             try:
-                answers.append(self._persist(broker_name, method, *args))
+                answers.append(self._call_broker(broker_name, method, *args))
             except GroupNotExistError:
                 continue  # it has nothing on this broker group
         if not answers:

@@ -1,4 +1,4 @@
-"""Administration: reading a queue without a group, and looking messages up by their place, key, id or time."""
+"""Administration: reads a queue without a group, and looks messages up by offset, key, id or time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from raymq.remoting.storage_clients import call_master
 from raymq.retry import persist_until
 
 QUERY_TIMEOUT_S: Final = 10.0
+"""Bounds one query of a store, which is repeated until ADMIN_TIMEOUT_S is over."""
 
 T = TypeVar("T")
 
 
 class MessageAdmin(AdminBase):
-    """Reading and looking up; nothing is changed."""
+    """Calls that read messages. None of them changes anything."""
 
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
@@ -76,7 +77,7 @@ class MessageAdmin(AdminBase):
         )
 
     def _query(self, topic: str, method: str, *args: Any) -> list[MessageExt]:
-        """Ask the store of every broker group that has the topic."""
+        """The messages that a query method finds in the stores of all broker groups that have the topic."""
         route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
         messages: list[MessageExt] = []
         for broker_name in route.brokers:
@@ -90,7 +91,7 @@ class MessageAdmin(AdminBase):
 
     def _query_by_offset_id(self, topic: str, offset_id: str) -> list[MessageExt]:
         try:
-            place = parse_offset_message_id(offset_id).physical_offset
+            physical_offset = parse_offset_message_id(offset_id).physical_offset
         except InvalidArgumentError:
             return []  # a unique id of another kind
         route = self._routes.get(topic)
@@ -98,10 +99,11 @@ class MessageAdmin(AdminBase):
             storage = self._storages.get(route.master_storage(broker_name))
             try:
                 record = persist_until(
-                    time.monotonic() + ADMIN_TIMEOUT_S, partial(_call_with_time_left, storage.record_at, (place,))
+                    time.monotonic() + ADMIN_TIMEOUT_S,
+                    partial(_call_with_time_left, storage.record_at, (physical_offset,)),
                 )
             except (InvalidArgumentError, DataLossError):
-                continue  # this store has another record, or none, at that place
+                continue  # no record of this store starts at that offset
             message = decode_record(record, broker_name=broker_name)
             if message.offset_message_id == offset_id and message.topic == topic:
                 return [message]

@@ -1,4 +1,4 @@
-"""Administration: topics, their queues, permissions and statistics."""
+"""Administration: topics, their queues, permissions, routes and statistics."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ class QueueDescription:
 
     @property
     def messages(self) -> int:
+        """The number of messages that the queue holds."""
         return self.max_offset - self.min_offset
 
 
 class TopicAdmin(AdminBase):
-    """Everything here may be repeated."""
+    """Calls about topics. All of them may be repeated."""
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
-        """Create a topic with `queues` queues in all, shared evenly among the broker groups.
+        """Create a topic with `queues` queues in all, spread evenly over the broker groups.
 
         On return every client can use it. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError when it
         exists with another number of queues; creating it again as it is changes nothing.
@@ -57,30 +58,30 @@ class TopicAdmin(AdminBase):
             raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
         counts = spread_queues(queues, brokers)
         for broker_name, count in counts.items():
-            self._persist(broker_name, "create_topic", topic, count, count, format_order_config(counts))
-        self._routes.forget(topic)
+            self._call_broker(broker_name, "create_topic", topic, count, count, format_order_config(counts))
+        self._routes.invalidate(topic)
         self._wait_for_route(topic, queues)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages and the offsets committed in it. TopicNotExistError.
 
         When a broker that has queues of it is away, this raises ServiceNotAvailableError or RequestTimeoutError after
-        20 s: there the topic is left. It is to be deleted again when that broker is back.
+        20 s: the topic is left there. Delete it again when that broker is back.
         """
         route = self.topic_route(check_user_topic(topic))
         for broker_name in sorted(route.queue_counts(), key=lambda name: (name not in route.brokers, name)):
             try:
-                self._persist(broker_name, "delete_topic", topic)
+                self._call_broker(broker_name, "delete_topic", topic)
             except TopicNotExistError:
-                continue  # an earlier attempt came this far
-        self._routes.forget(topic)
+                continue  # an earlier attempt deleted it here
+        self._routes.invalidate(topic)
 
     def update_topic(self, topic: str, *, queues: int | None = None, perm: int | None = None) -> None:
-        """Change what is given: `queues` in all, which may become more but not fewer, or the permission (4 to read plus
+        """Change the number of `queues` in all, which may become more but not fewer, or the permission (4 to read plus
         2 to write). On return every client that asks sees it; others within half a minute.
 
         More queues mean that sharding keys have other queues from then on: let consumers finish what was sent before
-        where that order matters. Every broker that has the topic is told, so all of them must be there.
+        where that order matters. Every broker that has the topic is called, so all of them must run.
 
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
@@ -93,18 +94,19 @@ class TopicAdmin(AdminBase):
         if perm is not None:
             check_perm(perm)
         for broker_name in counts:
-            self._persist(broker_name, "update_topic", topic, grown.get(broker_name), perm)
+            self._call_broker(broker_name, "update_topic", topic, grown.get(broker_name), perm)
         for broker_name in grown.keys() - counts.keys():
             if grown[broker_name]:
-                self._persist(broker_name, "create_topic", topic, grown[broker_name], grown[broker_name])
-                self._persist(broker_name, "update_topic", topic, None, perm, route.order_config)
-        self._tell_layout(topic, {name: count for name, count in grown.items() if count})
-        self._routes.forget(topic)
+                self._call_broker(broker_name, "create_topic", topic, grown[broker_name], grown[broker_name])
+                self._call_broker(broker_name, "update_topic", topic, None, perm, route.order_config)
+        self._set_layout(topic, {name: count for name, count in grown.items() if count})
+        self._routes.invalidate(topic)
 
-    def _tell_layout(self, topic: str, counts: Mapping[str, int]) -> None:
-        """Tell each broker of a topic the queues in all of them. They are there before anybody chooses one by a key."""
+    def _set_layout(self, topic: str, counts: Mapping[str, int]) -> None:
+        """Tell each broker of a topic how many queues each of them has. Called when these queues exist, so that no key
+        chooses a queue before."""
         for broker_name in counts:
-            self._persist(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
+            self._call_broker(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
 
     def set_order_config(self, topic: str, config: str | None) -> None:
         """Make a topic an order topic: its messages go to these queues and no others, also while one of the brokers is
@@ -120,17 +122,18 @@ class TopicAdmin(AdminBase):
                     f"topic {topic!r} has {held.get(broker_name, 0)} queues in {broker_name!r}, not {count}"
                 )
         for broker_name in held:
-            self._persist(broker_name, "update_topic", topic, None, None, config or "")
-        self._routes.forget(topic)
+            self._call_broker(broker_name, "update_topic", topic, None, None, config or "")
+        self._routes.invalidate(topic)
 
     def order_config(self, topic: str) -> str | None:
-        """The queues of an order topic; None for a topic that is none. TopicNotExistError."""
+        """The queues of an order topic, as `set_order_config` takes them; None for another topic.
+        TopicNotExistError."""
         return self.topic_route(topic).order_config or None
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """What was put into a topic, over all brokers. TopicNotExistError."""
+        """The numbers of messages and bytes put into a topic, over all brokers. TopicNotExistError."""
         parts: list[TopicStats] = [
-            self._persist(name, "topic_stats", topic) for name in self.topic_route(topic).brokers
+            self._call_broker(name, "topic_stats", topic) for name in self.topic_route(topic).brokers
         ]
         return add_up(TopicStats, parts)
 
@@ -140,10 +143,10 @@ class TopicAdmin(AdminBase):
         return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Where a topic's queues are. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError where no
-        NameServer knows within 20 s whether it exists."""
+        """The broker groups and queues of a topic. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError
+        if no NameServer knows within 20 s if it exists."""
         check_topic(topic)
-        self._routes.forget(topic)
+        self._routes.invalidate(topic)
         return self._routes.wait(topic, ADMIN_TIMEOUT_S)
 
     def describe_topic(self, topic: str) -> list[QueueDescription]:
@@ -151,12 +154,12 @@ class TopicAdmin(AdminBase):
         route = self.topic_route(topic)
         described = []
         for queue in route.subscribe_queues:
-            bounds = self._bounds(queue)
+            bounds = self._queue_bounds(queue)
             described.append(QueueDescription(queue, bounds.min_offset, bounds.max_offset))
         return described
 
     def _wait_for_route(self, topic: str, queues: int) -> None:
-        """Brokers register on their own; return only when the NameServer shows all of the queues."""
+        """Wait until the NameServer shows all of the queues: brokers register on their own. RequestTimeoutError."""
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         while True:
             try:
@@ -167,5 +170,5 @@ class TopicAdmin(AdminBase):
                     raise
             if time.monotonic() > deadline_s:
                 raise RequestTimeoutError(f"registration of topic {topic!r}", ADMIN_TIMEOUT_S)
-            self._routes.forget(topic)
+            self._routes.invalidate(topic)
             time.sleep(0.02)

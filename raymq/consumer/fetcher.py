@@ -150,7 +150,7 @@ class Fetcher:
             lost=lost,
             storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=storages.get,
-            outdated=lambda queue: routes.forget(queue.topic),
+            outdated=lambda queue: routes.invalidate(queue.topic),
         )
 
     def wake_readers(self) -> None:

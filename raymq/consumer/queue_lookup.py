@@ -31,7 +31,7 @@ class QueueLookup:
         """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError;
         ServiceNotAvailableError or RequestTimeoutError if none tells within 10 s whether the topic exists."""
         check_topic(topic)
-        self._routes.forget(topic)
+        self._routes.invalidate(topic)
         return list(self._routes.wait(topic, LOOKUP_TIMEOUT_S).subscribe_queues)
 
     def check(self, queue: MessageQueue) -> MessageQueue:

@@ -81,7 +81,7 @@ class RebalanceClient:
             except RaymqError as error:
                 failure = error
                 continue
-            self._actor.forget()
+            self._actor.drop_handle()
             return
         raise failure
 

@@ -176,7 +176,7 @@ class Sender:
 
     def _connect(self, topic: str, deadline_s: float) -> tuple[StorageClient, StorageDescription]:
         """The storage actor that leads the group, and its description. When this fails, nothing was sent."""
-        storage = self._master.client(topic)
+        storage = self._master.locate(topic)
         return storage, storage.describe(self._attempt_s(deadline_s))
 
     def _attempt_s(self, deadline_s: float) -> float:
@@ -278,7 +278,7 @@ class Sender:
     def _failed(self, topic: str, error: RaymqError) -> None:
         self._last_failure = error
         self._context.faults.failed(self._broker_name, time.monotonic())
-        self._master.failed(topic)
+        self._master.attempt_failed(topic)
 
     def _pause(self) -> None:
         """Wait before the next attempt, unless there is nothing left to try."""

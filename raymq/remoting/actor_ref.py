@@ -1,7 +1,7 @@
-"""The one place where raymq's clients call Ray actors, and where Ray's errors become raymq's.
+"""Calls to Ray actors: the only module of raymq's clients that makes them, and that turns Ray's errors into raymq's.
 
 Every call has a timeout. A call that Ray reports as failed may have run (design: facts about Ray), so a failure here
-says no more than "no answer"; what is safe to repeat is the caller's business.
+says no more than "no answer"; the caller knows if its call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableErr
 from raymq.names import NAMESPACE
 
 DEFAULT_TIMEOUT_S = 10.0
+"""Bounds an actor call whose caller gives no timeout."""
 
 
 class ActorRef:
     """A named raymq actor, looked up when first needed and again after it died for good.
 
-    Safe to share between threads. A handle stays valid over restarts by Ray; it is only forgotten when Ray says that
-    the actor is dead, because a new one may have taken the name.
+    Safe to share between threads. A handle stays valid over restarts by Ray; it is only dropped when Ray says that the
+    actor is dead, because a new one may have taken the name.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,8 +50,8 @@ class ActorRef:
                     ) from None
             return self._handle
 
-    def forget(self) -> None:
-        """Look the name up again at the next call."""
+    def drop_handle(self) -> None:
+        """Drop the handle, so that the next call looks the name up again."""
         with self._lock:
             self._handle = None
 
@@ -64,7 +65,7 @@ class ActorRef:
         try:
             return resolve(getattr(handle, method).remote(*args, **kwargs), f"{self.name}.{method}", timeout_s)
         except ActorGoneError:
-            self.forget()
+            self.drop_handle()
             raise
 
 
@@ -73,7 +74,10 @@ class ActorGoneError(ServiceNotAvailableError):
 
 
 def resolve(reference: Any, what: str, timeout_s: float) -> Any:
-    """`ray.get` with raymq's errors. `what` names the call in messages."""
+    """Wait up to `timeout_s` for a call's result: `ray.get` with raymq's errors. `what` names the call in messages.
+
+    Raises as `ActorRef.call`; ActorGoneError when the actor died for good.
+    """
     try:
         return ray.get(reference, timeout=timeout_s)
     except GetTimeoutError:
@@ -90,5 +94,6 @@ def resolve(reference: Any, what: str, timeout_s: float) -> Any:
 
 
 def _reason(error: Exception) -> str:
+    """The first line of Ray's message, which may be a page long."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

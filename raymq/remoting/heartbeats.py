@@ -1,11 +1,11 @@
-"""What one client process has, said to every broker: each 30 s, and soon after a change (raymq.protocol.clients).
+"""A client's heartbeats: they tell every broker its producers and consumers, each 30 s and soon after a change.
 
     heartbeats.set_producer(producer, group)         a client's producer
     heartbeats.set_consumer(consumer, ConsumerData)  a consumer; again when its subscriptions have changed
     heartbeats.remove(producer or consumer)          when it closes
 
-One thread says all of it. A broker that does not answer hears it the next
-time: nothing but what administrators see depends on it.
+One thread sends them (raymq.protocol.clients has their content). A broker that does not answer gets the next one:
+only the figures that administrators see depend on it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import RouteCache
 
 HEARTBEAT_CALL_TIMEOUT_S: Final = 5.0
+"""Bounds the call to one broker, and the wait of `close` for the thread."""
 GATHER_S: Final = 0.05
-"""How long changes gather before they are said: a program often makes several consumers at once."""
+"""Time for which changes gather before they are sent: a program often makes several consumers at once."""
 
 logger = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """The heartbeats of one client. Thread-safe. `host`: this node's address."""
+    """The heartbeats of one client. Thread-safe. `host`: this node's IP address."""
 
     def __init__(self, routes: RouteCache, host: str) -> None:
         self._routes = routes
@@ -46,26 +47,26 @@ class Heartbeats:
         self._thread: threading.Thread | None = None
 
     def set_producer(self, producer: object, group: str) -> None:
-        """`producer` exists, in `group`."""
+        """Add a producer of `group` to the heartbeats."""
         with self._lock:
             self._producers[id(producer)] = group
-        self._say_soon()
+        self._send_soon()
 
     def set_consumer(self, consumer: object, data: ConsumerData) -> None:
-        """`consumer` exists and is as `data` says, in place of what was said of it before."""
+        """Add a consumer to the heartbeats, described by `data`; this replaces an earlier description of it."""
         with self._lock:
             self._consumers[id(consumer)] = data
-        self._say_soon()
+        self._send_soon()
 
     def remove(self, item: object) -> None:
-        """A producer or consumer has closed. Nothing to do for one that is not known."""
+        """Take a producer or consumer that was closed out of the heartbeats. Does nothing for one that is not known."""
         with self._lock:
             known = self._producers.pop(id(item), None) or self._consumers.pop(id(item), None)
         if known is not None:
-            self._say_soon()
+            self._send_soon()
 
     def close(self) -> None:
-        """End the thread and have the brokers forget this client. Idempotent."""
+        """Unregister this client at the brokers and end the thread. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -75,7 +76,7 @@ class Heartbeats:
         if thread is not None:
             thread.join(HEARTBEAT_CALL_TIMEOUT_S)
 
-    def _say_soon(self) -> None:
+    def _send_soon(self) -> None:
         self._changed.set()
         with self._lock:
             if self._thread is None and not self._closed:
@@ -85,19 +86,19 @@ class Heartbeats:
     def _run(self) -> None:
         while not self._closed:
             self._changed.clear()
-            self._tell("heartbeat", self._heartbeat)
+            self._call_brokers("heartbeat", self._heartbeat)
             if self._changed.wait(CLIENT_HEARTBEAT_INTERVAL_S) and not self._closed:
                 time.sleep(GATHER_S)
-        self._tell("unregister_client", lambda: self.client_id)
+        self._call_brokers("unregister_client", lambda: self.client_id)
 
     def _heartbeat(self) -> ClientHeartbeat:
         with self._lock:
             producers, consumers = frozenset(self._producers.values()), tuple(self._consumers.values())
         return ClientHeartbeat(self.client_id, self._host, os.getpid(), producers, consumers)
 
-    def _tell(self, method: str, argument: Callable[[], object]) -> None:
-        """A call to every broker that is known, now or from before. Each hears how things are when it is its turn: a
-        group of a consumer that has closed meanwhile may be deleted, and would come back."""
+    def _call_brokers(self, method: str, argument: Callable[[], object]) -> None:
+        """Call a method of every broker that is known, now or from before. The argument is made anew for each: the
+        group of a consumer that has closed meanwhile may be deleted, and an old heartbeat would bring it back."""
         try:
             for name in self._routes.brokers():
                 self._brokers.setdefault(name, ActorRef(name))

@@ -12,8 +12,8 @@ too long. Address and secret come from an actor call (`Storage.describe`), so wh
 lane. Nothing here survives a process; a client that loses its lane asks the actor for the new address.
 
 Every process of the machine may connect to such a socket. Only those of the server's own user are let in, and root's,
-who could read the server's memory anyway. The handshake has a deadline and places of its own: nobody keeps a client
-that knows the secret from its lane by connecting and saying little.
+which could read the server's memory anyway. Handshakes have a deadline and a limit of their own: connections that say
+little cannot keep a client that knows the secret from its lane.
 """
 
 from __future__ import annotations
@@ -37,19 +37,23 @@ from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableErr
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 256
-"""Authenticated connections."""
+"""The most authenticated connections of a server."""
 HANDSHAKES_MAX: Final = 64
+"""The most connections of a server that are not authenticated yet."""
 HANDSHAKE_TIMEOUT_S: Final = 2.0
+"""Bounds a handshake; a connection that takes longer is closed."""
 HANDSHAKE_GRACE_S: Final = 0.2
-"""A handshake takes about a millisecond. One that takes longer than this gives way where all their places are taken."""
+"""Bounds a handshake while HANDSHAKES_MAX are under way. A handshake takes about a millisecond."""
 ACCEPT_PAUSE_S: Final = 0.1
+"""Pause after a connection could not be accepted, for want of a descriptor or a thread."""
 IO_TIMEOUT_S: Final = 5.0
-_LOST: Final = (EOFError, OSError, AuthenticationError, struct.error)
+"""Bounds connecting, and each read and write that should not have to wait for the other side."""
+_CONNECTION_LOST: Final = (EOFError, OSError, AuthenticationError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneAddress:
-    """Where a lane's server listens, and the secret that opens it. `name` is an abstract Unix socket's."""
+    """The address of a lane's server: the `name` of its abstract Unix socket, and the secret that opens it."""
 
     name: str
     secret: bytes
@@ -59,8 +63,8 @@ class LaneServer:
     """Serves `methods` to every connection, each in a thread of its own, at most CONNECTIONS_MAX of them.
 
     A connection beyond the limit is closed once it is authenticated; its client falls back to actor methods. At most
-    HANDSHAKES_MAX are on the way to that. Without a free descriptor or thread, connections wait until there is one.
-    `close` ends all threads.
+    HANDSHAKES_MAX are being authenticated. Without a free descriptor or thread, connections wait until there is one.
+    `close` ends all threads. `label` is part of the socket's name.
     """
 
     def __init__(self, methods: Mapping[str, Callable[..., Any]], label: str) -> None:
@@ -69,7 +73,7 @@ class LaneServer:
         self._changed = threading.Condition()
         self._connections: set[Connection] = set()
         self._handshakes: dict[Connection, float] = {}
-        """When each began, oldest first."""
+        """The connections that are not authenticated yet, by the monotonic time of their start, oldest first."""
         self._closed = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.address.name)
@@ -112,7 +116,7 @@ class LaneServer:
                         self._changed.wait_for(lambda: self._closed, ACCEPT_PAUSE_S)
 
     def _drop_overdue(self) -> float | None:
-        """End the handshakes that take too long; returns in how many seconds the next one does, None if there is none.
+        """End the handshakes that take too long. Returns the seconds until the next one does, None if there is none.
         Called with the lock."""
         patience_s = HANDSHAKE_TIMEOUT_S if len(self._handshakes) < HANDSHAKES_MAX else HANDSHAKE_GRACE_S
         now_s = time.monotonic()
@@ -134,11 +138,11 @@ class LaneServer:
         try:
             threading.Thread(target=self._serve, args=(connection,), name="lane-connection", daemon=True).start()
         except RuntimeError:
-            self._forget(connection)
+            self._drop_connection(connection)
             raise
 
-    def _forget(self, connection: Connection) -> None:
-        """Close a connection. With the lock: nobody may shut down a descriptor that is another's by now."""
+    def _drop_connection(self, connection: Connection) -> None:
+        """Close a connection, with the lock: otherwise `close` might shut down a descriptor that was reused by then."""
         with self._changed:
             self._handshakes.pop(connection, None)
             self._connections.discard(connection)
@@ -146,7 +150,8 @@ class LaneServer:
             self._changed.notify_all()
 
     def _admit(self, connection: Connection) -> bool:
-        """Give an authenticated connection its place; False if there is none, or if it took too long."""
+        """Count a connection whose client knows the secret as authenticated. False if there are too many, or if its
+        handshake took too long."""
         with self._changed:
             in_time = self._handshakes.pop(connection, None) is not None
             admitted = in_time and not self._closed and len(self._connections) < CONNECTIONS_MAX
@@ -168,15 +173,15 @@ class LaneServer:
                 answer = self._answer(method, arguments)
                 try:
                     connection.send(answer)
-                except _LOST:
+                except _CONNECTION_LOST:
                     raise
                 except Exception as error:  # it cannot be pickled; nothing was written yet
                     logger.exception("the answer to lane call %s cannot be sent", method)
                     connection.send((False, ServiceNotAvailableError(f"{method} gave no answer to send: {error!r}")))
-        except _LOST:
-            pass  # the client went away or was refused: its own business
+        except _CONNECTION_LOST:
+            pass  # the client went away or was refused; nobody waits for an answer
         finally:
-            self._forget(connection)
+            self._drop_connection(connection)
 
     def _answer(self, method: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
         target = self._methods.get(method)
@@ -230,10 +235,12 @@ class Lane:
         raise result
 
     def close(self) -> None:
+        """Close the connection. Idempotent."""
         self._connection.close()
 
     @property
     def closed(self) -> bool:
+        """True after `close`, and after a call that failed without an answer."""
         return bool(self._connection.closed)
 
 

@@ -1,4 +1,4 @@
-"""The storage actor that takes a broker group's writes, as the route said last."""
+"""Finds the storage actor that leads a broker group, by the topic's route, for one sender."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from raymq.remoting.storage_client import StorageClient
 
 
 class RouteSource(Protocol):
-    """Where a producer learns a topic's queues."""
+    """The routes of topics, as a producer needs them (RouteCache; in a broker's own producer, the broker)."""
 
     def get(self, topic: str) -> TopicRoute: ...
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute: ...
 
-    def forget(self, topic: str) -> None: ...
+    def invalidate(self, topic: str) -> None: ...
 
 
 class MasterLocator:
-    """Used by one thread."""
+    """The master of one broker group, remembered until an attempt fails. Used by one thread."""
 
     def __init__(self, broker_name: str, routes: RouteSource, storage: Callable[[str], StorageClient]) -> None:
         self._broker_name, self._routes, self._storage = broker_name, routes, storage
         self._name = ""
         self._client: StorageClient | None = None
 
-    def client(self, topic: str) -> StorageClient:
-        """Its client; after `failed`, the route of `topic` is asked again; one that is not known changes nothing.
-        ServiceNotAvailableError when none was ever known."""
+    def locate(self, topic: str) -> StorageClient:
+        """The master's client. After `attempt_failed` this looks into the route of `topic` again; if there is none now,
+        the last master is kept. ServiceNotAvailableError when none was ever known."""
         if self._client is None:
             try:
                 self._name = self._routes.get(topic).master_storage(self._broker_name)
@@ -42,7 +42,7 @@ class MasterLocator:
             self._client = self._storage(self._name)
         return self._client
 
-    def failed(self, topic: str) -> None:
-        """An attempt failed: another replica may be master now."""
+    def attempt_failed(self, topic: str) -> None:
+        """Note that an attempt failed: another replica may be master now."""
         self._client = None
-        self._routes.forget(topic)
+        self._routes.invalidate(topic)

@@ -1,8 +1,9 @@
-"""RouteCache as a client keeps them: asked for once, refreshed every 30 s and when a call shows that one is outdated.
+"""The routes that a client has cached: fetched once, refreshed every 30 s and when a call shows that one is outdated.
 
 A route that cannot be refreshed stays in use, so clients go on while NameServers are gone (spec/messaging.md §3.3).
-Nor does one lose a broker to a NameServer that was restarted and waits to hear of all: groups would share out fewer
-queues for a moment. What it knows of the others counts: one of them may have another master.
+Nor does a route lose a broker to a NameServer that was restarted and has not heard of every broker yet: groups would
+share out fewer queues for a moment. The brokers that this NameServer does know are taken from it: one of them may have
+another master.
 """
 
 from __future__ import annotations
@@ -23,25 +24,30 @@ from raymq.remoting.actor_ref import ActorRef
 from raymq.retry import persist_until
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
+"""Age at which a route is refreshed."""
 ASK_AGAIN_AFTER_S: Final = 2.0
-"""How long an outdated route serves after an attempt to refresh it has failed."""
+"""Time for which an outdated route serves after an attempt to refresh it has failed."""
 ROUTE_CALL_TIMEOUT_S: Final = 5.0
+"""Bounds the calls to NameServers for one question; several NameServers share it."""
 ROUTE_CALL_TIMEOUT_MIN_S: Final = 2.0
-"""Several NameServers share the time for one, but each has so long."""
+"""The least share of ROUTE_CALL_TIMEOUT_S that each NameServer has."""
 CREATE_TIMEOUT_S: Final = 15.0
+"""Bounds the call to one broker that creates a topic on its first use."""
 ROUTE_TIMEOUT_S: Final = 10.0
-"""How long consumers wait for a NameServer that knows whether a topic exists."""
+"""Bounds a consumer's wait for a NameServer that knows if a topic exists."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
-"""RocketMQ's producers ask for so many in a topic that they create by sending to it."""
+"""Queues per broker group that RocketMQ's producers ask for in a topic that they create by sending to it."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Cached:
+    """A route; `invalidated`: it must be fetched again before it is used."""
+
     route: TopicRoute
     valid_until_s: float
-    forgotten: bool = False
+    invalidated: bool = False
 
 
 class RouteCache:
@@ -57,28 +63,28 @@ class RouteCache:
     def get(self, topic: str) -> TopicRoute:
         """The topic's route, at most 30 s old or being refreshed while NameServers answer.
 
-        An old one is returned at once and refreshed by a thread; so a NameServer that hangs holds nobody up. One that
-        was forgotten is asked for before this returns. Raises TopicNotExistError when a NameServer says so; the failure
-        to reach any only if no route is known.
+        An old route is returned at once and refreshed by a thread, so a NameServer that hangs delays nobody. A route
+        that was invalidated is fetched before this returns. Raises TopicNotExistError when a NameServer says so; the
+        failure to reach a NameServer only if no route is known.
         """
         with self._lock:
             cached = self._cache.get(topic)
-            if cached is not None and not cached.forgotten:
+            if cached is not None and not cached.invalidated:
                 if time.monotonic() >= cached.valid_until_s:
                     self._refresh_later(topic)
                 return cached.route
         return self._refresh(topic, cached)
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        """As `get`; while no NameServer knows whether the topic exists, ask again, for at most `timeout_s`."""
+        """As `get`; while no NameServer knows if the topic exists, ask again, for at most `timeout_s`."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRoute:
         """The route of a topic that is to be sent to.
 
-        A topic that does not exist is created where the cluster's auto_create_topic_enable says so, with up to
+        A topic that does not exist is created if the cluster's auto_create_topic_enable says so, with up to
         `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3), else TopicNotExistError.
-        NoPermissionError where nothing may be written to it. The brokers that take its messages may be away.
+        NoPermissionError if nothing may be written to it. The brokers that take its messages may be away.
         """
         try:
             return self.get(topic).require_permission()
@@ -92,7 +98,7 @@ class RouteCache:
         layout = format_order_config(counts)
         for broker_name in counts:
             ActorRef(broker_name).call("auto_create_topic", topic, nums, layout, timeout_s=CREATE_TIMEOUT_S)
-        self.forget(topic)
+        self.invalidate(topic)
         return self.get(topic).require_permission()
 
     def _refresh_later(self, topic: str) -> None:
@@ -121,7 +127,7 @@ class RouteCache:
         valid_s = POLL_NAME_SERVER_INTERVAL_S
         partial: list[TopicRoute] = []
         try:
-            route = self._ask(lambda server, left_s: _complete_route(server, topic, partial, left_s))
+            route = self._call_any(lambda server, left_s: _complete_route(server, topic, partial, left_s))
         except RaymqError as error:
             gone = isinstance(error, TopicNotExistError)
             known = partial if cached is None or gone else [cached.route, *partial]
@@ -132,44 +138,45 @@ class RouteCache:
                 raise
             route, valid_s = reduce(_merged, known), ASK_AGAIN_AFTER_S
         with self._lock:
-            if self._cache.get(topic) is cached:  # else it was forgotten meanwhile, or somebody asked later
+            # Otherwise it was invalidated meanwhile, or another thread has fetched a newer one.
+            if self._cache.get(topic) is cached:
                 self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
         return route
 
-    def forget(self, topic: str) -> None:
-        """Ask again at the next `get`. If nobody answers then, what was known still serves."""
+    def invalidate(self, topic: str) -> None:
+        """Have the next `get` fetch the route again. If no NameServer answers then, the known route still serves."""
         with self._lock:
             cached = self._cache.get(topic)
             if cached is not None:
-                self._cache[topic] = _Cached(cached.route, 0.0, forgotten=True)
+                self._cache[topic] = _Cached(cached.route, 0.0, invalidated=True)
 
     def topics(self) -> list[str]:
-        """All topics the cluster knows, as one NameServer answers now."""
-        return self._ask(lambda server, left_s: list(server.call("topics", timeout_s=left_s)))
+        """The names of all topics of the cluster, as one NameServer answers now."""
+        return self._call_any(lambda server, left_s: list(server.call("topics", timeout_s=left_s)))
 
     def brokers(self) -> dict[str, BrokerData]:
         """All live broker groups, as one NameServer answers now."""
-        return self._ask(lambda server, left_s: dict(server.call("brokers", timeout_s=left_s)))
+        return self._call_any(lambda server, left_s: dict(server.call("brokers", timeout_s=left_s)))
 
     def all_brokers(self) -> dict[str, BrokerData]:
-        """As `brokers`, of a NameServer that has had the time to hear of each one since it was started."""
-        return self._ask(lambda server, left_s: dict(server.call("all_brokers", timeout_s=left_s)))
+        """As `brokers`, answered by a NameServer that has run long enough to have heard of every broker."""
+        return self._call_any(lambda server, left_s: dict(server.call("all_brokers", timeout_s=left_s)))
 
     def clusters(self) -> dict[str, list[str]]:
         """The live broker groups of each cluster, as one NameServer answers now."""
-        return self._ask(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
+        return self._call_any(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """A namespace of the KV configuration, as the first NameServer that answers has it: the first one has it all,
-        another one may have been moved since."""
-        return self._ask(
+        """A namespace of the KV configuration, as the first NameServer in order that answers has it: the first one has
+        all of it, another one may have been moved since."""
+        return self._call_any(
             lambda server, left_s: dict(server.call("list_kv", namespace, timeout_s=left_s)), self._nameservers
         )
 
-    def tell_all(self, method: str, *args: Any) -> list[Any]:
-        """A call to every NameServer, which know nothing of each other; their answers. Safe to repeat.
+    def call_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every NameServer, since they do not talk to each other; returns their answers.
 
-        Each one is told, also when another fails; then the first failure is raised.
+        Each one is called, also when another fails; then the first failure is raised. Safe to repeat.
         """
         answers, failures = [], []
         for server in self._nameservers:
@@ -181,25 +188,25 @@ class RouteCache:
             raise failures[0]
         return answers
 
-    def _ask(self, question: Callable[[ActorRef, float], T], in_order: Sequence[ActorRef] = ()) -> T:
-        """Put a question to the NameServers, in random order if none is given, until one answers.
+    def _call_any(self, call: Callable[[ActorRef, float], T], in_order: Sequence[ActorRef] = ()) -> T:
+        """Call one NameServer after another, in random order if none is given, until one answers.
 
-        A NameServer that has just been restarted does not know every broker yet; so "no such topic" counts only when
-        no NameServer knows better.
+        A NameServer that has just been restarted does not know every broker yet; so TopicNotExistError is raised only
+        when no NameServer has the topic.
         """
         failures: list[RaymqError] = []
         timeout_s = max(ROUTE_CALL_TIMEOUT_S / len(self._nameservers), ROUTE_CALL_TIMEOUT_MIN_S)
         for server in in_order or random.sample(self._nameservers, len(self._nameservers)):
             try:
-                return question(server, timeout_s)
+                return call(server, timeout_s)
             except RaymqError as error:
                 failures.append(error)
         raise next((error for error in failures if isinstance(error, TopicNotExistError)), failures[-1])
 
 
 def _complete_route(server: ActorRef, topic: str, partial: list[TopicRoute], timeout_s: float) -> TopicRoute:
-    """The route as a NameServer knows it; if it may miss a broker, it is put to `partial`, and
-    ServiceNotAvailableError raised: another NameServer may know more."""
+    """The route as a NameServer knows it. If that may miss a broker, it is appended to `partial`, and
+    ServiceNotAvailableError is raised: another NameServer may know more."""
     route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
     if not route.complete:
         partial.append(route)
@@ -208,8 +215,8 @@ def _complete_route(server: ActorRef, topic: str, partial: list[TopicRoute], tim
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
-    """What a NameServer says that may miss brokers, and of those it misses what was known before. What each broker of a
-    topic knows of all its queues counts as it is told now."""
+    """A newer route that may miss brokers, completed by those of the known route that it misses. The layout, which each
+    broker of a topic knows for all its queues, is the newer one if there is one."""
     missing = known.brokers.keys() - newer.brokers.keys()
     kept = tuple(data for data in known.queues if data.broker_name in missing)
     merged = replace(

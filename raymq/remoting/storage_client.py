@@ -1,7 +1,8 @@
-"""A storage actor as its clients see it: one object per actor, over lanes where possible, actor methods elsewhere.
+"""Calls to a storage actor: one client object per actor, over lanes where possible, else by actor methods.
 
 A client on the actor's node opens lanes (raymq.remoting.lane), at most LANES_MAX at a time, and reads messages from the
-mapped files itself: it asks only where a queue ends. Elsewhere every call is an actor method with the same meaning.
+mapped files itself: it only asks the actor for the end of a queue. On other nodes every call is an actor method with
+the same meaning.
 
 Failures are of two kinds. An error that the store raised says that the call was refused and changed nothing. A
 ServiceNotAvailableError or RequestTimeoutError says that there was no answer: the call may have run. Repeating is safe
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
@@ -30,21 +31,20 @@ from raymq.remoting.lane import Lane, LaneAddress
 from raymq.retry import left_s
 
 LANES_MAX: Final = 16
-
-
+"""The most lanes that a client has open to one actor; further calls are actor methods."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
-
-
-_LOST: Final = (EOFError, OSError, AuthenticationError)
-
-
-T = TypeVar("T")
+"""Bounds the call that asks an actor for its description."""
+_LANE_LOST: Final = (EOFError, OSError, AuthenticationError)
+"""Errors of a lane that could not be opened, or that broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageDescription:
-    """What a storage actor tells a client about itself. `store_host` goes into every record and message id;
-    it stores bodies of up to `max_message_size_bytes`. The files of its log are in `commit_log_directories`."""
+    """The answer of a storage actor to `describe`.
+
+    `store_host` (IP address and port) goes into every record and message id. The store takes bodies of up to
+    `max_message_size_bytes`. Its directory is `root`, and the files of its log are in `commit_log_directories`, or
+    below `root` if there are none. Sizes of files are in bytes."""
 
     name: str
     broker_name: str
@@ -82,7 +82,10 @@ class StorageClient:
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues, waiting up to `wait_s` for the first message. One result per request, in order."""
+        """Read from several queues, at most about `max_bytes` in all, waiting up to `wait_s` for the first message.
+
+        Returns one result per request, in order. `timeout_s` is for the call itself, beside the wait.
+        """
         reader = self._local_reader()
         if reader is None:
             remote: list[FetchResult] = self._call("fetch", (list(requests), max_bytes, wait_s), wait_s + timeout_s)
@@ -94,7 +97,7 @@ class StorageClient:
                 results.append(end)
                 continue
             try:
-                # What the store has looked at is not looked at again.
+                # The store has skipped records before this offset; they are not looked at again.
                 rest = replace(request, queue_offset=end.next_offset)
                 result = reader.fetch(rest, end.min_offset, end.max_offset, max_bytes)
             except DataLossError:
@@ -129,16 +132,16 @@ class StorageClient:
         return result
 
     def record_at(self, physical_offset: int, timeout_s: float) -> bytes:
-        """The record at a place in this store's log; InvalidArgumentError if none starts there."""
+        """The record at an offset of this store's log; InvalidArgumentError if none starts there."""
         record: bytes = self.control("record_at", physical_offset, timeout_s=timeout_s)
         return record
 
     def control(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """A call that is not on the data plane: always an actor method."""
+        """Call a method that is not on the data plane: always as an actor method."""
         return self._actor.call(method, *args, timeout_s=timeout_s)
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
-        """The actor's description, asked for once per life of the actor."""
+        """The actor's description. It is kept until a call gets no answer."""
         with self._lock:
             known = self._description
         if known is not None:
@@ -149,7 +152,7 @@ class StorageClient:
         return description
 
     def reader(self) -> LogReader | None:
-        """The mapped files, if they are on this node."""
+        """The reader of the actor's mapped files; None if they are on another node or not readable."""
         return self._local_reader()
 
     def close(self) -> None:
@@ -180,7 +183,7 @@ class StorageClient:
             return self._reader
 
     def _call(self, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
-        # Of one time: where the actor stands still, each step would wait for all of its own.
+        # The steps share one deadline: if the actor stands still, each would otherwise wait for the whole timeout.
         deadline_s = time.monotonic() + timeout_s
         description = self.describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
         if description.node_id == self._node_id and self._lanes.acquire(blocking=False):
@@ -188,17 +191,17 @@ class StorageClient:
                 with self._lane(description) as lane:
                     if lane is not None:
                         return lane.call(method, arguments, left_s(deadline_s))
-            except _LOST as error:
+            except _LANE_LOST as error:
                 if isinstance(error, RaymqError):
                     raise  # RequestTimeoutError is an OSError by way of TimeoutError
-                self._forget()
+                self._drop_lanes()
                 raise ServiceNotAvailableError(f"the lane to {self.name} broke during {method} ({error!r})") from error
             finally:
                 self._lanes.release()
         try:
             return self._actor.call(method, *arguments, timeout_s=left_s(deadline_s))
         except (ServiceNotAvailableError, RequestTimeoutError):
-            self._forget()
+            self._drop_lanes()
             raise
 
     @contextmanager
@@ -209,8 +212,8 @@ class StorageClient:
         if lane is None:
             try:
                 lane = Lane(description.lane)
-            except _LOST:
-                self._forget()
+            except _LANE_LOST:
+                self._drop_lanes()
         try:
             yield lane
         finally:
@@ -218,8 +221,8 @@ class StorageClient:
                 with self._lock:
                     self._idle.append(lane)
 
-    def _forget(self) -> None:
-        """The actor was restarted or is gone: its lanes are dead and its address is another."""
+    def _drop_lanes(self) -> None:
+        """Drop the description and the idle lanes: the actor was restarted or is gone, and has another lane address."""
         with self._lock:
             self._description = None
             idle, self._idle = self._idle, []
@@ -228,5 +231,6 @@ class StorageClient:
 
 
 def _may_read(root: str) -> bool:
-    """Whether this process may read the files of a store, which are its user's only."""
+    """True if this process may read the files of a store, which only the store's user may; also true for a directory
+    that does not exist."""
     return os.access(root, os.R_OK | os.X_OK) or not os.path.exists(root)

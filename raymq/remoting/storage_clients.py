@@ -1,4 +1,4 @@
-"""The storage clients of one process, by actor name."""
+"""The storage clients of one process, and calls to the master of a broker group."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class StorageClients:
         self._clients: dict[str, StorageClient] = {}
 
     def get(self, name: str) -> StorageClient:
+        """The client of the storage actor `name`."""
         with self._lock:
             client = self._clients.get(name)
             if client is None:
@@ -46,9 +47,10 @@ def call_master(
     timeout_s: float,
     call: Callable[[StorageClient, float], T],
 ) -> T:
-    """`call(client, seconds left)` to the storage actor that leads the queue's broker group, for `timeout_s`.
+    """Return `call(client, seconds left)` for the storage actor that leads the queue's broker group.
 
-    Only for calls that are safe to repeat. After a failure the route is asked again: another may lead by now.
+    `call` is repeated until it succeeds or `timeout_s` is over, so it must be safe to repeat. After a retryable failure
+    the route is fetched again: another replica may lead by now. Raises the last failure, or one that is not retryable.
     """
 
     def attempt(left_s: float) -> T:
@@ -57,7 +59,7 @@ def call_master(
             return call(storage, left_s)
         except RaymqError as error:
             if error.retryable:
-                routes.forget(queue.topic)
+                routes.invalidate(queue.topic)
             raise
 
     return persist_until(time.monotonic() + timeout_s, attempt)

@@ -79,8 +79,8 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
 
     def back() -> bool:
         try:
-            kept = mq.routes.tell_all("list_kv", "mine")
-            known = mq.routes.tell_all("brokers")  # each NameServer hears from each broker at another time
+            kept = mq.routes.call_all("list_kv", "mine")
+            known = mq.routes.call_all("brokers")  # each NameServer hears from each broker at another time
             return kept == [{"k": "v"}, {}] and [len(brokers) for brokers in known] == [2, 2]
         except RaymqError:
             return False
@@ -88,8 +88,8 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
     eventually(back, "the KV configuration and the brokers", WAIT_S)
     assert mq.admin.list_kv("mine") == {"k": "v"}
     assert mq.admin.order_config(topic) == "broker-a:2"
-    assert mq.routes.tell_all("list_kv", "ORDER_TOPIC_CONFIG") == [{topic: "broker-a:2"}] * 2
-    assert {len(route.publish_queues) for route in mq.routes.tell_all("topic_route", topic)} == {2}
+    assert mq.routes.call_all("list_kv", "ORDER_TOPIC_CONFIG") == [{topic: "broker-a:2"}] * 2
+    assert {len(route.publish_queues) for route in mq.routes.call_all("topic_route", topic)} == {2}
     assert len(mq.admin.topic_route(topic).subscribe_queues) == 4
     assert ray.get(broker("broker-a").topic_config.remote(topic)).order
     with pytest.raises(raymq.InvalidArgumentError, match="set_order_config"):

@@ -47,7 +47,7 @@ class FakeRoutes:
 
     def __init__(self, *routes: TopicRoute) -> None:
         self.routes = {route.topic: route for route in routes}
-        self.forgotten: list[str] = []
+        self.invalidated: list[str] = []
         self.asked_to_create: list[tuple[str, int]] = []
 
     def get(self, topic: str) -> TopicRoute:
@@ -60,8 +60,8 @@ class FakeRoutes:
         self.asked_to_create.append((topic, default_topic_queue_nums))
         return self.get(topic)
 
-    def forget(self, topic: str) -> None:
-        self.forgotten.append(topic)
+    def invalidate(self, topic: str) -> None:
+        self.invalidated.append(topic)
 
 
 class FakeStore:

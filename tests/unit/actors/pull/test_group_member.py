@@ -137,7 +137,7 @@ class FewRoutes:
         data = {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}
         return TopicRoute(topic, data, (QueueData("broker-a", self.queues, self.queues, 6),))
 
-    def forget(self, topic: str) -> None:
+    def invalidate(self, topic: str) -> None:
         pass
 
 

@@ -66,14 +66,14 @@ def test_a_store_that_restarts_is_asked_again(lookup, stores):
 
 def test_queues_are_those_of_now(lookup, routes):
     assert lookup.queues("orders") == [Q0, Q1]
-    assert routes.forgotten == ["orders"]
+    assert routes.invalidated == ["orders"]
 
 
 def test_a_queue_the_known_route_lacks_is_looked_for_in_the_route_of_now(lookup, routes):
     new = MessageQueue("orders", "a", 1)
     with pytest.raises(InvalidArgumentError, match=r"has no queue orders@a:1; it has 2 queues"):
         lookup.bounds(new)
-    routes.forget = lambda topic: routes.routes.update(orders=topic_route(a=2, b=1))
+    routes.invalidate = lambda topic: routes.routes.update(orders=topic_route(a=2, b=1))
     assert lookup.check(new) == new
 
 

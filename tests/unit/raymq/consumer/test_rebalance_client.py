@@ -51,7 +51,7 @@ class Ref:
         if self.name == "rebalance-g" and self.cluster.core is None:
             raise ServiceNotAvailableError("there is no such actor")
 
-    def forget(self) -> None:
+    def drop_handle(self) -> None:
         pass
 
     def call(self, method, *args, timeout_s):

@@ -61,7 +61,7 @@ class Routes:
     def get_or_create(self, topic, default_topic_queue_nums):
         return self.get(topic)
 
-    def forget(self, topic):
+    def invalidate(self, topic):
         pass
 
 

@@ -135,7 +135,7 @@ def test_out_of_time_the_outcome_is_unknown_and_the_error_says_so(make, clock):
     with pytest.raises(SendUnknownError, match=r"1 message\(s\) to orders@a:0 .* 50 s.*restarting"):
         producer.send(Message("orders", b"x"), timeout_s=50)
     assert store.bodies(QUEUE) == [b"x"]  # unknown is not refused
-    assert set(producer.test_routes.forgotten) == {"orders"}
+    assert set(producer.test_routes.invalidated) == {"orders"}
     assert producer.send(Message("orders", b"y")).queue_offset == 1
 
 

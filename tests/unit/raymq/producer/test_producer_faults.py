@@ -447,7 +447,7 @@ def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
     partial = replace(topic_route(b=1), layout="a:1;b:1", complete=False)
     producer = make(store, other, route=partial)
     asked = threading.Event()
-    producer.test_routes.forget = lambda topic: asked.set()
+    producer.test_routes.invalidate = lambda topic: asked.set()
     waiting = producer.send_async(message(b"first"), sharding_key=0)
     assert asked.wait(WAIT_S)  # an attempt has failed
     assert producer.send(message(b"there"), sharding_key=1).queue == B

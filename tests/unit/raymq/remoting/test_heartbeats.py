@@ -1,4 +1,4 @@
-"""What a client says of itself: at once on a change, to every broker, and that it ends."""
+"""A client's heartbeats: sent at once on a change, to every broker, and unregistered at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA = ConsumerData("billing", "PULL", {"orders": "*"})
 
 
 class Brokers:
-    """What each broker heard last."""
+    """The last heartbeat of each broker."""
 
     def __init__(self) -> None:
         self.names = ["a", "b"]
@@ -89,7 +89,7 @@ def test_a_client_that_ends_is_forgotten_at_once(brokers, beats):
     assert brokers.known == {}
 
 
-def test_a_client_with_nothing_says_nothing(brokers, beats):
+def test_a_client_without_producers_and_consumers_sends_nothing(brokers, beats):
     beats.remove(object())
     beats.close()
     assert brokers.known == {}

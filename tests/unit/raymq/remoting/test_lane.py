@@ -62,7 +62,7 @@ def connect(server):
         opened.close()
 
 
-def test_a_call_returns_what_the_method_returns(connect):
+def test_a_call_returns_the_result_of_the_method(connect):
     opened = connect()
     assert opened.call("double", (21,), WAIT_S) == 42
     assert opened.call("double", (b"x" * 3_000_000,), WAIT_S) == b"x" * 6_000_000
@@ -77,7 +77,7 @@ def test_an_error_of_the_store_arrives_as_it_is_and_the_lane_goes_on(connect):
     assert opened.call("double", (1,), WAIT_S) == 2
 
 
-def test_a_bug_in_the_server_is_said_so_and_may_be_tried_again(connect):
+def test_a_bug_in_the_server_is_a_retryable_error(connect):
     opened = connect()
     with pytest.raises(ServiceNotAvailableError, match=r"break_down failed in the storage actor: KeyError\('a bug'\)"):
         opened.call("break_down", (), WAIT_S)
@@ -170,7 +170,7 @@ def test_a_call_under_way_when_the_server_is_closed_fails(server, connect, relea
 
 
 def test_a_stopped_server_does_not_hang_its_clients(monkeypatch, connect):
-    """A stopped process still accepts, because its backlog does, and never says a word."""
+    """A stopped process still accepts, because its backlog does, and never answers."""
     monkeypatch.setattr(lane, "IO_TIMEOUT_S", 0.05)
     name = f"\0raymq-test-stopped-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as stopped:
@@ -180,7 +180,7 @@ def test_a_stopped_server_does_not_hang_its_clients(monkeypatch, connect):
             connect(LaneAddress(name, b"x" * 32))
 
 
-def test_a_client_that_never_says_who_it_is_is_dropped():
+def test_a_client_that_never_authenticates_is_dropped():
     server = LaneServer({}, "test")
     try:
         with socket.socket(socket.AF_UNIX) as silent:
@@ -192,7 +192,7 @@ def test_a_client_that_never_says_who_it_is_is_dropped():
         server.close()
 
 
-def test_beyond_the_limit_a_connection_is_refused_and_a_closed_one_makes_room(monkeypatch, server, connect):
+def test_beyond_the_limit_a_connection_is_refused_and_a_closed_one_frees_its_slot(monkeypatch, server, connect):
     monkeypatch.setattr(lane, "CONNECTIONS_MAX", 2)
     first, second = connect(), connect()
     assert first.call("double", (1,), WAIT_S) == second.call("double", (1,), WAIT_S) == 2
@@ -203,7 +203,7 @@ def test_beyond_the_limit_a_connection_is_refused_and_a_closed_one_makes_room(mo
     assert connect().call("double", (1,), WAIT_S) == 2
 
 
-def test_an_answer_that_cannot_be_sent_is_said_so_and_the_lane_goes_on(connect):
+def test_an_answer_that_cannot_be_sent_is_an_error_and_the_lane_goes_on(connect):
     opened = connect()
     with pytest.raises(ServiceNotAvailableError, match="unpicklable gave no answer to send: TypeError"):
         opened.call("unpicklable", (), WAIT_S)
@@ -228,7 +228,7 @@ def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, serv
 
 
 def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
-    """Say a little now and then, as if more were to come, wherever somebody still listens."""
+    """Send a byte now and then, as if more were to come, on every socket that is still open."""
     for stream in streams:
         stream.setblocking(False)
     parts = iter(b"\0\0\0\x30" + b"x" * 1000)
@@ -241,7 +241,7 @@ def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
                 continue  # dropped
 
 
-def test_who_says_little_keeps_nobody_from_a_lane_and_is_dropped(server, connect):
+def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(server, connect):
     """As many connections as there are lanes, each of which sends a byte now and then."""
     streams = [socket.socket(socket.AF_UNIX) for _ in range(lane.CONNECTIONS_MAX)]
     stop = threading.Event()
@@ -294,7 +294,7 @@ def is_dropped(stream: socket.socket) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
 def test_a_process_of_another_user_is_turned_away(server, connect):
-    """Without a word: not even the challenge."""
+    """It is closed without an answer: not even the challenge is sent."""
     script = (
         "import os, socket, sys; os.setuid(65534); stream = socket.socket(socket.AF_UNIX); stream.settimeout(60);"
         "stream.connect('\\0' + sys.argv[1]); print(stream.recv(1000))"

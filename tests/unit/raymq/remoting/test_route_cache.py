@@ -1,4 +1,4 @@
-"""Cached routes, with NameServers that answer, forget and are gone."""
+"""RouteCache, with NameServers that answer, that were restarted, and that are gone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Ref:
         return answer
 
 
-def test_a_route_is_asked_for_once_and_again_when_it_is_old(monkeypatch):
+def test_a_route_is_fetched_once_and_again_when_it_is_old(monkeypatch):
     servers = Servers(monkeypatch, OLD)
     routes = servers.routes()
     assert routes.get("orders") is routes.get("orders") is OLD
@@ -76,25 +76,25 @@ def test_an_old_route_is_returned_while_a_nameserver_hangs(monkeypatch):
     assert len(servers.asked) == 2
 
 
-def test_a_forgotten_route_is_asked_for_at_once(monkeypatch):
+def test_an_invalidated_route_is_fetched_at_once(monkeypatch):
     servers = Servers(monkeypatch, OLD)
     routes = servers.routes()
-    routes.forget("orders")
+    routes.invalidate("orders")
     routes.get("orders")
     servers.answers = [NEW]
-    routes.forget("orders")
+    routes.invalidate("orders")
     assert routes.get("orders") is NEW
 
 
-def test_a_route_that_is_forgotten_while_it_is_asked_for_is_asked_for_again(monkeypatch):
+def test_a_route_that_is_invalidated_while_it_is_fetched_is_fetched_again(monkeypatch):
     servers = Servers(monkeypatch, OLD)
     routes = servers.routes()
     routes.get("orders")
-    routes.forget("orders")
+    routes.invalidate("orders")
 
     def changes_meanwhile(method, topic):
         servers.answers = [NEW]
-        routes.forget(topic)
+        routes.invalidate(topic)
         return OLD
 
     servers.answers = [changes_meanwhile]
@@ -109,35 +109,35 @@ def test_a_nameserver_that_was_restarted_takes_no_broker_away(monkeypatch):
     routes = servers.routes()
     routes.get("orders")
     servers.answers = [some, some]
-    routes.forget("orders")
+    routes.invalidate("orders")
     assert routes.get("orders") is routes.get("orders") is both
     assert len(servers.asked) == 3  # it is asked for again as soon as after a failure
     servers.answers = [some, new := topic_route(a=2, b=1)]
-    routes.forget("orders")
+    routes.invalidate("orders")
     assert routes.get("orders") is new
     servers.answers = [less := topic_route(a=2)] * 2
-    routes.forget("orders")
+    routes.invalidate("orders")
     assert routes.get("orders") is less
 
 
-def test_what_a_restarted_nameserver_knows_is_better_than_nothing_and_than_less(monkeypatch):
+def test_the_route_of_a_restarted_nameserver_is_used_if_none_or_a_smaller_one_is_known(monkeypatch):
     servers = Servers(monkeypatch, replace(OLD, complete=False))
     routes = servers.routes()
     assert routes.get("orders") == OLD
     servers.answers = [more := replace(topic_route(a=2, b=1), complete=False)]
-    routes.forget("orders")
+    routes.invalidate("orders")
     assert routes.get("orders") is more
 
 
 @pytest.mark.parametrize("failure", [ServiceNotAvailableError("gone"), RequestTimeoutError("topic_route", 5.0)])
-@pytest.mark.parametrize("outdated", ["old", "forgotten"])
+@pytest.mark.parametrize("outdated", ["old", "invalidated"])
 def test_while_no_nameserver_answers_the_known_route_serves_on(monkeypatch, failure, outdated):
     servers = Servers(monkeypatch, OLD)
     routes = servers.routes()
     routes.get("orders")
     servers.answers = [failure]
-    if outdated == "forgotten":
-        routes.forget("orders")
+    if outdated == "invalidated":
+        routes.invalidate("orders")
     else:
         servers.now_s += POLL_NAME_SERVER_INTERVAL_S
     asked = len(servers.asked)
@@ -173,7 +173,7 @@ def test_a_topic_that_was_deleted_is_not_served_from_memory(monkeypatch):
     routes = servers.routes()
     routes.get("orders")
     servers.answers = [TopicNotExistError("orders")]
-    routes.forget("orders")
+    routes.invalidate("orders")
     for _ in range(2):
         with pytest.raises(TopicNotExistError):
             routes.get("orders")
@@ -249,15 +249,15 @@ def test_a_topic_that_may_not_be_written_is_refused(monkeypatch):
         cluster.routes.get_or_create("new")
 
 
-def test_every_nameserver_is_told_also_when_one_fails(monkeypatch):
+def test_every_nameserver_is_called_also_when_one_fails(monkeypatch):
     servers = Servers(monkeypatch, None, ServiceNotAvailableError("gone"), None)
     routes = servers.routes()
     with pytest.raises(ServiceNotAvailableError):
-        routes.tell_all("put_kv", "n", "k", "v")
+        routes.call_all("put_kv", "n", "k", "v")
     assert [name for name, _ in servers.asked] == ["nameserver-0", "nameserver-1", "nameserver-2"]
 
 
-def test_what_a_restarted_nameserver_knows_of_the_others_counts_at_once(monkeypatch):
+def test_brokers_that_a_restarted_nameserver_does_know_are_updated_at_once(monkeypatch):
     """One of them may have another master, and the broker that is missed may be away for long."""
     both, some = topic_route(a=1, b=1), replace(topic_route(a=2), complete=False)
     servers = Servers(monkeypatch, both)
@@ -265,14 +265,14 @@ def test_what_a_restarted_nameserver_knows_of_the_others_counts_at_once(monkeypa
     routes.get("orders")
     brokers = {"a": replace(some.brokers["a"], storages={0: "storage-a-1"})}
     servers.answers = [replace(some, brokers=brokers)]
-    routes.forget("orders")
+    routes.invalidate("orders")
     route = routes.get("orders")
     assert (route.master_storage("a"), route.master_storage("b")) == ("storage-a-1", "storage-b-0")
     assert len(route.publish_queues) == 3
     assert route.complete
 
 
-def test_a_topic_is_waited_for_while_nobody_knows_whether_it_exists(monkeypatch):
+def test_a_topic_is_waited_for_while_no_nameserver_knows_if_it_exists(monkeypatch):
     answers = [ServiceNotAvailableError("restarted"), RequestTimeoutError("topic_route", 5.0), NEW]
     servers = Servers(monkeypatch, lambda method, topic: answers.pop(0))
     assert servers.routes().wait("orders", WAIT_S) is NEW
@@ -285,10 +285,10 @@ def test_a_topic_that_does_not_exist_is_not_waited_for(monkeypatch):
     assert len(servers.asked) == 1
 
 
-def test_what_every_broker_knows_of_a_topic_counts_as_a_restarted_nameserver_says_it(monkeypatch):
+def test_the_layout_of_a_topic_is_taken_from_a_restarted_nameserver(monkeypatch):
     servers = Servers(monkeypatch, replace(topic_route(a=2, b=2), order_config="a:2", layout="a:2;b:2"))
     routes = servers.routes()
     routes.get("orders")
     servers.answers = [replace(topic_route(a=1), layout="a:1;b:1", complete=False)]
-    routes.forget("orders")
+    routes.invalidate("orders")
     assert (routes.get("orders").order_config, routes.get("orders").layout) == ("", "a:1;b:1")

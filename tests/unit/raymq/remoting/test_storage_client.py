@@ -1,4 +1,4 @@
-"""Lanes where they are, actor calls elsewhere, and what a lost answer says."""
+"""StorageClient: lanes on the actor's node, actor calls from other nodes, and lost answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOUNDS = QueueBounds(1, 9, 1)
 
 
 class FakeActor:
-    """Stands for ActorRef: answers calls from `methods` and counts them."""
+    """A stand-in for ActorRef that answers calls from `methods` and counts them."""
 
     def __init__(self, methods) -> None:
         self.methods = methods
@@ -176,7 +176,7 @@ def test_control_calls_always_go_to_the_actor(client):
     assert actor.calls == ["read_config"]
 
 
-def test_an_actor_whose_store_did_not_open_says_why(client):
+def test_an_actor_whose_store_did_not_open_gives_the_reason(client):
     def describe():
         raise StoreNotWritableError("read-only file system")
 
@@ -248,17 +248,15 @@ def test_the_files_of_a_log_on_several_disks_are_read_in_place_also_after_these_
         log.rename(tmp_path / f"new-{log.name}")
     moved = tuple(str(tmp_path / f"new-{log.name}") for log in logs)
     described.append(description(server.address, root=str(tmp_path / "store"), logs=moved))
-    storage._forget()
+    storage._drop_lanes()
     assert storage.fetch(requests, 1 << 20, 0.0, WAIT_S)[0].count == 3
     for name, log in zip(moved, logs, strict=True):
         (tmp_path / name).rename(log)
 
 
 @pytest.mark.parametrize("node_id", ["here", "elsewhere"])
-def test_what_the_store_has_looked_through_for_tags_is_not_looked_through_again(
-    client, servers, tmp_path, no_flushes, node_id
-):
-    """The client's own reader would look further: it is told where to begin, and where nothing is."""
+def test_records_the_store_has_searched_for_tags_are_not_searched_again(client, servers, tmp_path, no_flushes, node_id):
+    """The client's own reader would search on: the store tells it where to begin, and that there is nothing."""
     store = open_store(tmp_path / "store", max_filter_message_size_bytes=20 * 40)
     store.append([make_batch([b"x"] * 50, tags="no"), make_batch([b"here"], tags="yes")])
     server = servers({"fetch": fetch_of(store)})
