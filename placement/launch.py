@@ -10,7 +10,7 @@ created them, and a user's program may have a folder called `storage`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -22,6 +22,7 @@ from placement.controller import ControllerActor
 from placement.inventory import head_node_id, running
 from placement.plan import Plan
 from placement.specs import ControllerSettings
+from raymq.cluster.launcher import ProgressCallback
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.names import CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
@@ -29,8 +30,6 @@ from raymq.remoting.actor_ref import ActorRef
 SERVERS_READY_TIMEOUT_S: Final = 120.0
 """For one actor to answer. Opening a store may mean recovering gigabytes of log."""
 LAUNCH_CALL_TIMEOUT_S: Final = 10.0
-
-ProgressCallback = Callable[[str], None]
 
 
 def start(

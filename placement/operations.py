@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import ray
 
 from placement.inventory import running
+from raymq.cluster.launcher import ProgressCallback
 from raymq.errors import InvalidArgumentError
 from raymq.names import CONTROLLER, StorageName
 from raymq.remoting.actor_ref import ActorRef
@@ -17,8 +17,6 @@ OPERATION_CALL_TIMEOUT_S: Final = 10.0
 DRAIN_WAIT_S: Final = 240.0
 BALANCE_WAIT_S: Final = 20.0
 POLL_S: Final = 0.3
-
-ProgressCallback = Callable[[str], None]
 
 
 def placed() -> tuple[dict[StorageName, str], frozenset[str]]:

@@ -1,8 +1,8 @@
 """The command `raymq`: servers, topics, groups, and messages from a shell.
 
 Tables are for people; every command takes `--json` for machines. Exit codes: 0 done, 1 refused or failed (one line on
-standard error says why and what to do), 2 wrong usage, 130 interrupted. One module per noun; what they print goes
-through `raymq.cli.output`.
+standard error says why and what to do), 2 wrong usage, 130 interrupted. One module per noun; all of them print through
+`raymq.cli.output`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raymq.errors import RaymqError
 def main() -> NoReturn:
     """The console script."""
     if not sys.stdout.isatty():
-        out.width = 200  # there is no width to keep to, and a folded cell is hard to search for
+        out.width = 200  # a file has no width, and a folded cell is hard to search for
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:

@@ -1,4 +1,4 @@
-"""`raymq completion`: the script that has a shell complete raymq's commands and options."""
+"""`raymq completion`: prints the script with which a shell completes raymq's commands and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raymq dlq`: messages that a group could not consume, looked at and brought back."""
+"""`raymq dlq`: lists and replays dead letters, the messages that a group could not consume."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def dlq_replay(group_name: str, rate: str | None, limit: int | None, address: st
 
 
 def _report(results: Iterable[Any], as_json: bool) -> dict[str, int]:
-    """Print each result as it comes; returns how many there were of each kind."""
+    """Print each result as it comes; returns how many were replayed and how many failed."""
     counts = {"replayed": 0, "failed": 0}
     with counting("replaying", talks=out.is_terminal) as counter:
         for result in results:

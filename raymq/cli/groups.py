@@ -1,4 +1,4 @@
-"""`raymq group`."""
+"""`raymq group`: consumer groups, their offsets, configuration, members and statistics."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from raymq.cli.output import (
-    FIGURES,
     Group,
     address_option,
     client_of,
     duration,
-    figures_row,
     json_option,
+    print_fields,
     print_rows,
+    print_stats,
     print_value,
     say,
     table,
@@ -46,7 +46,7 @@ def group_list(address: str | None, as_json: bool) -> None:
 @address_option
 @json_option
 def group_describe(name: str, address: str | None, as_json: bool) -> None:
-    """Show how far a group is in each queue, what waits to be tried again, and what was given up.
+    """Show a group's offset and lag in each queue, its retries that wait, and its dead letters.
 
     `behind` is how long ago the first message was stored that is not consumed yet.
 
@@ -80,20 +80,20 @@ def group_describe(name: str, address: str | None, as_json: bool) -> None:
 @click.argument("name", metavar="GROUP")
 @click.argument("topic_name", metavar="TOPIC")
 @click.option("--to", "target", required=True, help="earliest, latest, an offset, or a time: ISO 8601, or -2h, -30m.")
-@click.option("--queue", "place", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3.")
+@click.option("--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3.")
 @address_option
 @json_option
 def group_reset_offset(
-    name: str, topic_name: str, target: str, place: str | None, address: str | None, as_json: bool
+    name: str, topic_name: str, target: str, queue_text: str | None, address: str | None, as_json: bool
 ) -> None:
-    """Have a group go on elsewhere in a topic, also while its consumers run.
+    """Have a group go on from another offset in a topic, also while its consumers run.
 
     Example: raymq group reset-offset billing orders --to -2h
     """
-    where = _target(target)
-    queue = None if place is None else _queue(topic_name, place)
+    arguments = _reset_arguments(target)
+    queue = None if queue_text is None else _queue(topic_name, queue_text)
     with client_of(address) as client:
-        offsets = client.admin.reset_offsets(name, topic_name, queue=queue, **where)
+        offsets = client.admin.reset_offsets(name, topic_name, queue=queue, **arguments)
     rows = [[queue.broker_name, queue.queue_id, offset] for queue, offset in sorted(offsets.items())]
     print_rows(as_json, "queues", ["broker", "queue", "offset"], rows)
 
@@ -121,8 +121,7 @@ def group_update(name: str, address: str | None, as_json: bool, **changes: Any) 
     wanted = {key: value for key, value in changes.items() if value is not None}
     with client_of(address) as client:
         config = client.admin.update_group(name, **wanted) if wanted else client.admin.group_config(name)
-    fields = asdict(config)
-    print_value(as_json, fields, lambda: table(["field", "value"], [[key, value] for key, value in fields.items()]))
+    print_fields(as_json, asdict(config))
 
 
 @group.command("members")
@@ -148,12 +147,12 @@ def group_stats(name: str, address: str | None, as_json: bool) -> None:
     """Show how much a group consumes and gives back, by topic. Example: raymq group stats billing"""
     with client_of(address) as client:
         stats = client.admin.group_stats(name)
-    rows = [
-        row
+    counters = [
+        counter
         for topic, one in stats.items()
-        for row in (figures_row(f"{topic} consumed", one.messages), figures_row(f"{topic} sent back", one.sent_back))
+        for counter in ((f"{topic} consumed", one.messages), (f"{topic} sent back", one.sent_back))
     ]
-    print_rows(as_json, "stats", FIGURES, rows)
+    print_stats(as_json, counters)
 
 
 @group.command("delete")
@@ -167,8 +166,8 @@ def group_delete(name: str, address: str | None) -> None:
     say(f"group {name} is deleted")
 
 
-def _target(text: str) -> dict[str, Any]:
-    """What `--to` says, as arguments of Admin.reset_offsets."""
+def _reset_arguments(text: str) -> dict[str, Any]:
+    """The value of `--to` as arguments of Admin.reset_offsets."""
     if text in ("earliest", "latest"):
         return {"to": text}
     if text.isdigit():
@@ -176,8 +175,9 @@ def _target(text: str) -> dict[str, Any]:
     return {"timestamp_ms": parse_time(text, time.time_ns() // 1_000_000)}
 
 
-def _queue(topic_name: str, place: str) -> MessageQueue:
-    broker_name, separator, queue_id = place.rpartition(":")
+def _queue(topic_name: str, text: str) -> MessageQueue:
+    """The queue of BROKER:QUEUE."""
+    broker_name, separator, queue_id = text.rpartition(":")
     if not separator or not queue_id.isdigit():
-        raise InvalidArgumentError(f"{place!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
+        raise InvalidArgumentError(f"{text!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
     return MessageQueue(topic_name, broker_name, int(queue_id))

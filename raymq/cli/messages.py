@@ -1,4 +1,4 @@
-"""`raymq send`, `consume` and `query`."""
+"""`raymq send`, `consume` and `query`: messages from a shell."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from raymq.cli.output import (
     message_dict,
     message_line,
     out,
+    print_fields,
     print_rows,
     print_value,
     table,
@@ -25,6 +26,7 @@ from raymq.cli.progress import counting, steps
 from raymq.errors import InvalidArgumentError
 
 JOIN_S: Final = 15.0
+"""Time that `consume --timeout` allows for joining the group and getting the first queues."""
 
 
 @click.command(cls=Command)
@@ -58,7 +60,7 @@ def send(
     from raymq.message import Message
 
     due_ms = None if deliver_at is None else parse_time(deliver_at, time.time_ns() // 1_000_000)
-    user = dict(_pair(text) for text in properties)
+    user = dict(_property(text) for text in properties)
     bodies = [body.encode()] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
     typed = body is None and sys.stdin.isatty()
     with (
@@ -143,7 +145,7 @@ def consume(
 @click.option("--key", help="Messages with this key, the newest ones.")
 @click.option("--id", "message_id", help="The message with this id: a unique id or an offset message id.")
 @click.option(
-    "--offset", "place", metavar="BROKER:QUEUE:OFFSET", help="The message at an offset of a queue: broker-a:3:1700."
+    "--offset", "position", metavar="BROKER:QUEUE:OFFSET", help="The message at an offset of a queue: broker-a:3:1700."
 )
 @click.option("--max", "limit", type=click.IntRange(1), default=32, show_default=True, help="With --key: how many.")
 @address_option
@@ -152,7 +154,7 @@ def query(
     topic_name: str,
     key: str | None,
     message_id: str | None,
-    place: str | None,
+    position: str | None,
     limit: int,
     address: str | None,
     as_json: bool,
@@ -161,44 +163,45 @@ def query(
 
     Example: raymq query orders --key o-17, or raymq query orders --offset broker-a:3:1700
     """
-    if sum(choice is not None for choice in (key, message_id, place)) != 1:
+    if sum(choice is not None for choice in (key, message_id, position)) != 1:
         raise click.UsageError("give one of --key, --id and --offset")
-    at = None if place is None else _parse_place(topic_name, place)
+    at = None if position is None else _parse_position(topic_name, position)
     with client_of(address) as client, steps() as progress:
         progress(f"looking in {topic_name}")
         if key is not None:
             messages = client.admin.query_by_key(topic_name, key, max_messages=limit)
         elif at is not None:
-            messages = [_message_at(client, *at, place or "")]
+            messages = [_message_at(client, *at, position or "")]
         else:
             messages = client.admin.query_by_id(topic_name, message_id or "")
     found = [message_dict(message) for message in messages]
     if key is not None:
         print_value(as_json, {"messages": found}, lambda: _print_messages(found))
     elif found:
-        print_value(as_json, found[0], lambda: table(["field", "value"], [[k, v] for k, v in found[0].items()]))
+        print_fields(as_json, found[0])
     if not found:
         raise InvalidArgumentError(
             f"topic {topic_name} has no message with {'key' if key else 'id'} {key or message_id}"
         )
 
 
-def _parse_place(topic_name: str, place: str) -> tuple[Any, int]:
+def _parse_position(topic_name: str, position: str) -> tuple[Any, int]:
     """The queue and offset of BROKER:QUEUE:OFFSET."""
     from raymq.message import MessageQueue
 
-    parts = place.split(":")
+    parts = position.split(":")
     if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
         raise InvalidArgumentError(
-            f"{place!r} is not an offset of a queue; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700"
+            f"{position!r} is not an offset of a queue; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700"
         )
     return MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2])
 
 
-def _message_at(client: Any, queue: Any, offset: int, place: str) -> Any:
+def _message_at(client: Any, queue: Any, offset: int, position: str) -> Any:
+    """The message at an offset of a queue; `position` names both in the error if there is none."""
     result = client.admin.pull(queue, offset, max_messages=1)
     if not result.messages:
-        raise InvalidArgumentError(f"no message is at {place} yet: the queue's next offset is {result.max_offset}")
+        raise InvalidArgumentError(f"no message is at {position} yet: the queue's next offset is {result.max_offset}")
     return result.messages[0]
 
 
@@ -208,7 +211,7 @@ def _print_messages(found: list[dict[str, Any]]) -> None:
         table(names, [[" ".join(m[name]) if name == "keys" else m[name] for name in names] for m in found])
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _property(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
         raise InvalidArgumentError(f"property {text!r} must be NAME=VALUE")

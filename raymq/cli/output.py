@@ -1,4 +1,4 @@
-"""How commands talk: tables for people, `--json` for machines, one line on standard error for what failed.
+"""Output of commands: tables for people, `--json` for machines, one line on standard error for an error.
 
 Every text is printed literally: nothing in it is markup, and control characters are escaped (raymq.cli.terminal_text).
 """
@@ -6,7 +6,7 @@ Every text is printed literally: nothing in it is markup, and control characters
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -24,10 +24,10 @@ err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap
 
 
 class Command(click.Command):
-    """A command whose answers alone are on standard output.
+    """A command that has nothing but its own answers on standard output.
 
-    Ray prints its raylets' messages on `sys.stdout`, so that is standard error while the command runs; what the command
-    answers goes through `out`. Help, version and completion are printed before, as click does it.
+    Ray prints its raylets' messages on `sys.stdout`, so that is standard error while the command runs; the command's
+    answers go through `out`. Help, version and completion are printed before, as click does it.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -42,7 +42,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A noun with its verbs."""
+    """The commands about one thing, such as `raymq topic`: a noun with its verbs."""
 
     command_class = Command
 
@@ -53,7 +53,7 @@ address_option = click.option("--address", help="Ray cluster to use, host:port. 
 
 @contextmanager
 def client_of(address: str | None) -> Iterator[Any]:
-    """A client for one command."""
+    """A client for one command, closed at its end."""
     from raymq.client import connect
 
     with connect(address) as client:
@@ -66,7 +66,7 @@ def say(text: str) -> None:
 
 
 def say_error(text: str) -> None:
-    """Print why the command failed, on standard error."""
+    """Print the error of a command on standard error."""
     err.print(Text(f"raymq: {error_text(text)}"))
 
 
@@ -88,6 +88,11 @@ def print_rows(
         table(names, rows, footer)
 
     print_value(as_json, {key: [dict(zip(names, row, strict=True)) for row in rows]}, show)
+
+
+def print_fields(as_json: bool, fields: Mapping[str, Any]) -> None:
+    """Print the fields of one thing, each in a row, or as JSON."""
+    print_value(as_json, fields, lambda: table(["field", "value"], [[key, value] for key, value in fields.items()]))
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]], footer: Sequence[Any] | None = None) -> None:
@@ -134,12 +139,10 @@ def message_line(message: Any, as_json: bool) -> str:
     return printable(f"{fields['queue']}:{fields['queue_offset']}  {fields['tags'] or '-'}  {fields['body']}")
 
 
-FIGURES = ["of", "total", "minute", "hour", "day", "per_second"]
-
-
-def figures_row(name: str, figures: Any) -> list[Any]:
-    """A counter as a row below FIGURES; the rate is the last minute's."""
-    return [name, figures.total, figures.minute, figures.hour, figures.day, round(figures.minute_tps, 1)]
+def print_stats(as_json: bool, counters: Iterable[tuple[str, Any]]) -> None:
+    """Print counters (raymq.protocol.stats), each with its name, in a row; the rate is the last minute's."""
+    rows = [[name, one.total, one.minute, one.hour, one.day, round(one.minute_tps, 1)] for name, one in counters]
+    print_rows(as_json, "stats", ["of", "total", "minute", "hour", "day", "per_second"], rows)
 
 
 def duration(milliseconds: int) -> str:

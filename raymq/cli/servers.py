@@ -1,4 +1,4 @@
-"""`raymq up`, `down`, `status`, `drain`, `balance` and `demo`."""
+"""`raymq up`, `down`, `status`, `drain`, `balance` and `demo`: the servers."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _print_status(report: dict[str, Any]) -> None:
 
 
 def _print_deletions(report: dict[str, Any]) -> None:
-    """Log files that a full disk took before their time, and the groups that had not read what was in them."""
+    """Print how many log files a full disk took before their time, and which groups had not read their messages."""
     files = sum(s["retention"]["young_files_deleted"] for s in report["stores"] if s.get("retention"))
     if not files:
         return
@@ -213,7 +213,7 @@ def _print_deletions(report: dict[str, Any]) -> None:
 
 
 def _print_replication(controller: dict[str, Any]) -> None:
-    """Who leads each broker group of several replicas, and how each replica is doing."""
+    """Print the master of each broker group of several replicas, and the state of each replica."""
     groups = controller["groups"]
     table(
         ["broker", "master", "epoch", "in sync", "state"],

@@ -1,4 +1,4 @@
-"""`raymq store`: what the stores count, and deleting old messages by hand."""
+"""`raymq store`: the runtime figures of stores, and deleting old messages by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raymq.cli.output import Group, address_option, client_of, json_option, prin
 
 @click.group(cls=Group)
 def store() -> None:
-    """Show what a store counts, and have it delete old messages now."""
+    """Show a store's figures, and have it delete old messages now."""
 
 
 @store.command("stats")

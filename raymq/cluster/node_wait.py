@@ -1,4 +1,4 @@
-"""Waiting until a Ray cluster has the nodes that its stores are on.
+"""Waits until a Ray cluster has the nodes that its stores are on.
 
 Where nodes join one after another, as with `ray up`, placing the stores too early would miss those on the nodes that
 are still to come, and start empty ones in their place.
@@ -12,18 +12,20 @@ from typing import Final
 
 import ray
 
+from raymq.cluster.launcher import ProgressCallback
 from raymq.errors import ServiceNotAvailableError
 
 POLL_INTERVAL_S: Final = 0.5
+"""Time between two looks at Ray's list of nodes."""
 
 
 def alive_nodes() -> list[str]:
-    """The addresses of the nodes that are alive, of the Ray cluster this process is connected to."""
+    """The addresses of the living nodes of the Ray cluster that this process is connected to."""
     return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
 
 
 def await_nodes(
-    count: int, timeout_s: float, progress: Callable[[str], None], alive: Callable[[], list[str]] = alive_nodes
+    count: int, timeout_s: float, progress: ProgressCallback, alive: Callable[[], list[str]] = alive_nodes
 ) -> None:
     """Return when at least `count` nodes are alive, the head included.
 

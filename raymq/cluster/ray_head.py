@@ -1,6 +1,6 @@
-"""The Ray head that `raymq up` started on this machine, as it stands in `~/.raymq/run/ray-head.json`.
+"""The Ray head that `raymq up` started on this machine, as noted in `~/.raymq/run/ray-head.json`.
 
-A process id alone may have been given to another process since, so its start time stands beside it; only the process
+A process id alone may have been given to another process since, so the file has its start time, too; only the process
 with both is ours to end.
 """
 
@@ -15,6 +15,7 @@ from typing import Final
 import psutil
 
 RAY_STOP_TIMEOUT_S: Final = 30.0
+"""Bounds the wait for Ray's processes to end, before and after they are killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,10 @@ class RayHead:
     address: str
 
     def stop(self) -> None:
-        """End it with all its processes, and forget it."""
+        """End the head and all processes below it, and delete the file."""
         family = _family(self)
         for process in family[:1]:
-            process.send_signal(signal.SIGTERM)  # it ends the others
+            process.send_signal(signal.SIGTERM)  # the head ends the others
         _, alive = psutil.wait_procs(family, timeout=RAY_STOP_TIMEOUT_S)
         for process in alive:
             process.kill()
@@ -38,19 +39,19 @@ class RayHead:
 
 
 def run_directory() -> Path:
-    """Where running servers leave word of themselves."""
+    """The directory of the files about running servers, `~/.raymq/run`."""
     return Path("~/.raymq/run").expanduser()
 
 
 def write_head(pid: int, address: str) -> RayHead:
-    """Write down a head that was just started."""
+    """Write the file about a head that was just started."""
     head = RayHead(pid, psutil.Process(pid).create_time(), address)
     _file().write_text(json.dumps(asdict(head)))
     return head
 
 
 def read_head() -> RayHead | None:
-    """The head that was started, if it still runs."""
+    """The head that the file is about, None if it runs no longer or there is no file."""
     try:
         head = RayHead(**json.loads(_file().read_text()))
     except FileNotFoundError:

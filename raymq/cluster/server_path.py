@@ -16,14 +16,14 @@ from pathlib import Path
 
 
 def floors() -> Path:
-    """The folder with `storage`, `actors` and `placement` of the raymq that this module is of."""
+    """The folder with this raymq's `storage`, `actors` and `placement`."""
     package = Path(__file__).resolve().parents[1]
     in_wheel = package / "_floors"
     return in_wheel if in_wheel.is_dir() else package.parent
 
 
 def put_floors_first() -> None:
-    """Have `storage`, `actors` and `placement` be raymq's in this process, from now on; may be repeated."""
+    """Make `import storage`, `actors` and `placement` find raymq's in this process from now on; may be repeated."""
     folder = str(floors())
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)

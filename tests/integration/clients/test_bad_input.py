@@ -419,7 +419,7 @@ def test_a_data_directory_locked_by_a_plain_store_names_its_process(outcomes: di
 def test_a_data_directory_that_cannot_be_written_says_what_to_check(outcomes: dict[str, str], place: str) -> None:
     """Root may write everywhere, so the places are ones where nobody can."""
     assert outcomes[place].startswith("StoreError: cannot open the store director")
-    assert "check that it is on a disk with room" in outcomes[place]
+    assert "check that it is on a disk with free space" in outcomes[place]
     assert "may write there" in outcomes[place]
 
 

@@ -1,4 +1,4 @@
-"""Completion, help and version are on standard output, by the installed command and real shells."""
+"""Completion, help and version: on standard output, with the installed command and real shells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RAYMQ = str(BIN / "raymq")
 
 
 def run(*command: str, home: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command with raymq on its path; it must end well and say nothing on standard error."""
+    """Run a command with raymq on its path. It must succeed and print nothing on standard error."""
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **variables}
     if home is not None:
         environment["HOME"] = str(home)

@@ -1,4 +1,4 @@
-"""What the group, topic and dead-letter commands ask of the admin, and what they print; the admin is a stand-in."""
+"""The group, topic and dead-letter commands: their calls to the admin, a stand-in here, and their output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
 class Admin:
-    """Remembers what it was asked for."""
+    """An admin that notes its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -130,12 +130,12 @@ def test_an_offset_is_reset_to_a_time_in_one_queue(run: Any, admin: Admin) -> No
 
 
 @pytest.mark.parametrize("arguments", [("--to", "someday"), ("--to", "latest", "--queue", "broker-a")])
-def test_what_is_no_time_and_no_queue_is_refused(run: Any, arguments: tuple[str, ...]) -> None:
+def test_a_bad_time_or_queue_is_refused(run: Any, arguments: tuple[str, ...]) -> None:
     result = run("group", "reset-offset", "billing", "orders", *arguments, code=1)
     assert isinstance(result.exception, InvalidArgumentError)
 
 
-def test_a_group_is_changed_only_where_something_is_said(run: Any, admin: Admin) -> None:
+def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -> None:
     run("group", "update", "billing")
     assert admin.asked == []
     run("group", "update", "billing", "--retry-max-times", "5", "--no-consume")
@@ -167,7 +167,7 @@ def test_a_letter_that_cannot_be_replayed_ends_it_with_exit_code_1(run: Any, adm
     assert lines[2] == {"replayed": 1, "failed": 1}
 
 
-def test_what_is_no_rate_is_wrong_usage(run: Any) -> None:
+def test_a_bad_rate_is_wrong_usage(run: Any) -> None:
     run("dlq", "replay", "billing", "--rate", "fast", code=2)
 
 

@@ -1,4 +1,4 @@
-"""When `raymq consume --timeout` takes a topic to be quiet; the consumer is a stand-in."""
+"""`raymq consume --timeout`: the moment at which it takes a topic to be quiet. The consumer is a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `raymq status`, `drain` and `balance` print about replicas, and their exit codes; the servers are a stand-in."""
+"""`raymq status`, `drain` and `balance`: their output about replicas, and exit codes. The servers are a stand-in."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_drain_hands_the_node_on_and_fails_while_replicas_are_left(run, monkeypa
 
 
 @pytest.mark.parametrize(("left", "code"), [([], 0), (["broker-a"], 1)])
-def test_balance_says_what_moved_and_fails_where_it_did_not(run, monkeypatch, left, code):
+def test_balance_reports_the_groups_it_moved_and_fails_if_one_is_left(run, monkeypatch, left, code):
     monkeypatch.setattr(local_server, "balance", lambda address, progress: {"wanted": {"broker-a": 0}, "left": left})
     result = run("balance")
     assert "broker-a to replica 0" in result.output
@@ -80,7 +80,7 @@ def test_balance_says_what_moved_and_fails_where_it_did_not(run, monkeypatch, le
 
 
 @pytest.mark.parametrize("files", [0, 3])
-def test_status_says_what_a_full_disk_took_before_its_time_and_who_had_not_read_it(run, monkeypatch, files):
+def test_status_reports_files_a_full_disk_took_and_the_groups_that_had_not_read_them(run, monkeypatch, files):
     unread = [{"group": "billing", "topic": "orders", "messages": 56_911}] if files else []
     broker = {"actor": "broker-a", "error": "", "ready": True, "waiting_for": "", "topics": [], "groups": []}
     store = {"actor": "storage-broker-a-0", "error": "", "writable": True, "queues": 1, "root": "/data"}

@@ -16,7 +16,7 @@ from raymq.cluster import embedded
 
 
 def in_a_terminal(program: Callable[[], object]) -> object:
-    """What `program` gives in a process of a terminal's foreground group that is led by another, as under `make`."""
+    """The output of `program` in a process of a terminal's foreground group that is led by another, as under `make`."""
     read, write = os.pipe()
     shell, terminal = pty.fork()
     if shell == 0:

@@ -1,4 +1,4 @@
-"""The conversation with the launch process, spoken by a stand-in."""
+"""The conversation with the launch process, for which a stand-in speaks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raymq.errors import RequestTimeoutError, ServiceNotAvailableError, StoreLoc
 
 @pytest.fixture
 def child(monkeypatch, tmp_path):
-    """Runs this program in place of placement.launcher_main."""
+    """Have the launcher run this program in place of placement.launcher_main."""
     start = subprocess.Popen
 
     def install(program: str) -> None:

@@ -1,4 +1,4 @@
-"""How `raymq up --wait-nodes` waits: what it says meanwhile, and what when nodes stay away."""
+"""`raymq up --wait-nodes`: its progress while it waits, and its error when nodes stay away."""
 
 from __future__ import annotations
 

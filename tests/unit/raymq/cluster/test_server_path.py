@@ -1,4 +1,4 @@
-"""Which `storage`, `actors` and `placement` a process imports."""
+"""The `storage`, `actors` and `placement` that a process imports."""
 
 from __future__ import annotations
 
