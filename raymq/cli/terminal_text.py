@@ -2,7 +2,8 @@
 
 A body, a key or an error may hold any text. A control character that is sent to a terminal moves the cursor, renames
 the window or turns the direction of writing, so that text looks like something else. Such characters are shown as
-Python writes them in a string: \\x1b, \\n, \\u202e."""
+Python writes them in a string: \\x1b, \\n, \\u202e.
+"""
 
 from __future__ import annotations
 

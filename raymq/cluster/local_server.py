@@ -47,7 +47,8 @@ def up(
 
     With `wait_nodes`, first wait until the Ray cluster has so many nodes; then no Ray is started here, since it would
     have one node only. Raises ConfigError before anything is started; when the servers do not start, a Ray that was
-    started here is stopped again."""
+    started here is stopped again.
+    """
     settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
     head = None
     if address is None and wait_nodes is None and not ray.is_initialized() and find_address() is None:

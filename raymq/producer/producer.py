@@ -131,7 +131,7 @@ class Producer(Closing):
         """Hand over one message and return at once; the future ends as `send` does.
 
         Blocks only while the buffer is full, and raises SystemBusyError when that lasts for the send timeout; and, as
-        long, while no NameServer knows whether the topic exists, with ServiceNotAvailableError. Callbacks of the future
+        long, while no NameServer knows if the topic exists, with ServiceNotAvailableError. Callbacks of the future
         part in the thread that sends: they should be short, and must not wait for another send.
         """
         [future] = self._enqueue([message], where, self.settings.send_timeout_s)

@@ -44,7 +44,8 @@ class StorageDescription:
 
     `store_host` (IP address and port) goes into every record and message id. The store takes bodies of up to
     `max_message_size_bytes`. Its directory is `root`, and the files of its log are in `commit_log_directories`, or
-    below `root` if there are none. Sizes of files are in bytes."""
+    below `root` if there are none. Sizes of files are in bytes.
+    """
 
     name: str
     broker_name: str
