@@ -1,11 +1,11 @@
-"""Actor classes that any program may hold a handle of, whatever is on its import path.
+"""Actor classes and remote functions that any program can unpickle, whatever is on its import path.
 
 `ray.get_actor` loads the actor's class where it is called, to learn the methods' signatures. A class that is pickled by
 reference would be looked for among the caller's own packages, and a user's program may have an `actors` or a `storage`
-of its own. So what Ray is given is a shell: a class of the same name and with the same methods, made here and therefore
+of its own. So Ray is given a stand-in: a class of the same name and with the same methods, made here and therefore
 pickled by value, which imports the real class only in the actor's process. There it puts raymq's packages first on the
-import path, wherever that node has them (raymq.cluster.server_path). A function that is to run as a task has a shell,
-too.
+import path, wherever that node has them (raymq.cluster.server_path). `remote_function` does the same for a function
+that runs as a Ray task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def actor_class(real: type) -> type:
         import os
         from importlib import import_module
 
-        os.umask(0o077)  # what a server writes is for its user only
+        os.umask(0o077)  # files of a server are for its user only
         self._real = getattr(import_module(module_name), class_name)(*args, **kwargs)
 
     # In __new__ and not in __init__: Ray makes the object before it unpickles the arguments, whose classes may be of
@@ -48,8 +48,8 @@ def actor_class(real: type) -> type:
     return type(class_name, (), namespace)
 
 
-def task_shell(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does what `real`, a function of a module, does, and that can be unpickled without that module."""
+def remote_function(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that behaves as `real`, a function of a module, and that can be unpickled without importing it."""
     module_name, function_name = real.__module__, real.__name__
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -73,5 +73,5 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _marks_of_ray(function: Callable[..., Any]) -> dict[str, Any]:
-    """What `ray.method` has noted on a method, for example its concurrency group."""
+    """The attributes that `ray.method` has set on a method, for example its concurrency group."""
     return {name: value for name, value in vars(function).items() if name.startswith("__ray_")}

@@ -1,10 +1,12 @@
-"""NameServer: tells clients which brokers hold a topic.
+"""NameServer: answers clients which brokers hold a topic.
+
+A change of its remote methods belongs here; a change of the route table in actors.core.nameserver.
 
 What survives its death: the KV configuration, in a file of its own that each change rewrites before it is answered. The
-rest need not: brokers send a heartbeat every 2 s and register again when they are told that they are unknown; clients
-go on with the routes they have. Every call is safe to repeat. Several NameServers do not talk to each other: who
-changes the KV configuration tells each (spec/messaging.md §1). The first one stays on the head node, where its file is,
-and is asked before the others, which are where Ray puts them, with the changes since they came there.
+rest need not survive: brokers send a heartbeat every 2 s and register again when the answer is that they are unknown;
+clients go on with the routes they have. Every call is safe to repeat. Several NameServers do not talk to each other: a
+client that changes the KV configuration writes to each (spec/messaging.md §1). The first NameServer stays on the head
+node, where its file is, and is read before the others. Those are where Ray puts them, and have the changes since then.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
-"""After a restart, for every broker to have been told by a heartbeat that it must register."""
+"""Long enough after a restart for the answer to a heartbeat to have made every living broker register."""
 
 logger = logging.getLogger(__name__)
 
 
 class NameServer:
-    """The shell around one RouteTable. Silent brokers are dropped whenever anybody asks."""
+    """The shell around one RouteTable. Silent brokers are dropped at each call that reads the table."""
 
     def __init__(
         self, kv_path: str, broker_names: Sequence[str] = (), broker_expiry_s: float = BROKER_EXPIRY_S
@@ -54,23 +56,25 @@ class NameServer:
         self._complete_from_s = time.monotonic() + WARM_UP_S if restarted else 0.0
 
     def register_broker(self, registration: BrokerRegistration) -> None:
-        """Take a broker's complete data."""
+        """Register a broker with its complete data, in place of what it registered before."""
         with self._lock:
             self._table.register(registration, time.monotonic())
 
     def broker_heartbeat(self, broker_name: str, data_version: DataVersion) -> bool:
-        """False: register again."""
+        """Note that a broker lives. False if it must register again."""
         with self._lock:
             return self._table.heartbeat(broker_name, data_version, time.monotonic())
 
     def unregister_broker(self, broker_name: str) -> None:
-        """Forget a broker that stops."""
+        """Drop a broker that stops."""
         with self._lock:
             self._table.unregister(broker_name)
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Where a topic is, as far as is known now (see `TopicRoute.complete`); TopicNotExistError when nowhere,
-        ServiceNotAvailableError where that is not known yet."""
+        """The route of a topic, as far as it is known now (see `TopicRoute.complete`).
+
+        TopicNotExistError if no broker holds the topic; ServiceNotAvailableError while that is not known yet.
+        """
         with self._lock:
             self._table.expire(time.monotonic())
             try:
@@ -81,12 +85,13 @@ class NameServer:
             return route if self._is_complete() else replace(route, complete=False)
 
     def _is_complete(self) -> bool:
-        """Whether every broker group of the cluster has registered, and others that live have had the time to."""
-        return self._broker_names <= self._table.heard and time.monotonic() >= self._complete_from_s
+        """True if every broker group of the cluster has registered, and unlisted ones that live have had the time
+        to."""
+        return self._broker_names <= self._table.registered and time.monotonic() >= self._complete_from_s
 
     def _require_complete(self, what: str) -> None:
         if not self._is_complete():
-            missing = ", ".join(sorted(self._broker_names - self._table.heard))
+            missing = ", ".join(sorted(self._broker_names - self._table.registered))
             because = f": {missing} did not register since; see `raymq status`" if missing else ""
             raise ServiceNotAvailableError(
                 f"the NameServer was restarted and does not know yet {what}{because}"
@@ -99,7 +104,7 @@ class NameServer:
             return self._table.brokers()
 
     def all_brokers(self) -> dict[str, BrokerData]:
-        """As `brokers`; ServiceNotAvailableError while one that lives may not have registered yet."""
+        """The result of `brokers`; ServiceNotAvailableError while one that lives may not have registered yet."""
         with self._lock:
             self._require_complete("every broker")
         return self.brokers()
@@ -121,16 +126,17 @@ class NameServer:
             return self._table.add_write_perm(broker_name)
 
     def get_kv(self, namespace: str, key: str) -> str | None:
-        """A value, None where there is none."""
+        """A value, None if there is none."""
         return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """All keys and values of a namespace; in ORDER_TOPIC_CONFIG what the brokers have registered."""
+        """All keys and values of a namespace; those of ORDER_TOPIC_CONFIG are the order topics that brokers
+        registered."""
         with self._lock:
             return self._table.order_configs() if namespace == ORDER_TOPIC_CONFIG else self._kv.list(namespace)
 
     def put_kv(self, namespace: str, key: str, value: str | None) -> None:
-        """Set a value, or delete it with None; on disk on return. InvalidArgumentError, StoreError."""
+        """Set a value, or delete it with None; on disk on return. InvalidArgumentError; StoreError, nothing changed."""
         with self._lock:
             changed = self._kv.changed(namespace, key, value)
             try:
@@ -141,7 +147,7 @@ class NameServer:
             self._kv = changed
 
     def _load_kv(self) -> KvConfig:
-        """The table on disk. A file that cannot be used is set aside: routes matter more than what is in it."""
+        """The table on disk. A file that cannot be used is renamed: routes matter more than its content."""
         try:
             return KvConfig.load(self._kv_path.read_text())
         except FileNotFoundError:

@@ -1,11 +1,13 @@
 """Rebalance: shares a consumer group's queues among its members.
 
+A change of its remote methods or threads belongs here; a change of who gets which queue in actors.core.rebalance.
+
 What survives its death: nothing. A new instance is rebuilt from the members' heartbeats (actors.core.rebalance.group).
-Every call is safe to repeat. It ends by itself when the group has had no member for IDLE_EXIT_S.
+Every call is safe to repeat. The actor ends itself when the group has had no member for IDLE_EXIT_S.
 
     heartbeats → RebalanceGroup ← route thread, once every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
 
-Routes are asked for in a thread of their own: heartbeats are answered while no NameServer does.
+Routes are read in a thread of their own, so heartbeats are answered also while no NameServer answers.
 
 May wait for: NameServers.
 """
@@ -31,9 +33,9 @@ from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_ROUTE_INTERVAL_S: Final = 5.0
 FIRST_ROUTE_WAIT_S: Final = 1.0
-"""How long a heartbeat with a new topic waits for its route, so that the answer names queues already."""
+"""A heartbeat with a new topic waits so long for the route, so that its answer has queues already."""
 TOPIC_GONE_AFTER_S: Final = 30.0
-"""NameServers that were restarted know no topic until brokers have registered; one unknown for longer is deleted."""
+"""A topic unknown for longer is deleted. Restarted NameServers know no topic until brokers have registered."""
 IDLE_EXIT_S: Final = 120.0
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,8 @@ class Rebalance:
             grace=ray.get_runtime_context().was_current_actor_reconstructed,
             first_version=time.time_ns(),
         )
-        self._asked = threading.Condition(self._lock)  # for `_asked_topics`
-        self._asked_topics: set[str] = set()
+        self._routes_read = threading.Condition(self._lock)  # for `_read_topics`
+        self._read_topics: set[str] = set()
         self._unknown_since_s: dict[str, float] = {}
         self._wake = threading.Event()
         self._last_member_s = time.monotonic()
@@ -62,17 +64,18 @@ class Rebalance:
         threading.Thread(target=self._end_when_idle, name="idle", daemon=True).start()
 
     def heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
-        """Hear a member; answers what it may hold."""
+        """Note a member's heartbeat; returns the queues that it may hold."""
         with self._lock:
-            assignment = self._hear(heartbeat)
-            if not heartbeat.topics <= self._asked_topics and not heartbeat.leaving:
+            assignment = self._note_heartbeat(heartbeat)
+            if not heartbeat.topics <= self._read_topics and not heartbeat.leaving:
                 self._wake.set()
-                self._asked.wait_for(lambda: heartbeat.topics <= self._asked_topics, FIRST_ROUTE_WAIT_S)
-                assignment = self._hear(heartbeat)
+                self._routes_read.wait_for(lambda: heartbeat.topics <= self._read_topics, FIRST_ROUTE_WAIT_S)
+                assignment = self._note_heartbeat(heartbeat)
         return assignment
 
     def offsets_reset(self) -> int:
-        """Brokers have reset offsets of this group: members see it by the offsets version, which is returned."""
+        """Note that brokers have reset offsets of this group; returns the new offsets version, by which members see
+        it."""
         with self._lock:
             return self._core.offsets_reset()
 
@@ -83,7 +86,7 @@ class Rebalance:
             self._core.expire(now_s)
             return {"group": self._group, **self._core.describe(now_s)}
 
-    def _hear(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
+    def _note_heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
         """Called with the lock."""
         now_s = time.monotonic()
         assignment = self._core.heartbeat(heartbeat, now_s)
@@ -107,12 +110,13 @@ class Rebalance:
             self._wake.clear()
             with self._lock:
                 topics = self._core.topics
-                self._asked_topics &= topics
+                self._read_topics &= topics
             for topic in sorted(topics):
                 self._refresh_route(topic)
 
     def _refresh_route(self, topic: str) -> None:
-        """No route, no change: the present assignment stays (spec/messaging.md §5.2), unless the topic is deleted."""
+        """Read a topic's route. Without one the assignment stays (spec/messaging.md §5.2), unless the topic is
+        deleted."""
         route: TopicRoute | None = None
         try:
             self._routes.invalidate(topic)
@@ -123,19 +127,19 @@ class Rebalance:
         with self._lock:
             if route is not None:
                 self._unknown_since_s.pop(topic, None)
-                self._core.set_queues(topic, route.subscribe_queues, _rooms(route))
+                self._core.set_queues(topic, route.subscribe_queues, _machine_rooms(route))
             elif gone:
                 self._core.set_queues(topic, ())
-            self._asked_topics.add(topic)
-            self._asked.notify_all()
+            self._read_topics.add(topic)
+            self._routes_read.notify_all()
 
     def _gone_for_long(self, topic: str) -> bool:
         now_s = time.monotonic()
         return now_s - self._unknown_since_s.setdefault(topic, now_s) > TOPIC_GONE_AFTER_S
 
 
-def _rooms(route: TopicRoute) -> dict[str, str]:
-    """A broker's room is the Ray node of its master storage."""
+def _machine_rooms(route: TopicRoute) -> dict[str, str]:
+    """Broker name to machine room, which is the Ray node of its master's storage actor."""
     return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 

@@ -1,1 +1,1 @@
-"""The cluster as specified: what should run where (plan, pure), starting and stopping it, and what runs now."""
+"""The servers of a cluster: the plan of what runs where, starting and stopping, election, repair, and status."""

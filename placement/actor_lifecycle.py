@@ -1,4 +1,4 @@
-"""Starting one storage actor where its disk is, and ending one actor cleanly."""
+"""Starting one storage actor on the node with its disk, and ending one actor cleanly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def start_storage(plan: StoragePlan) -> None:
-    """Create a replica's storage actor on its node; nothing where it exists. Does not wait for it to answer."""
+    """Create a replica's storage actor on its node, unless it exists. Does not wait for it to answer."""
     strategy = NodeAffinitySchedulingStrategy(plan.node_id, soft=False)
     StorageActor.options(name=str(plan.name), get_if_exists=True, scheduling_strategy=strategy).remote(
         plan.name, plan.settings, plan.store_host, plan.replication

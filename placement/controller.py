@@ -1,13 +1,16 @@
-"""Controller: decides who leads each broker group of several replicas, tells them, and has them repaired.
+"""Controller: elects the master of each broker group of several replicas, gives the orders, and has replicas repaired.
 
-One thread per replica asks it for its account about three times a second, and takes along what it is to do
-(placement.election). A replica that does not answer does not hold up the others. Decisions are in the journal before
-anybody is told; where the journal cannot be written nothing is decided, the leases run out, and `status` says why.
+A change of its remote methods, threads or journal belongs here; a change of an election in placement.election, of a
+repair in placement.repair.
 
-What survives its death: the journal. Ray starts it again where its head node is; masters go on by themselves for as
+One thread per replica calls it about three times a second with its next order, and gets its account of itself. A
+replica that does not answer does not hold up the others. Decisions are in the journal before an order is given; while
+the journal cannot be written nothing is decided, the leases run out, and `status` shows the reason.
+
+What survives its death: the journal. Ray starts it again on its head node; masters go on by themselves for as
 long as their leases hold. Every call is safe to repeat.
 
-May wait for: Storage. Nobody waits for the Controller; a Broker is told of a new master, and asks when it wonders.
+May wait for: Storage. Nobody waits for the Controller; a Broker is notified of a new master, and asks now and then.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Watched:
-    """One replica: what it is to be told next, and how its last call went."""
+class _WatchedReplica:
+    """One replica: its next order, and the error of the last call."""
 
     name: StorageName
     actor: ActorRef
@@ -63,14 +66,14 @@ class Controller:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._failure = ""
-        self._told: dict[str, int] = {}
+        self._notified_epochs: dict[str, int] = {}
         self._journal = Journal(path_here(settings.journal, settings.data_dir))
         self._groups: dict[str, GroupControl] = {}
-        self._watched: dict[StorageName, _Watched] = {}
+        self._watched: dict[StorageName, _WatchedReplica] = {}
         for group, replicas in settings.groups.items():
             self._control(group, replicas)
-        self._caretaker = Reconciler(settings, self._views, self.draining, self.designate)
-        threading.Thread(target=self._caretaker.run, args=(self._stopping,), name="repair", daemon=True).start()
+        self._reconciler = Reconciler(settings, self._group_views, self.draining, self.designate)
+        threading.Thread(target=self._reconciler.run, args=(self._stopping,), name="repair", daemon=True).start()
 
     def _control(self, group: str, replicas: frozenset[int]) -> None:
         settings = self._settings
@@ -87,15 +90,17 @@ class Controller:
         self._groups[group] = control
         for replica in sorted(replicas):
             name = StorageName(group, replica)
-            self._watched[name] = _Watched(name, ActorRef(str(name)), threading.Event())
-            threading.Thread(target=self._watch, args=(self._watched[name],), name=str(name), daemon=True).start()
+            self._watched[name] = _WatchedReplica(name, ActorRef(str(name)), threading.Event())
+            threading.Thread(
+                target=self._watch_replica, args=(self._watched[name],), name=str(name), daemon=True
+            ).start()
 
     def settings(self) -> ControllerSettings:
-        """What it was told when it was started."""
+        """The settings that it was started with."""
         return self._settings
 
     def leader(self, group: str) -> GroupLeader:
-        """Who leads a broker group now. InvalidArgumentError for a group that is not the Controller's."""
+        """The present master of a broker group. InvalidArgumentError for a group that is not the Controller's."""
         with self._lock:
             control = self._require(group)
             record = control.record
@@ -112,9 +117,10 @@ class Controller:
             control.designate(replica, time.monotonic())
 
     def balance(self) -> dict[str, int]:
-        """Have the first replica by priority lead each group; returns which that is for the groups where it does not.
+        """Have the first replica by priority lead each group; returns that replica, by group, where it does not lead
+        yet.
 
-        One that is not in sync is not waited for: it is answered all the same, and asking again later is safe.
+        A replica that is not in sync is returned too, but not waited for: calling again later is safe.
         """
         with self._lock:
             wanted: dict[str, int] = {}
@@ -126,7 +132,7 @@ class Controller:
             return wanted
 
     def drain(self, node_id: str, drained: bool = True) -> None:
-        """Have no replica live on a node any more (`raymq drain`), or with `drained` False allow it again.
+        """Have no replica run on a node any more (`raymq drain`), or with `drained` False allow it again.
 
         Durable on return; the replicas move one after another. StoreError when the journal cannot be written.
         """
@@ -141,12 +147,12 @@ class Controller:
 
     def homes(self) -> dict[StorageName, str]:
         """Replica to the id of its node, for those that run."""
-        return dict(self._caretaker.homes)
+        return dict(self._reconciler.node_ids)
 
     def status(self) -> dict[str, Any]:
-        """Each group's master, epoch and set, each replica's account, and why something is not as it should be."""
+        """Each group's master, epoch and set, each replica's account, and the reasons of what is wrong."""
         with self._lock:
-            error = self._failure or self._caretaker.error
+            error = self._failure or self._reconciler.error
             return {"error": error, "groups": [self._group_status(group) for group in sorted(self._groups)]}
 
     def close(self) -> None:
@@ -155,7 +161,7 @@ class Controller:
         for watched in self._watched.values():
             watched.wake.set()
 
-    def _views(self) -> dict[str, ReplicaGroupView]:
+    def _group_views(self) -> dict[str, ReplicaGroupView]:
         with self._lock:
             return {group: _view(control) for group, control in self._groups.items()}
 
@@ -187,12 +193,12 @@ class Controller:
         }
 
     def _replica_status(
-        self, watched: _Watched, state: ReplicaState | None, leading: ReplicaState | None
+        self, watched: _WatchedReplica, state: ReplicaState | None, leading: ReplicaState | None
     ) -> dict[str, Any]:
-        note = self._caretaker.notes.get(watched.name, "")
+        note = self._reconciler.notes.get(watched.name, "")
         about = {
             "replica": watched.name.replica,
-            "node_id": self._caretaker.homes.get(watched.name),
+            "node_id": self._reconciler.node_ids.get(watched.name),
             "note": note,
             **_lag(watched.name.replica, leading),
         }
@@ -209,19 +215,19 @@ class Controller:
 
     # One thread per replica
 
-    def _watch(self, watched: _Watched) -> None:
+    def _watch_replica(self, watched: _WatchedReplica) -> None:
         while not self._stopping.is_set():
             with self._lock:
                 order, watched.order = watched.order, None
                 record = self._groups[watched.name.broker_name].record
                 newest = None if record is None else record.sync_state_set
-            state, watched.error = self._ask(watched, order, newest)
+            state, watched.error = self._send_order(watched, order, newest)
             self._decide(watched.name.broker_name, state)
             watched.wake.wait(PING_INTERVAL_S)
             watched.wake.clear()
 
-    def _ask(
-        self, watched: _Watched, order: Order | None, newest: SyncStateSet | None
+    def _send_order(
+        self, watched: _WatchedReplica, order: Order | None, newest: SyncStateSet | None
     ) -> tuple[ReplicaState | None, str]:
         try:
             state: ReplicaState = watched.actor.call("obey", order, newest, timeout_s=PING_TIMEOUT_S)
@@ -230,11 +236,11 @@ class Controller:
         return state, ""
 
     def _decide(self, group: str, state: ReplicaState | None) -> None:
-        """Hear an account, and hand out what follows from it."""
+        """Note an account (None: the replica did not answer), write the decisions, and assign the orders."""
         with self._lock:
             control, now_s = self._groups[group], time.monotonic()
             if state is not None:
-                control.heard(state, now_s)
+                control.note_account(state, now_s)
             before = control.record
             for action in control.tick(now_s):
                 if isinstance(action, Record):
@@ -242,13 +248,13 @@ class Controller:
                         control.record = before
                         return
                 else:
-                    self._hand_out(action)
+                    self._assign_order(action)
             record = control.record
-            new = record is not None and not control.reason and self._told.get(group) != record.epoch
+            new = record is not None and not control.reason and self._notified_epochs.get(group) != record.epoch
             if new and record is not None:
-                self._told[group] = record.epoch
+                self._notified_epochs[group] = record.epoch
         if new:
-            self._tell_broker(group)
+            self._notify_broker(group)
 
     def _write(self, record: Record) -> bool:
         try:
@@ -261,8 +267,8 @@ class Controller:
         logger.warning("%s: epoch %d, master %s, in sync %s", *_words(record))
         return True
 
-    def _hand_out(self, order: Order) -> None:
-        """The newest order of a replica counts; a renewal is not worth waking its thread."""
+    def _assign_order(self, order: Order) -> None:
+        """Have a replica's thread send an order, in place of an older one. A renewal does not wake the thread."""
         watched = self._watched[StorageName(order.group, order.replica)]
         watched.order = order
         if isinstance(order, Follow):
@@ -271,16 +277,16 @@ class Controller:
         if not isinstance(order, Renew):
             watched.wake.set()
 
-    def _tell_broker(self, group: str) -> None:
-        """Have the broker look at its new master at once; it asks by itself now and then."""
+    def _notify_broker(self, group: str) -> None:
+        """Have the broker look for its new master at once; by itself it does so every few seconds."""
         try:
             ActorRef(group).handle().look_for_master.remote()
         except RaymqError as error:
-            logger.info("%s is not told of its new master: %s", group, error)
+            logger.info("%s is not notified of its new master: %s", group, error)
 
 
 def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
-    """How far a replica is behind, as its master says; None where that is not known."""
+    """A replica's lag, as its master reports it; None if that is not known."""
     if leading is not None and leading.replica == replica:
         return {"lag_bytes": 0, "lag_s": 0.0}
     lag = None if leading is None else leading.lags.get(replica)

@@ -1,20 +1,24 @@
-"""Who leads a broker group: the decisions of the Controller, one `GroupControl` per group.
+"""The master of a broker group: the decisions of the Controller, one `GroupControl` per group.
 
-It hears each replica's account of itself (`heard`) about three times a second, and says what to do (`tick`): renew the
-master's lease, tell followers whom to follow, or elect. Rules (spec/storage.md §11.2, §11.3):
+A change of when another replica leads, or of which one, belongs here. MASTER_STEPS has the step for each view of the
+present master.
 
-- Alive is whom it has heard lately, by its own clock: a process that stands still counts as dead.
-- While the last lease that it granted may still be held, nobody else is elected, unless the master's own new process
-  says that the old one is gone.
-- Who is elected is an alive member of the sync-state set: the one whose log is longest, by epoch first, then by
-  offset; then by priority. Nobody else, unless `unclean` allows it and says so.
-- A group that never had a master starts with the replica that has the most, once all replicas were heard.
-- Where roles are fixed only `fixed_master` may lead, and nobody while it is away. It does not lead without the
-  directory that it led with, nor when somebody has more than it: what the others have would be cut.
-- A decision is journaled before anybody is told (`Record`), and is told again until the replica's account shows it.
+The control gets each replica's account of itself (`note_account`) about three times a second, and returns what to do
+(`tick`): renew the master's lease, have others follow, or elect. Rules (spec/storage.md §11.2, §11.3):
 
-What survives: the newest `Record` of the group, in the journal. Where that is lost, `recover` makes it from the
-replicas' own accounts, once all of them were heard; with fewer it refuses, because one that is missing may know better.
+- A replica is alive if its account came lately, by the Controller's clock: a process that stands still counts as dead.
+- While the last lease that was granted may still be held, no other replica is elected, unless the account of the
+  master's own new process shows that the old one is gone.
+- An alive member of the sync-state set is elected: the one with the longest log, by epoch first, then by offset; then
+  by priority. No other replica is elected, unless `unclean` allows it.
+- A group that never had a master starts with the replica with the longest log, once all accounts have come.
+- With fixed roles only `fixed_master` may lead, and none while it is away. It does not lead without the directory that
+  it led with, nor while another replica has a longer log, whose end would be cut.
+- A decision (`Record`) is journaled before an order is given, and the order is repeated until the replica's account
+  shows that it was carried out.
+
+The newest `Record` of the group survives a crash, in the journal. If the journal is lost, the record is made from the
+replicas' own accounts, once all of them have come; not before, because a missing replica may know of a newer epoch.
 """
 
 from __future__ import annotations
@@ -30,12 +34,12 @@ from storage.replication.epochs import SyncStateSet
 FIXED_MASTER: Final = 0
 """The replica that leads where roles are fixed (replication.broker_role)."""
 RECOVERED_EPOCH_GAP: Final = 100
-"""How many epochs are left out when the journal was lost."""
+"""The number of epochs left out after the journal was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the Controller has decided for a group: put into the journal before anything else is done."""
+    """A decision of the Controller about a group, which is written to the journal before anything else is done."""
 
     group: str
     epoch: int
@@ -48,10 +52,10 @@ Action = Record | Lead | Renew | Follow | Drain
 
 @dataclass(frozen=True, slots=True)
 class ControlRules:
-    """Times in s. `dead_after_s`: silence after which a replica counts as dead. `lease_s`: how long a lease holds,
+    """Times in s. `dead_after_s`: silence after which a replica counts as dead. `lease_s`: the length of a lease,
     counted from the account that it answers: so however long messages take, it ends for the replica no later than for
-    the Controller. `lease_margin_s` is what the rates of two clocks may be off in that time. `drain_timeout_s`: how
-    long a master waits for its successor. `fixed_master`: the only replica that may lead, where roles are fixed."""
+    the Controller. `lease_margin_s`: the most that the rates of two clocks differ in that time. `drain_timeout_s`: the
+    longest wait of a master for its successor. `fixed_master`: with fixed roles, the only replica that may lead."""
 
     dead_after_s: float = 1.0
     lease_s: float = MASTER_LEASE_S
@@ -108,7 +112,10 @@ class _Heard:
 
 @dataclass(slots=True)
 class GroupControl:
-    """One broker group. `replicas` are those the spec wants, `priorities` smaller first, `learners` never lead."""
+    """The control of one broker group.
+
+    `replicas`: those of the spec; `priorities`: by replica, the smallest leads first; `learners` never lead.
+    """
 
     group: str
     replicas: frozenset[int]
@@ -117,7 +124,7 @@ class GroupControl:
     learners: frozenset[int] = frozenset()
     record: Record | None = None
     reason: str = "no replica was heard yet"
-    """Why there is no master now; empty when there is one."""
+    """The reason why there is no master now; empty if there is one."""
     _heard: dict[int, _Heard] = field(default_factory=dict)
     _lease_until_s: float = 0.0
     _led_incarnation: int = -1
@@ -131,25 +138,25 @@ class GroupControl:
         return self.replicas - self.learners if fixed is None else frozenset({fixed})
 
     def resume(self, record: Record, now_s: float) -> None:
-        """Go on from the journal: a lease that was granted before may still be held."""
+        """Start with the record of the journal: a lease that was granted before may still be held."""
         self.record = record
         self._lease_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
 
-    def heard(self, state: ReplicaState, now_s: float) -> None:
-        """A replica's account of itself. One that comes behind a later one of the same directory is not heeded."""
+    def note_account(self, state: ReplicaState, now_s: float) -> None:
+        """Note a replica's account of itself. One that comes after a younger one of the same directory is ignored."""
         known = self._heard.get(state.replica)
         if known is None or known.state.store_id != state.store_id or state.age > known.state.age:
             self._heard[state.replica] = _Heard(state, now_s)
 
     def designate(self, replica: int, now_s: float) -> None:
-        """Have `replica` lead as soon as that is safe (`raymq balance`). Forgotten when it takes too long, which asking
-        again meanwhile does not prolong: the master takes no appends while it waits for its successor."""
+        """Have `replica` lead as soon as that is safe (`raymq balance`). Dropped after `drain_timeout_s`, which
+        calling again meanwhile does not prolong: the master takes no appends while it waits for its successor."""
         if replica == self._designated and now_s <= self._designated_until_s:
             return
         self._designated, self._designated_until_s = replica, now_s + self.rules.drain_timeout_s
 
     def alive(self, now_s: float) -> dict[int, ReplicaState]:
-        """The replicas heard lately, as they were then."""
+        """The replicas whose account came lately, with that account."""
         return {
             replica: heard.state
             for replica, heard in self._heard.items()
@@ -157,7 +164,7 @@ class GroupControl:
         }
 
     def tick(self, now_s: float) -> list[Action]:
-        """What to do now, in this order."""
+        """The actions to carry out now, in their order."""
         alive = self.alive(now_s)
         if self.record is None:
             self._recover(alive)
@@ -209,10 +216,10 @@ class GroupControl:
         return MasterView.NOT_LEADING
 
     def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
-        """Give the master the set it asks for.
+        """The record with the set that the master proposes; empty if it proposes none.
 
-        A question that is based on an outdated set is not heeded. Every other one is answered by a newer set, the one
-        asked for without replicas that may not be in it: so that the asker knows its question is settled.
+        A proposal based on an outdated set is ignored. Every other one is answered by a newer set, the proposed one
+        without the replicas that may not be in it, so that the master sees that its proposal is settled.
         """
         asked, now = state.proposal, record.sync_state_set
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
@@ -257,7 +264,7 @@ class GroupControl:
         return self._begin(min(candidates.values(), key=self._order), record)
 
     def _against_fixed_master(self, fixed: int, alive: dict[int, ReplicaState], record: Record) -> str:
-        """Why the only replica that may lead must not now; empty if it may."""
+        """The reason why the only replica that may lead must not lead now; empty if it may."""
         state = alive.get(fixed)
         if state is None:
             return f"replica {fixed} does not answer, and no other may lead (broker_role): it is waited for"
@@ -267,7 +274,7 @@ class GroupControl:
                 "acknowledged message: bring that back, or have another replica lead, see docs/cluster.md"
             )
         longer = [replica for replica, other in alive.items() if other.rank > state.rank]
-        # Where another led before, whoever is in the set has all that counts: more is what was never acknowledged.
+        # If another led before, a member of the set has every acknowledged message: a longer log has others.
         if longer and record.master in (None, fixed):
             return (
                 f"replica {fixed} must lead (broker_role), but replica {_names(longer)} has more than it: its disk has "
@@ -293,14 +300,14 @@ class GroupControl:
         return Renew(self.group, state.replica, record.sync_state_set, state.clock_s, frozenset(dead))
 
     def _note_lease(self, state: ReplicaState) -> None:
-        """The lease counts from the account it answers, which was given no later than it was heard."""
+        """Note that a lease is granted. It counts from the account, which was given no later than it came."""
         until_s = self._heard[state.replica].at_s + self.rules.lease_s + self.rules.lease_margin_s
         self._lease_until_s = max(self._lease_until_s, until_s)
 
     def _followers(self, alive: dict[int, ReplicaState]) -> list[Action]:
         record = self.record
         if record is None or record.master is None or self._led_incarnation < 0:
-            return []  # nobody is followed before it leads
+            return []  # a replica is followed only once it leads
         told = (ReplicaRole.SLAVE, record.epoch, record.master)
         return [
             Follow(self.group, replica, record.epoch, record.master)
@@ -309,13 +316,13 @@ class GroupControl:
         ]
 
     def _recover(self, alive: dict[int, ReplicaState]) -> None:
-        """Make the record from what the replicas say, once all of them do."""
+        """Make the record from the replicas' accounts, once all of them have come."""
         missing = self.replicas - alive.keys()
         if missing:
             self.reason = f"the journal knows nothing of this group, and replica {_names(missing)} does not answer"
             return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
-        # What the lost journal had decided last may still be on its way to somebody.
+        # An order of the last decision in the lost journal may still be on its way.
         epoch = max(state.epoch for state in alive.values()) + RECOVERED_EPOCH_GAP
         newest = max(sets, key=lambda one: one.order, default=None)
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}

@@ -1,4 +1,4 @@
-"""What there is: the nodes of the Ray cluster with the stores on their disks, and raymq's actors."""
+"""The inventory of a Ray cluster: its nodes with the stores on their disks, and raymq's actors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.actor_class import task_shell
+from actors.actor_class import remote_function
 from placement.replica_nodes import Node
 from raymq.config.cluster import data_dir_here
 from raymq.config.store import COMMIT_LOG_DIR
@@ -24,13 +24,13 @@ HEAD_RESOURCE: Final = "node:__internal_head__"
 
 
 def inventory(data_dir: Path, draining: Collection[str] = (), timeout_s: float = INVENTORY_TIMEOUT_S) -> list[Node]:
-    """The nodes that are alive now, with the stores below `data_dir` on each, and their zones.
+    """The Ray nodes that are alive now, with the stores below `data_dir` on each, and their zones.
 
-    `draining`: ids of nodes that are to keep nothing. RaymqError when a node does not answer in time.
+    `draining`: ids of nodes that are being emptied. RaymqError when a node does not answer in time.
     """
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-    here = ray.get_runtime_context().get_node_id()  # to look here takes no process of its own
-    asked = {node_id: _ask(node_id, data_dir) for node_id in alive if node_id != here}
+    here = ray.get_runtime_context().get_node_id()  # this node is read without a process of its own
+    asked = {node_id: _start_listing(node_id, data_dir) for node_id in alive if node_id != here}
     nodes = []
     for node_id, node in alive.items():
         ip, labels = node["NodeManagerAddress"], dict(node.get("Labels") or {})
@@ -44,19 +44,19 @@ def inventory(data_dir: Path, draining: Collection[str] = (), timeout_s: float =
 
 
 def head_node_id() -> str:
-    """The node without which there is no Ray cluster; this one, should Ray not say."""
+    """The id of Ray's head node, without which there is no cluster; of this node if Ray does not name one."""
     heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
     return str(heads[0]) if heads else ray.get_runtime_context().get_node_id()
 
 
-def _ask(node_id: str, data_dir: Path) -> Any:
-    """A reference to what `_list_stores` finds on a node."""
+def _start_listing(node_id: str, data_dir: Path) -> Any:
+    """A reference to the result of `_list_stores` on a node."""
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return _stores_below.options(scheduling_strategy=strategy).remote(str(data_dir))
+    return _remote_list_stores.options(scheduling_strategy=strategy).remote(str(data_dir))
 
 
 def _list_stores(data_dir: str) -> dict[str, int]:
-    """The store directories on the node where this runs, by name, with the bytes of the logs that are in them.
+    """The store directories on this node, by name, with the bytes of the logs that are in them.
 
     A log may be elsewhere (store_path_commit_log); the lock is always there, but not in every copy of a store.
     """
@@ -68,7 +68,7 @@ def _list_stores(data_dir: str) -> dict[str, int]:
     }
 
 
-_stores_below = ray.remote(num_cpus=0, max_retries=0)(task_shell(_list_stores))
+_remote_list_stores = ray.remote(num_cpus=0, max_retries=0)(remote_function(_list_stores))
 
 
 def running() -> list[str]:

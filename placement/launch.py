@@ -1,7 +1,7 @@
 """Carrying out a plan: start the actors, wait until they answer, stop them in the order that keeps data whole.
 
-Starting is idempotent: an actor that runs already is left alone. Each step has a deadline; when one fails, what this
-call started is stopped again, so that a failed start leaves nothing behind.
+Starting is idempotent: an actor that runs already is left alone. Each step has a deadline; if one fails, the actors
+that this call started are stopped again, so that a failed start leaves nothing behind.
 
 Run by a program of its own (placement.launcher_main), because Ray gives actors the import path of the program that
 created them, and a user's program may have a folder called `storage`.
@@ -28,17 +28,17 @@ from raymq.names import CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
 SERVERS_READY_TIMEOUT_S: Final = 120.0
-"""For one actor to answer. Opening a store may mean recovering gigabytes of log."""
+"""The timeout for all actors to answer. Opening a store may mean recovering gigabytes of log."""
 LAUNCH_CALL_TIMEOUT_S: Final = 10.0
 
 
 def start(
     plan: Plan, progress: ProgressCallback = lambda step: None, timeout_s: float = SERVERS_READY_TIMEOUT_S
 ) -> None:
-    """Start what does not run yet, and return when every actor answers.
+    """Start the actors that do not run yet, and return when every actor answers.
 
-    Raises what kept one from starting (StoreLockedError, StoreError, RequestTimeoutError …); then everything that this
-    call started has been stopped again.
+    Raises the error that kept one from starting (StoreLockedError, StoreError, RequestTimeoutError …); then every actor
+    that this call started has been stopped again.
     """
     before = set(running())
     try:
@@ -86,7 +86,7 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float) -> None:
 
 
 def _end_outdated(settings: ControllerSettings) -> None:
-    """End a Controller that was told something else; another one goes on from its journal within the leases."""
+    """End a Controller that has other settings; a new one goes on from its journal before the leases end."""
     if CONTROLLER in running() and ActorRef(CONTROLLER).call("settings", timeout_s=LAUNCH_CALL_TIMEOUT_S) != settings:
         end_actor(CONTROLLER)
 

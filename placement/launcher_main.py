@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import ray
 
-from placement import launch, operations as operate
+from placement import launch, operations
 from placement.inventory import inventory, running
 from placement.plan import make_plan
 from placement.status import cluster_status
@@ -34,12 +34,12 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     try:
         ray.init(address=request["address"], namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        _say(result=_carry_out(request))
+        _write_answer(result=_carry_out(request))
     except RaymqError as error:
-        _say(error=base64.b64encode(pickle.dumps(error)).decode())
+        _write_answer(error=base64.b64encode(pickle.dumps(error)).decode())
     except ConnectionError as error:
         unreachable = ServiceNotAvailableError(f"cannot connect to Ray at {request['address']}: {error}")
-        _say(error=base64.b64encode(pickle.dumps(unreachable)).decode())
+        _write_answer(error=base64.b64encode(pickle.dumps(unreachable)).decode())
     finally:
         ray.shutdown()
 
@@ -48,24 +48,24 @@ def _carry_out(request: dict[str, Any]) -> Any:
     action = request["action"]
     if action == "start":
         settings = ClusterSettings(**request["settings"])
-        known, draining = operate.placed()
+        known, draining = operations.placed_replicas()
         plan = make_plan(settings, inventory(settings.data_dir, draining), known)
         launch.start(plan, _progress)
         return running()
     if action == "stop":
         return launch.stop(_progress)
     if action == "drain":
-        return operate.drain(request["node"], drained=not request["undo"], progress=_progress)
+        return operations.drain(request["node"], drained=not request["undo"], progress=_progress)
     if action == "balance":
-        return operate.balance(_progress)
+        return operations.balance(_progress)
     return cluster_status()
 
 
 def _progress(step: str) -> None:
-    _say(progress=step)
+    _write_answer(progress=step)
 
 
-def _say(**answer: Any) -> None:
+def _write_answer(**answer: Any) -> None:
     print(json.dumps(answer), flush=True)
 
 

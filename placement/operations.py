@@ -1,4 +1,4 @@
-"""What an operator has the Controller do: empty a node, and bring mastership back where it belongs."""
+"""The operator's commands to the Controller: empty a node, and have the first replicas by priority lead again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ BALANCE_WAIT_S: Final = 20.0
 POLL_S: Final = 0.3
 
 
-def placed() -> tuple[dict[StorageName, str], frozenset[str]]:
-    """Replica to the node it runs on, and the nodes that are to be emptied; nothing where no Controller runs."""
+def placed_replicas() -> tuple[dict[StorageName, str], frozenset[str]]:
+    """The replicas with the ids of their nodes, and the ids of the nodes being emptied; both empty without a
+    Controller."""
     if CONTROLLER not in running():
         return {}, frozenset()
     controller = ActorRef(CONTROLLER)
@@ -30,10 +31,10 @@ def placed() -> tuple[dict[StorageName, str], frozenset[str]]:
 
 
 def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, Any]:
-    """Have a node, given by its address or the beginning of its id, keep no replica; or with `drained` False, allow it.
+    """Empty a node, given by its address or the beginning of its id; with `drained` False, allow replicas there again.
 
-    Returns when it keeps none, and its replicas are in sync elsewhere, or after DRAIN_WAIT_S with those that are
-    `left`: the Controller goes on with them. InvalidArgumentError when no node, or more than one, is meant, and when no
+    Returns when no replica is left there, and its replicas are in sync elsewhere, or after DRAIN_WAIT_S with those that
+    are `left`: the Controller goes on with them. InvalidArgumentError if no node, or more than one, matches, and if no
     broker group has several replicas.
     """
     controller, node_id = _controller(), _find_node(node)
@@ -41,15 +42,15 @@ def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, 
     deadline_s = time.monotonic() + DRAIN_WAIT_S
     left: list[str] = []
     while drained and time.monotonic() < deadline_s:
-        left = _left(controller, node_id, progress)
+        left = _replicas_left(controller, node_id, progress)
         if not left:
             break
         time.sleep(POLL_S)
     return {"node_id": node_id, "drained": drained, "left": left}
 
 
-def _left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:
-    """The replicas that still live on a node, or that are not in sync where they live now."""
+def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:
+    """The replicas that still run on a node, or that are not in sync on their present node."""
     left = []
     for group in controller.call("status", timeout_s=OPERATION_CALL_TIMEOUT_S)["groups"]:
         for replica in group["replicas"]:
@@ -64,7 +65,8 @@ def _left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> lis
 def balance(progress: ProgressCallback) -> dict[str, Any]:
     """Have the first replica by priority lead each broker group, where it is in sync; no append is lost by it.
 
-    Returns when they lead, or after BALANCE_WAIT_S: `wanted` tells whom that is about, `left` where it has not come.
+    Returns when they lead, or after BALANCE_WAIT_S. `wanted`: by broker group, the replica that should lead; `left`:
+    the groups where it does not lead yet.
     """
     controller = _controller()
     wanted: dict[str, int] = controller.call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
@@ -87,7 +89,7 @@ def _controller() -> ActorRef:
 
 
 def _find_node(text: str) -> str:
-    """The id of the node that `text` means: its address, or the beginning of its id."""
+    """The id of the node with this address, or whose id begins with this text."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     found = [node for node in nodes if text and (node["NodeManagerAddress"] == text or node["NodeID"].startswith(text))]
     if len(found) != 1:

@@ -1,7 +1,7 @@
-"""The plan: which actors run, and on which nodes. Pure; nothing is started here.
+"""The plan: the actors of a cluster and their nodes. Pure; nothing is started here.
 
-From settings and an inventory of nodes to a `Plan` that `placement.launch` carries out. Which node gets which replica
-is decided in `placement.replica_nodes`.
+Settings and an inventory of nodes become a `Plan`, which `placement.launch` carries out. The node of each replica is
+chosen in `placement.replica_nodes`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NameServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that has to run."""
+    """All actors that have to run."""
 
     nameservers: tuple[NameServerPlan, ...]
     storages: tuple[StoragePlan, ...]
@@ -44,7 +44,7 @@ class Plan:
 
 
 def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[StorageName, str] | None = None) -> Plan:
-    """Place every replica's store. ConfigError when the rules of placement cannot be kept (placement.replica_nodes).
+    """The plan for a cluster. ConfigError if the rules of placement cannot be kept (placement.replica_nodes).
 
     `known`: replica to the id of the node its storage actor runs on now.
     """
@@ -52,10 +52,10 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
     nameservers = tuple(NameServerPlan(name, settings.data_dir / str(name) / KV_FILE) for name in servers)
     replication = settings.replication
     names = [StorageName(group, replica) for group in settings.broker_names for replica in range(replication.replicas)]
-    homes = choose_nodes(names, nodes, spread=replication.spread, known=known)
+    replica_nodes = choose_nodes(names, nodes, spread=replication.spread, known=known)
     storages = []
     for index, name in enumerate(names):
-        node = homes[name]
+        node = replica_nodes[name]
         root = Path(settings.data_dir) / store_directory(name)
         store = _settings_of(settings.store, root)
         storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication))
@@ -71,7 +71,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
 
 
 def _settings_of(options: StoreOptions, root: Path) -> StoreSettings:
-    """The store of one replica: where its log has directories of its own, they are named as its root is."""
+    """The store settings of one replica. Directories of its log outside its root get the root's name below them."""
     values = options.model_dump()
     for name in ("store_path_commit_log", "read_only_commit_log_store_paths"):
         values[name] = [path / root.name for path in values[name]]
@@ -85,7 +85,7 @@ def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> C
     return ControllerSettings(
         settings.data_dir / CONTROLLER / JOURNAL_FILE,
         dict.fromkeys(settings.broker_names, replicas),
-        # Where all are equal, the groups' masters are spread over the replicas, and so over the nodes.
+        # The first replica by priority differs from group to group, so that masters are spread over the nodes.
         {
             group: {replica: (replica - index) % replication.replicas for replica in replicas}
             for index, group in enumerate(settings.broker_names)

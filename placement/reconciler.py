@@ -1,7 +1,7 @@
-"""The hands of repair: looks at which storage actors there are, and starts and ends what placement.repair decides.
+"""The Reconciler carries repair out: it lists the storage actors, and starts and ends those that placement.repair says.
 
-One thread. It looks at the nodes only while something is amiss: a replica without an actor, or a node to be drained.
-What survives its process: nothing. What fails is tried again at the next round, and `notes` says why.
+One thread, in rounds. It takes an inventory of the nodes only while a replica has no actor or a node is being drained.
+Nothing survives its process. A round that fails is tried again, and `error` has the reason.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from raymq.names import StorageName
 from raymq.remoting.actor_ref import ActorRef
 
 RECONCILE_INTERVAL_S: Final = 1.0
-LOOK_TIMEOUT_S: Final = 10.0
+RECONCILE_INVENTORY_TIMEOUT_S: Final = 10.0
 RECONCILE_DESCRIBE_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """`groups` tells who leads and who is in sync, `draining` which nodes are to be emptied; `designate` hands over."""
+    """Keeps every replica's storage actor running on its node.
+
+    `groups` returns each group's master and its replicas in sync, `draining` the ids of the nodes being emptied;
+    `designate` has another replica of a group lead.
+    """
 
     def __init__(
         self,
@@ -48,14 +52,14 @@ class Reconciler:
             replace_after_s=options.replace_after_s,
             min_in_sync=max(options.min_in_sync_replicas, options.in_sync_replicas),
         )
-        self.homes: dict[StorageName, str] = {}
+        self.node_ids: dict[StorageName, str] = {}
         """Replica to the id of the node its actor runs on, as far as that is known."""
         self.notes: Mapping[StorageName, str] = {}
-        """What a replica waits for."""
+        """The reason why a replica has no actor, or has not left its node yet."""
         self.error = ""
 
     def run(self, stopping: threading.Event) -> None:
-        """Rounds until `stopping` is set."""
+        """Work in rounds until `stopping` is set."""
         while not stopping.wait(RECONCILE_INTERVAL_S):
             try:
                 self._round()
@@ -68,17 +72,17 @@ class Reconciler:
                 logger.exception("repair is tried again")
 
     def _round(self) -> None:
-        there = set(running())
-        self.homes = {name: node for name, node in self.homes.items() if str(name) in there}
-        present = {name: self._home(name) for name in self._plans if str(name) in there}
+        running_actors = set(running())
+        self.node_ids = {name: node for name, node in self.node_ids.items() if str(name) in running_actors}
+        present = {name: self._node_id(name) for name in self._plans if str(name) in running_actors}
         draining = self._draining()
         moves = Moves()
         if len(present) < len(self._plans) or draining:
-            nodes = inventory(self._data_dir, draining, LOOK_TIMEOUT_S)
+            nodes = inventory(self._data_dir, draining, RECONCILE_INVENTORY_TIMEOUT_S)
             moves = self._repair.decide(nodes, present, self._groups(), time.monotonic())
         self.notes = moves.notes
-        for name, node in moves.place.items():
-            self._place(name, node)
+        for name, node in moves.start.items():
+            self._start(name, node)
         for name, other in moves.hand_over.items():
             logger.warning("%s hands over to replica %d: its node is drained", name, other)
             self._designate(name.broker_name, other)
@@ -86,16 +90,16 @@ class Reconciler:
             logger.warning("%s is ended: its node is drained", moves.vacate)
             end_actor(str(moves.vacate))
 
-    def _place(self, name: StorageName, node: Node) -> None:
+    def _start(self, name: StorageName, node: Node) -> None:
         logger.warning("%s is started on %s (%s)", name, node.ip, node.node_id)
         start_storage(self._plans[name].on(node))
-        self.homes[name] = node.node_id
+        self.node_ids[name] = node.node_id
 
-    def _home(self, name: StorageName) -> str:
-        if name not in self.homes:
+    def _node_id(self, name: StorageName) -> str:
+        if name not in self.node_ids:
             try:
                 described = ActorRef(str(name)).call("describe", timeout_s=RECONCILE_DESCRIBE_TIMEOUT_S)
-                self.homes[name] = described.node_id
+                self.node_ids[name] = described.node_id
             except RaymqError as error:
-                logger.info("%s does not say where it is: %s", name, error)
-        return self.homes.get(name, "")
+                logger.info("%s does not answer on which node it is: %s", name, error)
+        return self.node_ids.get(name, "")

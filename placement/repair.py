@@ -1,10 +1,12 @@
-"""Which replica lives elsewhere from now on: the decisions of repair and of draining, without anything being done.
+"""The decisions of repair and of draining: the replicas that start on another node. Pure; nothing is started here.
 
-A storage actor is pinned to its node, and is gone for good when Ray gives the node up. Then, in this order:
+A change of when a lost replica is started again, or of how a node is emptied, belongs here.
 
-1. Where a node has its directory, the actor is made there again: also after the node came back under another id.
-2. While its directory is in the sync-state set, or nobody leads the group, it is waited for: only there may be what
-   was acknowledged. A master that leads drops a member that is gone within moments.
+A storage actor is pinned to its Ray node, and is gone for good when Ray gives the node up. Then, in this order:
+
+1. If a node has the replica's directory, the actor starts there again: also if the node came back under another id.
+2. While its directory is in the sync-state set, or the group has no master, it is waited for: that directory may be
+   the only one with acknowledged messages. A master that leads drops a member that is gone within moments.
 3. After `replace_after_s` it begins anew on another node (placement.replica_nodes), and is filled from the master.
 
 A node that is drained gives up its replicas one by one, each when all replicas of its group are in sync and enough are
@@ -26,7 +28,7 @@ _ONLY_COPY: Final = "its node is away, and its directory may be the only one wit
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroupView:
-    """A broker group now: who leads (None: nobody) and who is in sync."""
+    """A broker group now: its master (None if there is none) and the replicas in sync."""
 
     master: int | None
     in_sync: frozenset[int]
@@ -34,10 +36,13 @@ class ReplicaGroupView:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What to do: start `place` there; `hand_over`: have another replica lead; `vacate`: end its actor. `notes` say of
-    replicas what is waited for."""
+    """The moves to carry out now.
 
-    place: Mapping[StorageName, Node] = field(default_factory=dict)
+    `start`: replicas whose actor starts on a node; `hand_over`: replicas that lead, with the one that shall lead
+    instead; `vacate`: the replica whose actor ends; `notes`: by replica, what is waited for.
+    """
+
+    start: Mapping[StorageName, Node] = field(default_factory=dict)
     hand_over: Mapping[StorageName, int] = field(default_factory=dict)
     vacate: StorageName | None = None
     notes: Mapping[StorageName, str] = field(default_factory=dict)
@@ -61,25 +66,25 @@ class Repair:
         now_s: float,
     ) -> Moves:
         """`present`: replicas that have an actor, with its node's id as far as it is known. Times in s."""
-        place: dict[StorageName, Node] = {}
+        start: dict[StorageName, Node] = {}
         notes: dict[StorageName, str] = {}
         for name in self._replicas:
             if name in present:
                 self._away_since.pop(name, None)
                 continue
             since_s = self._away_since.setdefault(name, now_s)
-            home = self._home(name, nodes, {**present, **{other: node.node_id for other, node in place.items()}})
+            node = self._choose_node(name, nodes, {**present, **{other: node.node_id for other, node in start.items()}})
             waits = self._waits(name, nodes, groups[name.broker_name], now_s - since_s)
-            if isinstance(home, Node) and not waits:
-                place[name] = home
+            if isinstance(node, Node) and not waits:
+                start[name] = node
             else:
-                notes[name] = waits or str(home)
-        if place or notes:
-            return Moves(place, notes=notes)
+                notes[name] = waits or str(node)
+        if start or notes:
+            return Moves(start, notes=notes)
         return self._drain(nodes, present, groups)
 
     def _waits(self, name: StorageName, nodes: Sequence[Node], group: ReplicaGroupView, away_s: float) -> str:
-        """Why a replica without an actor gets none now; empty when it gets one."""
+        """The reason why a replica without an actor gets none now; empty if it gets one."""
         holders = [node for node in nodes if store_directory(name) in node.stores]
         if any(not node.draining for node in holders):
             return ""
@@ -90,8 +95,8 @@ class Repair:
             return f"its node is away; it begins anew on another in {left_s:.0f} s"
         return ""
 
-    def _home(self, name: StorageName, nodes: Sequence[Node], present: Mapping[StorageName, str]) -> Node | str:
-        """Where the replica is to live, or why nowhere."""
+    def _choose_node(self, name: StorageName, nodes: Sequence[Node], present: Mapping[StorageName, str]) -> Node | str:
+        """The node for the replica's actor, or the reason why there is none."""
         siblings = [other for other in present if other.broker_name == name.broker_name and other != name]
         try:
             return choose_nodes([*siblings, name], nodes, spread=self._spread, known=present)[name]
@@ -106,11 +111,11 @@ class Repair:
         for name in self._replicas:
             if present[name] not in draining:
                 continue
-            group, home = groups[name.broker_name], self._home(name, nodes, present)
+            group, node = groups[name.broker_name], self._choose_node(name, nodes, present)
             replicas = {other.replica for other in self._replicas if other.broker_name == name.broker_name}
             others = sorted(group.in_sync - {name.replica})
-            if isinstance(home, str):
-                notes[name] = home
+            if isinstance(node, str):
+                notes[name] = node
             elif group.master is None or not (group.in_sync >= replicas or name.replica not in group.in_sync):
                 notes[name] = "its node is drained; it moves when all replicas of its group are in sync"
             elif len(others) < max(self._min_in_sync, 1):

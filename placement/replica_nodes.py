@@ -1,14 +1,14 @@
-"""Which node holds which replica: the rules of placement, without anything being started.
+"""The Ray node of each replica: the rules of placement. Pure; nothing is started here.
 
 In this order:
 
-1. Data stays where it is: a replica whose directory is on a node lives there, unless the node is being drained.
+1. Data stays where it is: a replica whose directory is on a node runs there, unless the node is being drained.
 2. Replicas of one broker group are on different nodes.
-3. Where every node is labelled with a zone, no zone holds more replicas of a group than it must.
+3. If every node is labelled with a zone, no zone holds more replicas of a group than it must.
 4. A new replica goes to the node with the fewest bytes of stores, then with the fewest replicas, then by name.
 
-A spec that breaks 2 or 3 on the nodes there are is refused, with the rule and the nodes. What was placed before is
-never moved for the sake of balance; where a rule was relaxed since, it stays.
+A spec that breaks 2 or 3 on the nodes that are alive is refused, with the rule and the nodes. A replica that was placed
+before is never moved for the sake of balance; it stays too if the rule it was placed by has changed since.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from raymq.names import StorageName
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the Ray cluster that can hold stores.
+    """A Ray node that can hold stores.
 
-    `stores`: the store directories found below its data directory, by name, with their bytes. `zone` is empty where the
-    node has no such label. `draining`: it keeps nothing that can live elsewhere.
+    `stores`: the store directories found below its data directory, by name, with their bytes. `zone` is the node's
+    label ray.io/availability-zone, empty without one. `draining`: it keeps no replica that can run elsewhere.
     """
 
     node_id: str
@@ -49,52 +49,54 @@ def choose_nodes(
     spread: bool = True,
     known: Mapping[StorageName, str] | None = None,
 ) -> dict[StorageName, Node]:
-    """The node of each replica. ConfigError when the rules cannot be kept.
+    """The node of each replica. ConfigError if the rules cannot be kept.
 
     `spread` False drops rules 2 and 3, for several replicas on one machine. `known`: replica to the id of the node it
-    runs on; of several nodes that have its directory this one counts.
+    runs on; of several nodes with its directory, this one counts.
     """
     if not nodes:
         raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
     plan = _Plan(nodes, spread=spread, zones=_zones(nodes) if spread else 0)
     for name in sorted(replicas):
-        home = _present_node(name, nodes, (known or {}).get(name))
-        if home is not None:
-            plan.put(name, home)
+        present = _present_node(name, nodes, (known or {}).get(name))
+        if present is not None:
+            plan.put(name, present)
     for name in sorted(replicas):
-        if name not in plan.homes:
+        if name not in plan.chosen:
             plan.put(name, plan.choose(name, sum(other.broker_name == name.broker_name for other in replicas)))
-    return plan.homes
+    return plan.chosen
 
 
 def _present_node(name: StorageName, nodes: Sequence[Node], known: str | None) -> Node | None:
-    """Where the replica's data is; None where that is nowhere, or on a node that is being drained."""
+    """The node with the replica's data; None if there is none, or if it is being drained."""
     directory = store_directory(name)
     holders = [node for node in nodes if directory in node.stores and not node.draining]
     return min(holders, key=lambda node: (node.node_id != known, -node.stores[directory], node.node_id), default=None)
 
 
 def _zones(nodes: Iterable[Node]) -> int:
-    """How many zones there are; 0 unless every node is labelled with one."""
+    """The number of zones; 0 unless every node is labelled with one."""
     zones = {node.zone for node in nodes}
     return 0 if "" in zones else len(zones)
 
 
 class _Plan:
+    """The replicas that have a node so far, and the choice of a node for the next one."""
+
     def __init__(self, nodes: Sequence[Node], *, spread: bool, zones: int) -> None:
         self._nodes = nodes
         self._spread, self._zones = spread, zones
-        self.homes: dict[StorageName, Node] = {}
+        self.chosen: dict[StorageName, Node] = {}
         self._load: Counter[str] = Counter()
 
     def put(self, name: StorageName, node: Node) -> None:
-        self.homes[name] = node
+        self.chosen[name] = node
         self._load[node.node_id] += 1
 
     def choose(self, name: StorageName, replicas: int) -> Node:
         """The best node for a replica that has no data anywhere."""
         able = [node for node in self._nodes if not node.draining]
-        siblings = [node for other, node in self.homes.items() if other.broker_name == name.broker_name]
+        siblings = [node for other, node in self.chosen.items() if other.broker_name == name.broker_name]
         if self._spread:
             taken = {node.node_id for node in siblings}
             able = [node for node in able if node.node_id not in taken]

@@ -1,4 +1,4 @@
-"""What a server actor is started with: one replica's Storage actor, and the Controller."""
+"""The arguments that server actors are started with: one replica's Storage actor, and the Controller."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ class StoragePlan:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """`groups`: broker group to its replicas. `journal`: the file, on the disk of the node it is pinned to.
+    """The Controller's settings.
 
-    `storages`: every replica as it was planned at first, below `data_dir` of its node: what it is repaired from."""
+    `journal`: its file, on the disk of the node it is pinned to. `groups`: broker group to its replicas. `priorities`:
+    by group and replica, the smallest leads first. `learners`: by group, the replicas that never lead. `storages`:
+    every replica as it was planned at first, below `data_dir` of its node; repair starts it again by this.
+    """
 
     journal: Path
     groups: Mapping[str, frozenset[int]]

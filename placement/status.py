@@ -1,4 +1,4 @@
-"""What runs now: every raymq actor with its node, process and own account of itself."""
+"""The status of a cluster: every raymq actor that runs, with its own account of itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATUS_CALL_TIMEOUT_S: Final = 5.0
 def cluster_status() -> dict[str, Any]:
     """Broker groups with their stores and replicas, consumer groups with their members; plain data for tables and JSON.
 
-    An actor that does not answer appears with its error, so the call succeeds on a cluster that is half dead.
+    An actor that does not answer appears with its error, so the call succeeds also on a cluster with dead actors.
     """
     names = running()
     brokers, stores, groups, instances, controller = [], [], [], [], []
@@ -65,7 +65,7 @@ def _ask(name: str, method: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can say it: queues by their names, records as mappings."""
+    """`value` as JSON can have it: queues as their names, dataclasses as mappings."""
     if isinstance(value, MessageQueue):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):

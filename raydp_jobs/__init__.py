@@ -1,7 +1,7 @@
 """Spark on a topic: its messages as a DataFrame, on the Ray cluster that raymq runs in.
 
     session.py    a Spark session from RayDP, with the Java and the settings it needs
-    ranges.py     which offsets of which queues a read covers, cut into Spark partitions. No Spark, no Ray
+    ranges.py     the offset ranges of a read, cut into Spark partitions. No Spark, no Ray
     reader.py     `read_topic`: the ranges, read by Python workers in Spark's executors
 
 The names are resolved when they are first used, so that `raydp_jobs.ranges` can be imported without Spark.

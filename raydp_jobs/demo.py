@@ -174,8 +174,8 @@ class DelayTotals:
             if offset < self._next_offset.get(queue, 0):
                 continue
             self._next_offset[queue] = offset + 1
-            home, before = self._last.get(tail, (queue, -1))
-            self._figures["moved"] += home != queue
+            first_queue, before = self._last.get(tail, (queue, -1))
+            self._figures["moved"] += first_queue != queue
             self._figures["out of order"] += row <= before
             self._last[tail] = (queue, row)
             totals = self._delays.setdefault(origin, [0.0, 0.0])
@@ -184,10 +184,11 @@ class DelayTotals:
             self._figures["folded"] += 1
 
     def folded(self) -> int:
+        """The number of flights folded so far."""
         return self._figures["folded"]
 
     def figures(self) -> Figures:
-        """As the table names them."""
+        """The figures, under their names in the table."""
         figures: Figures = {
             "push: flights folded": float(self._figures["folded"]),
             "push: flights out of order in their tail number's queue": float(self._figures["out of order"]),
@@ -200,7 +201,7 @@ class DelayTotals:
 
 
 class FoldInto:
-    """The listener: gives each batch to the folding actor, and is done when that has taken it."""
+    """The listener: sends each batch to the folding actor, and returns when that has folded it."""
 
     def __init__(self, fold: Any) -> None:
         self._fold = fold
@@ -345,17 +346,17 @@ def _number(value: float | None) -> str:
 
 @dataclass(slots=True)
 class Bars:
-    """What the user sees while it runs: one bar per long step, a line per event."""
+    """The user's view of a run: one bar per long step, a line per event."""
 
     _progress: Progress
     _current: Any = None
 
     def note(self, text: str) -> None:
-        """Something happened; also the sub-steps of starting and stopping."""
+        """Print an event, or a sub-step of starting and stopping."""
         self._progress.console.print(f"  {text}", style="dim", highlight=False)
 
     def step(self, text: str, work: Any) -> Any:
-        """A step whose length is not known."""
+        """The result of `work`, with a bar for a step of unknown length."""
         task = self._progress.add_task(text, total=None)
         result = work()
         self._progress.update(task, total=1, completed=1)

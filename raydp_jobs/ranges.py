@@ -1,8 +1,9 @@
-"""Which offsets of which queues a read of a topic covers, and how they are shared among Spark partitions.
+"""The offset ranges that a read of a topic covers, and their split into Spark partitions.
 
-Pure: what the cluster holds comes in through `QueueBoundsSource`. Option names and meanings are those of Spark's Kafka
-source where RocketMQ has the same thing (design §6), so a partition of Kafka is a queue here, named by broker group and
-queue id. Every queue contributes one range [start, end); with `min_partitions` the largest are cut into pieces.
+Pure: the queues and their bounds come in through `QueueBoundsSource`. Option names and meanings are those of Spark's
+Kafka source where RocketMQ has the same thing (design §6), so a partition of Kafka is a queue here, named by broker
+group and queue id. Every queue contributes one range [start, end); with `min_partitions` the largest are cut into
+pieces.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueBoundsSource(Protocol):
-    """What planning asks the cluster."""
+    """The cluster's queues and their bounds, as planning needs them."""
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The topic's readable queues. TopicNotExistError if there is no such topic."""
@@ -53,11 +54,12 @@ class OffsetRange:
 
     @property
     def queue(self) -> MessageQueue:
+        """The queue of the range."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
     def size(self) -> int:
-        """How many offsets it covers."""
+        """The number of offsets that it covers."""
         return self.end_offset - self.start_offset
 
 
@@ -70,7 +72,8 @@ def plan_ranges(
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
 ) -> list[OffsetRange]:
-    """The ranges of one batch read, none of them empty, sorted by queue and offset. The bounds are asked for once.
+    """The ranges of one batch read, none of them empty, sorted by queue and offset. The bounds of each queue are read
+    once.
 
     Offsets per queue name every queue of the topic; -2 stands for earliest, -1 for latest. A batch cannot start at the
     latest offset nor end at the earliest. With `fail_on_data_loss` false, offsets that are gone or not there yet are
@@ -151,6 +154,7 @@ class _Offsets:
     by_queue: Mapping[tuple[str, int], int] | None
 
     def of(self, queue: MessageQueue) -> int:
+        """The offset of a queue, EARLIEST or LATEST."""
         if self.by_queue is None:
             return self.default
         return self.by_queue[queue.broker_name, queue.queue_id]

@@ -45,10 +45,10 @@ from raymq.protocol.store import QueueBounds
 from raymq.remoting.storage_clients import call_master
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""How many bytes of records become one Arrow batch, which bounds the memory of a worker and of its executor."""
+"""The bytes of records in one Arrow batch, which bounds the memory of a worker and of its executor."""
 READ_CALL_TIMEOUT_S: Final = 5.0
 BOUNDS_TIMEOUT_S: Final = 20.0
-"""How long a queue's bounds are asked for again while its storage actor is being restarted."""
+"""The timeout for reading a queue's bounds, over a restart of its storage actor."""
 
 _TEXT: Final = StringType()
 SPARK_SCHEMA: Final = StructType(
@@ -72,7 +72,7 @@ _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 _ARROW_SCHEMA: Final = pa.schema(
     [field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field for field in SCHEMA]
 )
-"""`raymq.columnar.columns.SCHEMA` with the only timestamps that Spark takes."""
+"""`raymq.columnar.columns.SCHEMA` with the only timestamp type that Spark accepts."""
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _slices(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 class _ClusterQueues(QueueBoundsSource):
-    """What a client knows and asks, as planning wants it."""
+    """The queues and bounds that planning needs, from a client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

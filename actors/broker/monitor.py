@@ -1,6 +1,6 @@
-"""What a broker watches: how much goes in and out, whether a group falls too far behind, and what was deleted unread.
+"""A broker's counters, its protection against slow groups, and its notes of messages that were deleted unread.
 
-All of it is soft and begins anew with the broker.
+A new counter, or another check that runs at an interval, belongs here. Nothing of it survives the broker's death.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ class BrokerMonitor:
         self._lock = threading.Lock()
         self._stats = BrokerStats()
         self._committed: dict[str, dict[str, dict[int, int]]] = {}
-        """By group and topic, what was committed when it was looked last."""
+        """By group and topic, the committed offsets at the last `note_deletions`."""
         self._unread: dict[tuple[str, str, int], DeletedRange] = {}
 
     def count(self, kind: str, key: str, value: int) -> None:
-        """Count `value` more (actors.core.broker.stats)."""
+        """Add `value` to a counter (actors.core.broker.stats)."""
         with self._lock:
             self._stats.add(kind, key, value)
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
-        """Forget a topic's counters, or a group's."""
+        """Drop the counters and notes of a topic, or of a group."""
         with self._lock:
             for key in [key for key in self._unread if group == key[0] or topic == key[1]]:
                 del self._unread[key]
             self._stats.forget(topic, group)
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """What was put into a topic."""
+        """Counts of the messages and bytes put into a topic."""
         with self._lock:
             return TopicStats(self._stats.figures(TOPIC_PUT_NUMS, topic), self._stats.figures(TOPIC_PUT_SIZE, topic))
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """What a group got and gave back, by topic."""
+        """Counts of the messages that a group consumed and gave back, by topic."""
         with self._lock:
             keys = {key for kind in (GROUP_GET_NUMS, SNDBCK_PUT_NUMS) for key in self._stats.keys(kind)}
             return {
@@ -80,7 +80,7 @@ class BrokerMonitor:
             }
 
     def sample(self) -> None:
-        """Take the store's counters along, and remember all of them now."""
+        """Add the store's counters to the broker's, and sample all of them."""
         statistics: StoreStatistics = self._storage().control("statistics", timeout_s=READ_TIMEOUT_S)
         topics = self._log.ready().topics
         with self._lock:
@@ -91,20 +91,20 @@ class BrokerMonitor:
             self._stats.sample(time.monotonic())
 
     def note_deletions(self) -> None:
-        """Look which groups had not read what a full disk took before its time (clean_file_forcibly_enable).
+        """Note the groups that had not read messages which a full disk took early (clean_file_forcibly_enable).
 
-        A group that meets the gap goes on behind it, and commits that. So the offsets count that it had committed when
-        it was looked last.
+        A group that meets the gap goes on behind it, and commits that. So the offsets that it had committed at the last
+        call count.
         """
         deleted: list[DeletedRange] | None = self._storage().control("deleted_young", timeout_s=READ_TIMEOUT_S)
         if deleted is None:
             return
         state = self._log.ready()
         for group, topics in self._committed.items():
-            for one in deleted:
-                committed = topics.get(one.topic, {}).get(one.queue_id)
-                if committed is not None and committed < one.end_offset:
-                    self._note_unread(group, replace(one, begin_offset=max(one.begin_offset, committed)))
+            for lost in deleted:
+                committed = topics.get(lost.topic, {}).get(lost.queue_id)
+                if committed is not None and committed < lost.end_offset:
+                    self._note_unread(group, replace(lost, begin_offset=max(lost.begin_offset, committed)))
         self._committed = {
             group: {topic: state.offsets.committed(group, topic) for topic in state.offsets.topics(group)}
             for group in list(state.groups)
@@ -124,8 +124,8 @@ class BrokerMonitor:
             )
 
     def unread(self) -> list[dict[str, Any]]:
-        """The messages that a full disk took before their time, by group and topic: how many it had not read, since
-        this broker was started."""
+        """By group and topic, the number of unread messages that a full disk took early, since this broker was
+        started."""
         with self._lock:
             noted = sorted(self._unread.items())
         counts: dict[tuple[str, str], int] = {}
@@ -134,9 +134,10 @@ class BrokerMonitor:
         return [{"group": group, "topic": topic, "messages": count} for (group, topic), count in counts.items()]
 
     def protect(self) -> None:
-        """Let groups that are too far behind consume no more, where the settings say so (spec/messaging.md §2.4).
+        """Switch consume_enable off for groups that are too far behind, if the settings say so (spec/messaging.md
+        §2.4).
 
-        Reading what left the memory long ago takes the disk from everybody.
+        Reading messages that left the memory long ago slows the disk down for all others.
         """
         if not self._options.disable_consume_if_consumer_read_slowly:
             return
@@ -149,7 +150,7 @@ class BrokerMonitor:
                 self._update_group(replace(config, consume_enable=False))
 
     def _behind_bytes(self, state: BrokerState, group: str, end: int) -> int:
-        """How much of the log lies behind the first message that the group has not committed."""
+        """The bytes of the log behind the first message that the group has not committed."""
         behind = 0
         for topic in state.offsets.topics(group):
             for queue_id, offset in state.offsets.committed(group, topic).items():
@@ -158,7 +159,7 @@ class BrokerMonitor:
         return behind
 
     def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
-        """The message at an offset, or the first one held if that was deleted; None where there is none."""
+        """The message at an offset, or the first one held if that was deleted; None if there is none."""
         for _ in range(2):
             read = partial(self._storage().fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)
             [result] = persist_until(time.monotonic() + READ_TIMEOUT_S, read)

@@ -1,6 +1,7 @@
 """Answers for programs that have nothing but Ray: built-in values, and built-in exceptions.
 
-What an actor answers is unpickled by the program that asked. A SendResult, or an error of raymq, can only be unpickled
+A change of the values that `Broker.send` and `Broker.pull` return or raise belongs here. An actor's answer is unpickled
+by the calling program. A SendResult, or an error of raymq, can only be unpickled
 where raymq is installed, and `Broker.send` and `Broker.pull` are for any Ray program. Each value of these answers is a
 str, int, bytes or None, or a list or dict of such; each error is a ValueError, TimeoutError or RuntimeError.
 """
@@ -52,7 +53,7 @@ def _plain_message(message: MessageExt) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Within it, an error of raymq becomes the one of `plain_error`; every other goes on as it is."""
+    """A context that turns an error of raymq into the one of `plain_error`; other errors pass unchanged."""
     try:
         yield
     except RaymqError as error:
@@ -62,8 +63,8 @@ def plain_errors() -> Iterator[None]:
 def plain_error(error: RaymqError) -> Exception:
     """The built-in exception that `error` also is (ValueError, TimeoutError), else a RuntimeError, with the same text.
 
-    Its attributes: `name`, the class of `error`; `code`, RocketMQ's response code; `retryable`, whether the same call
-    may succeed later. All of them outlive pickling.
+    Its attributes: `name`, the class of `error`; `code`, RocketMQ's response code; `retryable`, True if the same
+    call may succeed later. All of them survive pickling.
     """
     builtin = next((kind for kind in (ValueError, TimeoutError) if isinstance(error, kind)), RuntimeError)
     plain: Any = builtin(str(error))

@@ -1,4 +1,7 @@
-"""Keeping a broker known to its NameServers: a heartbeat to each, and its registration to those that lack it."""
+"""The registration of a broker at its NameServers: a heartbeat to each, and a registration to those that lack it.
+
+Nothing of it survives the broker's death: a new broker registers anew.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class Registrar:
-    """`describe` gives what is to be registered now, `interval_s` after how long it is in any case. Thread-safe.
+    """Keeps one broker registered. Thread-safe.
 
-    The NameServers are told at the same time: one that stands still holds up neither the others nor the broker for
-    longer than one call may take."""
+    `describe` returns the registration as it should be now; `interval_s`: it is sent at least so often. All NameServers
+    are called at the same time: one that stands still holds up neither the others, nor the broker for longer than one
+    call may take.
+    """
 
     def __init__(
         self,
@@ -42,37 +47,38 @@ class Registrar:
         self._register_at_s = 0.0
 
     def register(self) -> None:
-        """Tell every NameServer now, so that a created topic can be used at once."""
+        """Register at every NameServer now, so that a created topic can be used at once."""
         with self._lock:  # or an older description could overtake a newer one
             registration = self._describe()
             self._nodes = dict(registration.nodes)
             self._register_at_s = time.monotonic() + self._interval_s
-            self._tell_all("register_broker", registration)
+            self._call_all("register_broker", registration)
 
     def beat(self) -> None:
-        """Say that the broker lives; register where a NameServer does not know it as it is, and once in a while."""
+        """Send a heartbeat; register at NameServers that do not know the broker in its present version, and at
+        intervals."""
         description = self._describe()
-        moved = description.nodes != self._nodes  # a store is on another node, which the version does not tell
+        moved = description.nodes != self._nodes  # a store is on another node, which does not change the version
         if moved or time.monotonic() >= self._register_at_s:
             self.register()
             return
-        known = self._tell_all("broker_heartbeat", self._broker_name, description.data_version)
+        known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
         for server, knows in zip(self._servers, known, strict=True):
             if not knows:
                 with self._lock:
-                    self._tell(server, "register_broker", self._describe())
+                    self._call(server, "register_broker", self._describe())
 
     def leave(self) -> None:
-        """Have every NameServer forget the broker. Nothing more can be told."""
-        self._tell_all("unregister_broker", self._broker_name)
+        """Unregister at every NameServer. Nothing can be registered after that."""
+        self._call_all("unregister_broker", self._broker_name)
         self._callers.shutdown()
 
-    def _tell_all(self, method: str, *args: Any) -> list[Any]:
-        """A call to every NameServer; their answers."""
-        return list(self._callers.map(lambda server: self._tell(server, method, *args), self._servers))
+    def _call_all(self, method: str, *args: Any) -> list[Any]:
+        """The answers of all NameServers to one call, in their order."""
+        return list(self._callers.map(lambda server: self._call(server, method, *args), self._servers))
 
-    def _tell(self, server: ActorRef, method: str, *args: Any) -> Any:
-        """A call to a NameServer that may be away: it asks again by itself when it is back."""
+    def _call(self, server: ActorRef, method: str, *args: Any) -> Any:
+        """A NameServer's answer; True if it is away: when it is back, the next heartbeat shows what it lacks."""
         try:
             return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:

@@ -1,15 +1,20 @@
 """The broker's state on disk: a log of changes in its own store, and a snapshot that shortens it.
 
+A change of how a decision becomes durable, or of how the state is read at a start, belongs here.
+
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← records behind it
 
-A change is answered once its record is in what every replica that may lead next has: it is acknowledged as durable, or
-it can be read. While a change is stored no other is decided, so that the log's order is the state's; and from the
-moment another replica is to lead until its log was read, none is decided at all.
+A change is answered once every replica that may lead next has its record: the record is acknowledged as durable, or it
+can be read. While a change is stored no other is decided, so that the log's order is the state's. From the moment
+another replica is to lead until its log was read, no change is decided at all.
 
-What the log has and the state has not, such as a change whose outcome was not known in time, shows: the next record
-does not get the offset that was expected, and what lies before it is read. A change after a doubtful one first writes a
-mark, which says nothing: whatever is stored before it has been read then.
+Records that the log has and the state has not, such as a change whose outcome was not known in time, are noticed: the
+next record does not get the expected offset, and the records before it are read. A change after one of unknown outcome
+first writes a mark, which changes nothing: then everything stored before it has been read.
+
+After a crash the snapshot and the records behind it give every change that was answered. A change that was not answered
+may be there or not.
 """
 
 from __future__ import annotations
@@ -36,9 +41,9 @@ from storage.retention.cleaner import HOLDS_FILE
 STORE_TIMEOUT_S: Final = 20.0
 READY_WAIT_S: Final = 10.0
 CALL_TIMEOUT_S: Final = 5.0
-"""How long one call to a store may take: where it stands still, another replica leads long before."""
+"""The timeout of one call to a store: if the store stands still, another replica leads long before."""
 CONFIRM_WAIT_S: Final = 5.0
-"""How long a record that was stored late, or with too few copies, is waited for to be read."""
+"""The timeout for reading a record that was stored late, or with too few copies."""
 REPLAY_BATCH: Final = 1000
 
 logger = logging.getLogger(__name__)
@@ -49,8 +54,11 @@ DecidedChanges = Change | Sequence[Change] | None
 
 
 class StateLog:
-    """One broker's state. `send` stores records in the state topic's queue, in order; `copies` are the other replicas
-    of `storage`, which get the snapshots too: one of them may be the master next. Thread-safe."""
+    """One broker's state. Thread-safe.
+
+    `send` stores records in the state topic's queue, in order. `copies`: the stores of the other replicas, which get
+    the snapshots too, because one of them may be the master next.
+    """
 
     def __init__(
         self,
@@ -65,7 +73,7 @@ class StateLog:
         self._lock = threading.Lock()
         self._state = BrokerState()
         self._position = self._snapshot_position = 0
-        self._doubtful = True  # who was the broker before may have left a change under way
+        self._outcome_unknown = True  # the broker before this one may have left a change under way
         self._snapshots: dict[str, int] = {}
         """The position of the last whole snapshot in each store, by its name, as far as that is known."""
         self._ready = threading.Event()
@@ -74,17 +82,17 @@ class StateLog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the state was read."""
+        """True if the state has been read."""
         return self._ready.is_set()
 
     def ready(self) -> BrokerState:
-        """The state, to be read; ServiceNotAvailableError while the store cannot be read."""
+        """The state, for reading; ServiceNotAvailableError if it has not been read from the store in READY_WAIT_S."""
         if not self._ready.wait(READY_WAIT_S):
             raise ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
         return self._state
 
     def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
-        """Another replica is the master: what counts is in its log. Call `load` again; nothing is changed until then.
+        """Use the log of another replica, which is the master now. No change is decided until `load` has read it.
 
         Waits for a change that is being stored, which may be in the new master's log already.
         """
@@ -96,7 +104,7 @@ class StateLog:
             self.waiting_for = f"{storage.name} to lead"
 
     def load_until(self, stopping: threading.Event) -> None:
-        """Read snapshot and records; again and again until it works or `stopping` is set."""
+        """Call `load` until it succeeds or `stopping` is set."""
         while not stopping.is_set() and not self._ready.is_set():
             try:
                 self.load()
@@ -105,9 +113,9 @@ class StateLog:
                 stopping.wait(0.5)
 
     def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
-        """Read snapshot and records once, and have `agree` look at the state before anything is changed.
+        """Read the snapshot and the records behind it, and call `agree` with the state before any change is decided.
 
-        Raises RaymqError where the store cannot be read now, and what `agree` raises; nothing can be changed then.
+        Raises RaymqError if the store cannot be read now, and the errors of `agree`; then no change can be decided.
         """
         storage = self._storage
         try:
@@ -126,12 +134,12 @@ class StateLog:
         state, position = load_snapshot(
             lambda name: storage.control("read_config", name, timeout_s=CALL_TIMEOUT_S), parse_fastjson
         )
-        # Before anything is changed: retention keeps the state's records from here on until a snapshot has them.
+        # Before any change: from here on retention keeps the state's records until a snapshot has them.
         if storage.control("read_config", HOLDS_FILE, timeout_s=CALL_TIMEOUT_S) is None:
-            _hold(storage, position)
+            _hold_records(storage, position)
         bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
         if position > bounds.max_offset:
-            # The log has lost its end, which the snapshot has. Records to come would count as known to it.
+            # The log has lost its end, which the snapshot has. New records would count as being in the snapshot.
             logger.warning(
                 "%s: the snapshot in %s ends at %d, its log at %d; written again",
                 self._broker_name,
@@ -141,7 +149,7 @@ class StateLog:
             )
             position = bounds.max_offset
             _write(storage, dump_snapshot(state, position))
-        # A snapshot may be behind a log whose start was deleted by retention: what is missing then is in the snapshot.
+        # Retention may have deleted the log's start beyond the snapshot's position: those records are in the snapshot.
         snapshot_position = position = max(position, bounds.min_offset)
         self._snapshots[storage.name] = snapshot_position
         while position < bounds.max_offset:
@@ -153,7 +161,7 @@ class StateLog:
         return state, position, snapshot_position
 
     def _replay(self, storage: StorageClient, state: BrokerState, position: int, wait_s: float) -> int:
-        """Apply the next records from `position` on, waiting up to `wait_s` for one; returns where to go on."""
+        """Apply the next records from `position` on, waiting up to `wait_s` for one; returns the next position."""
         request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
         [result] = storage.fetch([request], 4 << 20, wait_s, CALL_TIMEOUT_S)
         if result.count:
@@ -162,11 +170,14 @@ class StateLog:
         return max(position, result.next_offset)
 
     def change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Decide, store, apply. Returns whether topics changed. RequestTimeoutError: it may have been stored; the same
-        change may be tried again."""
+        """Decide about a change, store its records, and apply them. True if topics changed.
+
+        RequestTimeoutError if the outcome is unknown: the same change may be tried again. Errors of `decide` are raised
+        before anything is stored.
+        """
         with self._held() as state:
             before = state.topics_version
-            if self._doubtful:
+            if self._outcome_unknown:
                 self._store([MARK])
             decided = decide(state)
             changes = [decided] if isinstance(decided, dict) else list(decided or ())
@@ -175,14 +186,14 @@ class StateLog:
                 self._store(changes)
             return state.topics_version != before
 
-    def read(self, look: Callable[[BrokerState], T]) -> T:
-        """What `look` makes of the state while nothing changes it."""
+    def read(self, reader: Callable[[BrokerState], T]) -> T:
+        """The result of `reader`, which gets the state while nothing changes it."""
         with self._held() as state:
-            return look(state)
+            return reader(state)
 
     @contextmanager
     def _held(self) -> Iterator[BrokerState]:
-        """The state, which nothing else changes meanwhile, and which is that of the present master's log."""
+        """The state of the present master's log, which no other thread changes meanwhile."""
         while True:
             self.ready()
             with self._lock:
@@ -191,8 +202,8 @@ class StateLog:
                     return
 
     def _store(self, changes: Sequence[Change]) -> None:
-        """Have records of changes in the log, and them and everything before them in the state."""
-        self._doubtful = True
+        """Store the records of changes, and apply them and every record before them to the state."""
+        self._outcome_unknown = True
         try:
             results = self._send([Message(STATE_TOPIC, encode_change(change)) for change in changes])
         except SendUnknownError:
@@ -208,10 +219,10 @@ class StateLog:
             self._position = next_offset
         else:
             self._read_up_to(next_offset)
-        self._doubtful = False
+        self._outcome_unknown = False
 
     def _read_up_to(self, next_offset: int) -> None:
-        """Take from the log what lies before an offset: what can be read there does not go away with this master."""
+        """Apply the records before an offset, as they can be read: a visible record is not lost with this master."""
         deadline_s = time.monotonic() + CONFIRM_WAIT_S
         try:
             while self._position < next_offset:
@@ -225,7 +236,8 @@ class StateLog:
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CONFIRM_WAIT_S) from error
 
     def _open_topics(self, changes: Sequence[Change]) -> None:
-        """Before a topic exists its store must take messages for it: one of its name may have been deleted."""
+        """Have the store accept messages for new topics, before they exist: topics of their names may have been
+        deleted."""
         for change in changes:
             if change["kind"] == "topic" and change["topic"] not in self._state.topics:
                 self._open_topic(change["topic"])
@@ -245,11 +257,12 @@ class StateLog:
             raise replaced
 
     def snapshot(self) -> None:
-        """Write the snapshot, if anything changed since the last. Raises RaymqError: the log has everything then."""
+        """Write the snapshot, if anything changed since the last one. RaymqError on failure: the log still has
+        everything."""
         with self._lock:
             position, storage, copies = self._position, self._storage, self._copies
             if position == self._snapshot_position or not self._ready.is_set():
-                return  # while another store's state is not read, what is here is not its
+                return  # before another master's state is read, the state here is not its
             files = dump_snapshot(self._state, position)
         self._write_snapshot(storage, files, position)
         with self._lock:
@@ -259,17 +272,17 @@ class StateLog:
             try:
                 self._write_snapshot(copy, files, position)
             except RaymqError as error:
-                # It keeps the records instead, from which a snapshot is made.
+                # Its retention keeps the records instead, from which a snapshot can be made.
                 logger.info("%s does not get the snapshot now: %s", copy.name, error)
 
     def _write_snapshot(self, store: StorageClient, files: Mapping[str, str], position: int) -> None:
-        """All of it, to one store. It ends at the first file that fails: the position, which is the last, must not be
-        ahead of any of them."""
+        """Write the files to one store, in order, up to the first that fails: the position, which is the last, must not
+        be ahead of any of them."""
         _write(store, files)
         known = self._snapshots.get(store.name)
         if known is not None:
-            # Not from this one's position: the files' .bak, which may be needed, are the snapshot before.
-            _hold(store, known)
+            # Not up to this snapshot: the files' .bak, which may be needed, have the one before.
+            _hold_records(store, known)
         self._snapshots[store.name] = position
 
 
@@ -278,6 +291,6 @@ def _write(store: StorageClient, files: Mapping[str, str]) -> None:
         store.control("write_config", name, text, timeout_s=CALL_TIMEOUT_S)
 
 
-def _hold(store: StorageClient, position: int) -> None:
+def _hold_records(store: StorageClient, position: int) -> None:
     """Let a store's retention delete the state's records before `position`, which its snapshots have, and no others."""
     _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})

@@ -1,1 +1,1 @@
-"""What the actors decide, free of Ray: no clock, no sleep, no network. Time comes in as an argument."""
+"""The decisions of the actors, free of Ray: no clock, no sleep, no network. Time comes in as an argument."""

@@ -1,16 +1,19 @@
-"""One replica of a broker group of several: a store, and what it may do with it now. Free of Ray;
-`actors.replica.storage_actor` is its shell.
+"""One replica of a broker group of several: a store that leads, follows, or is fenced.
+
+A change of what a replica does with its store in a role belongs here; the decisions about roles and copies are in
+actors.core.replica. Free of Ray: `actors.replica.storage_actor` is its shell.
 
     master     append ──▶ flush ──▶ wait until the others have it ──▶ acknowledge
-                             └─▶ chunks for whoever follows; what they ask from is what they have
+                             └─▶ chunks for the followers, whose requests acknowledge what is before them
     slave      align with the master's epochs (cut what differs) ──▶ append its chunks, ask for more
 
-What consumers see ends at the confirm offset: what every member of the sync-state set has
-(actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither takes nor shows
-anything.
+Consumers see messages up to the confirm offset, which every member of the sync-state set has
+(actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither appends nor
+shows messages.
 
-On disk, beside the store: the epochs (storage.replication.epoch_file), who this directory is and the newest set it
-heard of (storage.replication.replica_files). An epoch is on disk before its master accepts the first append.
+These survive a crash, on disk beside the store: the epochs (storage.replication.epoch_file), the directory's id and the
+newest sync-state set that it knows (storage.replication.replica_files). An epoch is on disk before its master accepts
+the first append.
 """
 
 from __future__ import annotations
@@ -64,15 +67,18 @@ _REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "in
 
 ORDER_WAIT_S: Final = 0.3
 UNFLUSHED_MAX_BYTES: Final = 16 << 20
-"""How much a slave that is far behind may have written without its being on disk."""
-HEARD_S: Final = 4.0
-"""A slave whose master had nothing new for it for so long does not hear it: it would have said so twice."""
+"""The most bytes that a slave far behind may have written and not flushed."""
+MASTER_SILENT_AFTER_S: Final = 4.0
+"""A slave that got no chunk for so long is cut off from its master, which would have sent two empty ones."""
 
 logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """A store that is one of several. Thread-safe. `open_store` opens the store in `settings`, telling each flush."""
+    """One of a broker group's stores. Thread-safe.
+
+    `open_store` opens the store in `settings` with a callback for each flush, which gets the end offset on disk.
+    """
 
     def __init__(
         self,
@@ -90,11 +96,11 @@ class Replica:
         self._open_store, self._clock_s = open_store, clock_s
         # Orders and what comes from a master are carried out one at a time; `_changed` is held for moments only, and
         # never around a call that takes the store's append lock, under which the store calls `_on_stored`.
-        self._orders = threading.Lock()
+        self._order_lock = threading.Lock()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._copied = threading.Condition(lock)  # Of the same lock: what appends wait for.
-        self._told_offset = -1
+        self._copied = threading.Condition(lock)  # of the same lock: appends wait for their copies by it
+        self._notified_offset = -1
         self._store = self._open()
         self._epochs = EpochFile(settings.store_path_root_dir)
         self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
@@ -102,7 +108,7 @@ class Replica:
         self._sync: MasterSyncState | None = None
         self._shown_from = self._store.stored_offset
         self._aligned = False
-        self._heard_s = -math.inf
+        self._last_chunk_s = -math.inf
         self._closed = False
 
     def _open(self) -> MessageStore:
@@ -112,7 +118,7 @@ class Replica:
 
     @property
     def store(self) -> MessageStore:
-        """The store, for reads. ServiceNotAvailableError while nothing may be shown."""
+        """The store, for reads. ServiceNotAvailableError while this replica may show no messages."""
         with self._changed:
             shows = self._role.role is ReplicaRole.MASTER or (self._aligned and self._shown_from < 0)
             if self._closed or not shows:
@@ -127,27 +133,30 @@ class Replica:
         return self._store
 
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """MessageStore.fetch, with whom to ask next. NotMasterError of a slave, unless slaves are read from."""
+        """The records of several queues, and the storage actor to read each from next (MessageStore.fetch).
+
+        NotMasterError of a slave, unless slave_read_enable is on.
+        """
         with self._changed:
-            guide, store = self._guide(), self.store
-        results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not guide.is_master)
-        if not guide.others:  # nobody asks what is in memory
+            routing, store = self._read_routing(), self.store
+        results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
+        if not routing.others:  # no answer depends on what is in memory
             return results
         return [
-            guide.guided(
+            routing.route(
                 request, result, in_memory=store.in_memory(request.topic, request.queue_id, result.next_offset)
             )
             for request, result in zip(requests, results, strict=True)
         ]
 
-    def _guide(self) -> ReadRouting:
+    def _read_routing(self) -> ReadRouting:
         if self._sync is not None:
             slaves = self._sync.in_sync(self._clock_s()) - {self._replica} if self._rules.slave_read_enable else ()
             return ReadRouting(True, [str(StorageName(self._broker_name, slave)) for slave in sorted(slaves)])
         if self._role.role is ReplicaRole.SLAVE and not self._rules.slave_read_enable:
             raise NotMasterError(self._broker_name, self._role.epoch)
         master = self._role.master
-        if master is None or self._clock_s() - self._heard_s >= HEARD_S:
+        if master is None or self._clock_s() - self._last_chunk_s >= MASTER_SILENT_AFTER_S:
             return ReadRouting(False)
         return ReadRouting(False, [str(StorageName(self._broker_name, master))])
 
@@ -158,7 +167,7 @@ class Replica:
                 raise NotMasterError(self._broker_name, self._role.epoch)
 
     def account(self) -> ReplicaState:
-        """What this replica says of itself to the Controller."""
+        """This replica's account of itself, for the Controller."""
         with self._changed:
             end = self._store.stored_offset
             return ReplicaState(
@@ -186,9 +195,9 @@ class Replica:
     # Orders of the Controller
 
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Carry out an order, unless it comes too late; remember the set. Answers how things are then.
+        """Carry out an order, unless it comes too late, and store the set. Returns the account after that.
 
-        While the log is being aligned, which may take long, nobody is led or followed: the order will come again.
+        While the log is being aligned, which may take long, Lead and Follow are left out: the Controller repeats them.
         """
         try:
             with self._changed:
@@ -201,7 +210,7 @@ class Replica:
 
     def _carry_out(self, order: Order | None) -> None:
         if isinstance(order, (Lead, Follow)):
-            if not self._orders.acquire(timeout=ORDER_WAIT_S):
+            if not self._order_lock.acquire(timeout=ORDER_WAIT_S):
                 return
             try:
                 if isinstance(order, Lead):
@@ -209,7 +218,7 @@ class Replica:
                 else:
                     self._follow(order)
             finally:
-                self._orders.release()
+                self._order_lock.release()
         elif isinstance(order, Renew):
             with self._changed:
                 self._role.renew(order.sync_state_set.epoch, order.clock_s + self._rules.lease_s)
@@ -217,14 +226,14 @@ class Replica:
                     self._sync.silent(order.dead)
                     self._sync.decided(order.sync_state_set)
                     self._files.note(self._sync.sync_state_set)
-                self._settle()
-                self._copied.notify_all()  # The lease or the set may be another one.
+                self._show_confirmed()
+                self._copied.notify_all()  # the lease or the set may have changed
         elif isinstance(order, Drain):
             with self._changed:
                 self._role.drain(order.epoch)
 
     def _lead(self, order: Lead) -> None:
-        """On return the epoch is on disk, and appends are taken."""
+        """Become master. On return the epoch is on disk, and appends are accepted."""
         first = order.sync_state_set
         if first.epoch > self._role.epoch:
             end = self._store.flush_all()
@@ -237,18 +246,18 @@ class Replica:
             end = self._store.stored_offset
             self._sync = self._rules.begin(self._replica, first, end, self._clock_s())
             self._store.show(end)
-            self._told_offset = -1
+            self._notified_offset = -1
             self._wake_all()
         logger.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
         self._store.flags.clear_flag(RunningFlag.FENCED)
         self._store.schedule.start_delivery()
 
     def _follow(self, order: Follow) -> None:
-        """From here on nothing is appended but what comes from the master."""
+        """Become slave. On return only chunks of the master are appended."""
         with self._changed:
             if not self._role.follow(order.epoch, order.master):
                 return
-            self._sync, self._aligned, self._heard_s = None, False, -math.inf
+            self._sync, self._aligned, self._last_chunk_s = None, False, -math.inf
             self._wake_all()
         logger.warning(
             "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
@@ -261,7 +270,7 @@ class Replica:
     def append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> list[AppendResult]:
         """Store batches as MessageStore.append does, and wait until the other replicas have them as the rules say.
 
-        If none of them waits (wait_store_msg_ok), it does not matter who is in sync. NotMasterError and
+        If none of them waits (wait_store_msg_ok), the number of replicas in sync does not matter. NotMasterError and
         InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT when the others
         were too slow. ServiceNotAvailableError when this replica was replaced while it waited: it is unknown then
         whether the batches stay stored, and sending them again is safe.
@@ -303,7 +312,7 @@ class Replica:
             return EpochHistory(self._epochs.entries, self._store.min_offset, self._store.stored_offset)
 
     def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
-        """What a follower asks for; waits up to `wait_s` for it.
+        """The chunk of the log that a follower requests; waits up to `wait_s` for records.
 
         NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted.
         """
@@ -314,7 +323,7 @@ class Replica:
             self._sync.asked(
                 request.follower, request.store_id, request.acked_offset, self._clock_s(), learner=request.learner
             )
-            self._settle()
+            self._show_confirmed()
             self._changed.wait_for(
                 lambda: self._role.epoch != epoch or self._store.stored_offset > physical_offset or self._closed, wait_s
             )
@@ -326,32 +335,33 @@ class Replica:
         return LogChunk(physical_offset, data, entry, confirm, end)
 
     def _on_stored(self, end_offset: int) -> None:
-        """The store's own disk has everything before `end_offset`. Called by its flush thread."""
+        """Note that this disk has everything before `end_offset`. Called by the store's flush thread."""
         with self._changed:
             if self._sync is not None:
                 self._sync.flushed(end_offset, self._clock_s())
-                self._settle()
+                self._show_confirmed()
             self._changed.notify_all()
 
-    def _settle(self) -> None:
-        """Show what has its copies, and wake the appends that wait for that."""
+    def _show_confirmed(self) -> None:
+        """Show consumers the messages that have their copies, and wake the appends that wait for copies."""
         if self._sync is None:
             return
         if self._role.leads(self._clock_s()):
             self._store.show(self._sync.confirm_offset)
-        if not self._rules.all_ack_in_sync_state_set or self._sync.confirm_offset > self._told_offset:
-            self._told_offset = self._sync.confirm_offset
+        if not self._rules.all_ack_in_sync_state_set or self._sync.confirm_offset > self._notified_offset:
+            self._notified_offset = self._sync.confirm_offset
             self._copied.notify_all()
 
     def _wake_all(self) -> None:
-        """The role is another one now."""
+        """Wake all waiting calls: the role has changed."""
         self._changed.notify_all()
         self._copied.notify_all()
 
     # The follower's side
 
     def following(self, wait_s: float) -> Following | None:
-        """Whom this replica follows, and from where it goes on; None if it follows nobody within `wait_s`."""
+        """The master that this replica follows, and the next offset to read; None if it follows none within
+        `wait_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._role.role is ReplicaRole.SLAVE or self._closed, wait_s)
             if self._role.role is not ReplicaRole.SLAVE or self._role.master is None:
@@ -360,21 +370,23 @@ class Replica:
             return Following(self._role.master, self._role.epoch, self._files.store_id, position, self._learner)
 
     def align(self, epoch: int, master: EpochHistory) -> int:
-        """Cut what differs from the master's log; returns where to go on. NotMasterError unless it follows in `epoch`.
+        """Cut the end that differs from the master's log; returns the next offset to read.
+
+        NotMasterError unless this replica follows in `epoch`.
 
         Where the two have nothing in common, this store is emptied and begins where the master's log does.
         """
-        with self._orders:
+        with self._order_lock:
             self._role.check_chunk(epoch)
             if not self._aligned:
                 end = self._store.flush_all()
                 common = common_end(self._epochs.entries, end, master.entries, master.end_offset)
                 if common is None and (end or master.min_offset):
-                    self._begin_anew(master.min_offset)
+                    self._refill_from(master.min_offset)
                 elif common is not None and common < end:
                     self._reopen(partial(self._cut, common))
                 else:
-                    # An epoch that this replica began and wrote nothing in is not the master's.
+                    # An epoch that this replica began, and wrote nothing in, is not in the master's history.
                     self._epochs.truncate_from(end)
                 with self._changed:
                     self._aligned, self._shown_from = True, self._store.stored_offset
@@ -385,7 +397,7 @@ class Replica:
         self._epochs.truncate_from(physical_offset)
         logger.warning("%s replica %d cut %d bytes at %d", self._broker_name, self._replica, cut_bytes, physical_offset)
 
-    def _begin_anew(self, physical_offset: int) -> None:
+    def _refill_from(self, physical_offset: int) -> None:
         known = self._files.sync_state_set
         if known is not None and known.stores.get(self._replica) == self._files.store_id and self._store.stored_offset:
             raise StoreCorruptError(
@@ -410,13 +422,13 @@ class Replica:
         self._store = self._open()
 
     def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Append a chunk of the master's log. On return it is on disk, if it reached the master's end; where there is
-        more to come, the disk works while that is fetched.
+        """Append a chunk of the master's log. On return it is on disk if it reached the master's end; if there is more
+        to come, the flush goes on while that is read.
 
         NotMasterError unless it follows in `epoch`. InvalidArgumentError, and nothing is written, unless the chunk
         continues this log. ServiceNotAvailableError when this disk is too slow.
         """
-        with self._orders:
+        with self._order_lock:
             self._role.check_chunk(epoch)
             if not self._aligned or chunk.physical_offset != self._store.end_offset:
                 raise InvalidArgumentError(
@@ -430,7 +442,7 @@ class Replica:
                 if not self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait) and wait:
                     self._store.flush_all()
             with self._changed:
-                self._heard_s = self._clock_s()
+                self._last_chunk_s = self._clock_s()
                 if chunk.confirm_offset >= self._shown_from:
                     self._shown_from = -1
                 self._store.show(chunk.confirm_offset)
@@ -443,14 +455,14 @@ class Replica:
         with self._changed:
             self._closed = True
             self._wake_all()
-        with self._orders:
+        with self._order_lock:
             self._store.close()
 
     def _confirm_offset(self) -> int:
         return self._store.visible_offset if self._sync is None else self._sync.confirm_offset
 
     def _begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Note it, and forget the epochs of which retention has left nothing."""
+        """Write an epoch to the epoch file, and drop those whose records retention has deleted."""
         self._epochs.append(epoch, start_offset)
         self._epochs.forget_before(self._store.min_offset - 1)
 
@@ -461,7 +473,7 @@ class Replica:
         return next((e for e in reversed(self._epochs.entries) if e.start_offset <= physical_offset), None)
 
     def _epoch_at(self, end_offset: int) -> int:
-        """The epoch of the last record before `end_offset`; 0 for none, or one of before there were epochs."""
+        """The epoch of the last record before `end_offset`; 0 if there is none, or it was stored without an epoch."""
         entry = self._entry_at(end_offset - 1)
         return 0 if entry is None else entry.epoch
 

@@ -1,14 +1,16 @@
 """Replicator: carries the log from a broker group's master to one slave replica.
 
-    slave.following ─▶ whom, in which epoch ─▶ master.history ─▶ slave.align
+A change of how chunks travel, or of what happens when a call fails, belongs here.
+
+    slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align
                                                 └─▶ master.read_log(from) ══ chunk ══▶ slave.append_log ─▶ from, …
 
 A chunk passes between the two storage actors by object reference: this actor does not hold its bytes. Each request
-tells the master what the slave has on its disk, so there is no other acknowledgement. The slave is given a chunk when
-there is one, not before: Ray keeps the order of calls, and the next would wait behind one whose chunk never comes.
-While a master that stands still owes one, the slave is asked now and then whether it follows another by now.
+acknowledges what the slave has on its disk, so there is no other acknowledgement. A chunk is sent to the slave once it
+exists, not before: Ray keeps the order of calls, and the next would wait behind one whose chunk never comes. While a
+master that stands still owes a chunk, the Replicator checks now and then whether the slave follows another one.
 
-What survives its death: nothing, and nothing has to; the slave knows where it stands. Everything it calls is safe to
+What survives its death: nothing, and nothing has to; the slave knows its own end. Everything it calls is safe to
 repeat: a chunk that does not continue the slave's log is refused.
 
 May wait for: Storage. Nobody waits for a Replicator.
@@ -36,13 +38,13 @@ REPLICATE_CALL_TIMEOUT_S: Final = 10.0
 HISTORY_TIMEOUT_S: Final = 3.0
 REPLICATE_LONG_POLL_S: Final = 2.0
 LATE_S: Final = 0.5
-"""How long a chunk may be late before the slave is asked whom it follows, and how often it is then."""
+"""The lateness of a chunk after which the slave's master is checked, and the interval of the checks."""
 
 logger = logging.getLogger(__name__)
 
 
 class Replicator:
-    """The loop of one slave. `flow_bytes_s`: at most so many bytes per second, None for as many as there are."""
+    """The loop of one slave. `flow_bytes_s`: the most bytes per second, None for no limit."""
 
     def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
         self._name = slave
@@ -55,7 +57,7 @@ class Replicator:
         self._thread.start()
 
     def status(self) -> dict[str, Any]:
-        """How it goes: bytes copied since it was started, and what failed last."""
+        """The bytes copied since it was started, and the last failure."""
         return {"slave": str(self._name), "copied_bytes": self._copied, "error": self._failure}
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ class Replicator:
                     self._copy(following)
                 backoff.reset()
             except RaymqError as error:
-                # A role has changed, or one of the two is away: ask the slave again whom it follows.
+                # A role has changed, or one of the two is away: read again from the slave whom it follows.
                 self._failure = str(error)
                 logger.info("%s: %s", self._name, error)
                 self._stopping.wait(backoff.next())
@@ -91,7 +93,7 @@ class Replicator:
             started_s = time.monotonic()
             request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
             chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, REPLICATE_LONG_POLL_S)
-            if not self._comes(chunk, following):
+            if not self._await_chunk(chunk, following):
                 return
             appended = self._slave.handle().append_log.remote(following.epoch, chunk)
             copied = resolve(appended, f"{self._name}.append_log", REPLICATE_CALL_TIMEOUT_S)
@@ -101,8 +103,8 @@ class Replicator:
                 took_s = time.monotonic() - started_s
                 self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - took_s, 0.0))
 
-    def _comes(self, chunk: Any, following: Following) -> bool:
-        """Wait until a chunk, or why there is none, is there. False when the slave follows another meanwhile."""
+    def _await_chunk(self, chunk: Any, following: Following) -> bool:
+        """Wait for a chunk, or for the error in its place. False if the slave follows another master meanwhile."""
         deadline_s = time.monotonic() + REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
         wait_s = REPLICATE_LONG_POLL_S + LATE_S
         while not ray.wait([chunk], timeout=wait_s, fetch_local=False)[0]:

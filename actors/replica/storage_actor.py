@@ -1,7 +1,9 @@
 """Storage: one replica's store directory, served to the cluster.
 
-In a broker group of one replica it is the master, always. In one of several it does what the Controller says: it leads,
-or it follows by way of a Replicator (actors.replica.replica).
+A change of a remote method, or of its threads, belongs here.
+
+In a broker group of one replica it is the master, always. In one of several it carries out the Controller's orders: it
+leads, or it follows by way of a Replicator (actors.replica.replica).
 
 The data plane of a broker group. It is pinned to the node whose disk holds the directory; producers and consumers call
 it directly, over lanes (raymq.remoting.lane) or as an actor, with the same meaning.
@@ -57,7 +59,7 @@ FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
 ORDER_THREADS: Final = 4
 REPLICATE_THREADS: Final = 12
-"""A long poll of each follower, of which there are at most eight, and what they call else."""
+"""A long poll of each follower, of which there are at most eight, and their other calls."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Storage:
         self._lane: LaneServer | None = None
         self._store: MessageStore | None = None
         self._replica: Replica | None = None
-        self._turns = AppendLimit(settings.send_queue_capacity)
+        self._append_limit = AppendLimit(settings.send_queue_capacity)
         self._deleted: DeletedTopics  # from the store's directory, once it is open
         try:
             self._open()
@@ -91,7 +93,7 @@ class Storage:
             logger.error("%s cannot open its store: %s", name, error)
 
     def _open(self) -> MessageStore:
-        """The store, whatever may be done with it; raises why it cannot be opened."""
+        """The store, whatever the role is; raises the reason if it cannot be opened."""
         with self._lock:
             if self._lane is None:
                 if self._replication is None:
@@ -99,23 +101,23 @@ class Storage:
                     self._store.schedule.start_delivery()
                 else:
                     self._replica = self._open_replica(self._replication)
-                self._deleted = DeletedTopics(self._read_present, self._write_present)
+                self._deleted = DeletedTopics(self._read_config_file, self._write_config_file)
                 methods = {"append": self.append, "fetch": self.fetch, "queue_bounds": self.queue_bounds}
                 self._lane = LaneServer({**methods, "offset_by_time": self.offset_by_time}, str(self._name))
-            return self._present
+            return self._present_store
 
     @property
-    def _present(self) -> MessageStore:
+    def _present_store(self) -> MessageStore:
         """The open store. One of several replicas may be opened anew."""
         store = self._store if self._replica is None else self._replica.any_store
         assert store is not None
         return store
 
-    def _read_present(self, name: str) -> str | None:
-        return self._present.read_config(name)
+    def _read_config_file(self, name: str) -> str | None:
+        return self._present_store.read_config(name)
 
-    def _write_present(self, name: str, text: str) -> None:
-        self._present.write_config(name, text)
+    def _write_config_file(self, name: str, text: str) -> None:
+        self._present_store.write_config(name, text)
 
     def _open_store(self, on_stored: Callable[[int], None] | None) -> MessageStore:
         return MessageStore.open(
@@ -142,12 +144,12 @@ class Storage:
         return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
 
     def _readable(self) -> MessageStore:
-        """The store, for what consumers may see now; raises while nothing may be shown."""
+        """The store, for consumers; ServiceNotAvailableError while this replica may show no messages."""
         store = self._open()
         return store if self._replica is None else self._replica.store
 
     def _master_store(self) -> MessageStore:
-        """The store, for what only a master knows or does; NotMasterError on others."""
+        """The store, for calls that only a master answers; NotMasterError on others."""
         store = self._open()
         if self._replica is None:
             return store
@@ -164,14 +166,14 @@ class Storage:
     def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
         """Store batches; returns when they are as durable as the flush setting promises (MessageStore.append).
 
-        TopicNotExistError for a topic that was deleted and not created again. SystemBusyError when too many appends
-        wait. Nothing was stored then, or nothing that anybody will see.
+        TopicNotExistError for a topic that was deleted and not created again; SystemBusyError if too many appends wait.
+        Then nothing was stored, or nothing that a consumer will see.
         """
         store = self._open()
-        with self._turns.take():
+        with self._append_limit.enter():
             self._deleted.check(batches)
             results = store.append(batches) if self._replica is None else self._replica.append(batches)
-            self._deleted.check(batches)  # it may have been deleted meanwhile, and then nobody will see them
+            self._deleted.check(batches)  # deleted meanwhile: then nobody will see them
             return results
 
     @ray.method(concurrency_group="fetch")
@@ -207,27 +209,31 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic's queues, and take no messages for it until `open_topic`. What is in the log leaves the disk
-        with its files. NotMasterError, before anything was changed."""
+        """Remove a topic's queues, and refuse messages for it until `open_topic`.
+
+        Its records leave the disk with the log files they are in. NotMasterError, before anything was changed.
+        """
         store = self._master_store()
         self._deleted.add(topic)
         store.delete_topic(topic)
 
     @ray.method(concurrency_group="control")
     def open_topic(self, topic: str) -> None:
-        """Take messages for a topic that is about to be created; what was left of one of its name is gone.
-        NotMasterError, before anything was changed."""
+        """Accept messages for a topic that is about to be created, and remove the queues of a deleted one of its name.
+
+        NotMasterError, before anything was changed.
+        """
         store = self._master_store()
-        # Which topics were deleted is known where it led then, not on other replicas.
+        # A replica knows only the topics that were deleted while it led.
         if topic in self._deleted or self._replica is not None:
             store.delete_topic(topic)
             self._deleted.remove(topic)
 
     @ray.method(concurrency_group="control")
     def agree_on_topics(self, existing: Sequence[str]) -> None:
-        """Take messages for these topics, and for no others that this store has queues of (DeletedTopics.agree).
+        """Accept messages for these topics, and for no others that this store has queues of (DeletedTopics.agree).
 
-        The broker says so when this replica begins to lead, from the state in its log.
+        The broker calls it when this replica begins to lead, with the topics of the state in its log.
         """
         stored = [topic for topic in self._open().topics() if not is_system_topic(topic)]
         self._deleted.agree(frozenset(existing), stored)
@@ -244,7 +250,7 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def describe(self) -> StorageDescription:
-        """Who this is and where its lane is; raises why the store did not open, if it did not."""
+        """This storage actor and the address of its lane; raises the reason if the store did not open."""
         self._open()
         assert self._lane is not None
         return StorageDescription(
@@ -264,7 +270,7 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
-        """The store's counters and state, and what it is among its replicas, for `raymq status`."""
+        """The store's counters and state, and its role among the replicas, for `raymq status`."""
         report = asdict(self._open().status())
         return report if self._replica is None else {**report, **self._replica.status()}
 
@@ -272,12 +278,12 @@ class Storage:
 
     @ray.method(concurrency_group="orders")
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """An order of the Controller, and the sync-state set as it has it (Replica.obey)."""
+        """Carry out an order of the Controller, and store the sync-state set as it has it (Replica.obey)."""
         return self._require_replica().obey(order, newest)
 
     @ray.method(concurrency_group="replicate")
     def following(self, wait_s: float) -> Following | None:
-        """Whom this replica follows, and from where (Replica.following)."""
+        """The master that this replica follows, and the next offset to read (Replica.following)."""
         return self._require_replica().following(wait_s)
 
     @ray.method(concurrency_group="replicate")
@@ -287,7 +293,7 @@ class Storage:
 
     @ray.method(concurrency_group="replicate")
     def align(self, epoch: int, master: EpochHistory) -> int:
-        """Cut what differs from the master's log (Replica.align)."""
+        """Cut the end that differs from the master's log (Replica.align)."""
         return self._require_replica().align(epoch, master)
 
     @ray.method(concurrency_group="replicate")
@@ -297,7 +303,7 @@ class Storage:
 
     @ray.method(concurrency_group="replicate")
     def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """A chunk of the master's log (Replica.append_log)."""
+        """Append a chunk of the master's log (Replica.append_log)."""
         return self._require_replica().append_log(epoch, chunk)
 
     @ray.method(concurrency_group="control")
@@ -317,7 +323,7 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:
-        """Clean stop: flush, checkpoint, give the directory free. Later calls answer that the store is closed."""
+        """Flush, write the checkpoint, and release the directory. Later calls answer that the store is closed."""
         if self._lane is not None:
             self._lane.close()
         if self._replica is not None:

@@ -1,11 +1,15 @@
-"""What storage actors, Replicators and the Controller tell each other about the replicas of a broker group.
+"""Epochs and sync-state sets: the values by which the replicas of a broker group compare their logs.
 
 A broker group has replicas 0, 1, …; each is a store of its own. One of them leads (the master) in an *epoch*, a number
 that grows with each start of leading; the others follow. The *sync-state set* are the replicas that have everything
 up to the *confirm offset*: any of them may lead next, and consumers see nothing beyond it (spec/storage.md §11.2).
 
-What survives a crash: the epochs in each replica's epoch file, the sync-state set in each member's
-`config/syncStateSet.json` and in the Controller's journal. The rest is heard anew.
+A change of how two logs are compared, or of a value that is both sent and on disk, belongs here; values that are only
+sent are in actors.core.replica.orders.
+
+These survive a crash: the epochs, in each replica's epoch file (storage.replication.epoch_file), and the sync-state
+set, in each member's `config/syncStateSet.json` (storage.replication.replica_files) and in the Controller's journal. A
+LogChunk and an EpochHistory do not: they are read from the log and the epoch file again.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import NamedTuple
 
 
 class EpochEntry(NamedTuple):
-    """`epoch` began with the record at `start_offset`."""
+    """One epoch of a log. It began with the record at `start_offset`, a physical offset."""
 
     epoch: int
     start_offset: int
@@ -24,9 +28,10 @@ class EpochEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SyncStateSet:
-    """The replicas that may lead next. Newer is what has the larger (`epoch`, `version`).
+    """The replicas that may lead next. Of two sets, the one with the larger (`epoch`, `version`) is newer.
 
-    `stores`: member to the id of its store directory. A directory that was lost and begun anew is no member.
+    `stores`: member to the id of its store directory. A directory that was lost and begun anew is no member, for its id
+    is another one.
     """
 
     epoch: int
@@ -35,16 +40,18 @@ class SyncStateSet:
 
     @property
     def members(self) -> frozenset[int]:
+        """The replicas of the set."""
         return frozenset(self.stores)
 
     @property
     def order(self) -> tuple[int, int]:
+        """Epoch and version: of two sets, the larger one is newer."""
         return self.epoch, self.version
 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """A master's epochs, and the end of what is on its disk: what a follower compares with its own."""
+    """A master's epochs and the bounds of its log on disk, which a follower compares with its own."""
 
     entries: tuple[EpochEntry, ...]
     min_offset: int
@@ -55,7 +62,7 @@ class EpochHistory:
 class LogChunk:
     """Bytes of a master's log from `physical_offset` on: whole records of one file and of one epoch, `entry`.
 
-    Empty when there was nothing in time. `confirm_offset` is the master's, and `end_offset` where its disk ends.
+    Empty when there was nothing in time. `confirm_offset` is the master's, `end_offset` the end of the log on its disk.
     """
 
     physical_offset: int
@@ -66,9 +73,9 @@ class LogChunk:
 
 
 def common_end(mine: Sequence[EpochEntry], my_end: int, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Up to where two logs are the same; None if nothing is (spec/storage.md §11.2, handshake truncation).
+    """The offset up to which two logs are the same; None if nothing is (spec/storage.md §11.2, handshake truncation).
 
-    The newest epoch that began at the same place in both, up to where the first of the two leaves it.
+    It is in the newest epoch that began at the same offset in both, where the first of the two logs ends that epoch.
     """
     ends = dict(with_ends(theirs, their_end))
     for entry, end in reversed(with_ends(mine, my_end)):
@@ -78,5 +85,5 @@ def common_end(mine: Sequence[EpochEntry], my_end: int, theirs: Sequence[EpochEn
 
 
 def with_ends(entries: Sequence[EpochEntry], end_offset: int) -> list[tuple[EpochEntry, int]]:
-    """Each epoch with where it ends: where the next begins, or at the log's end."""
+    """Each epoch with its end offset: the start of the next one, or the log's end."""
     return list(zip(entries, [*(entry.start_offset for entry in entries[1:]), end_offset], strict=False))

@@ -1,4 +1,4 @@
-"""Which clients produce and consume, by what they say (raymq.protocol.clients). Nothing of it is durable."""
+"""The clients that produce and consume, from their heartbeats (raymq.protocol.clients). Nothing of it is durable."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from raymq.protocol.clients import CLIENT_EXPIRY_S, ClientHeartbeat, ConsumerCon
 
 
 class ClientRegistry:
-    """The clients heard of in the last CLIENT_EXPIRY_S. Times are of any steady clock."""
+    """The clients whose last heartbeat is at most CLIENT_EXPIRY_S old. Times are of any monotonic clock, in s."""
 
     def __init__(self, expiry_s: float = CLIENT_EXPIRY_S) -> None:
         self._expiry_s = expiry_s
         self._clients: dict[str, tuple[ClientHeartbeat, float]] = {}
 
     def heartbeat(self, heartbeat: ClientHeartbeat, now_s: float) -> None:
-        """Take what a client has, in place of what it said before."""
+        """Store a client's producers and consumers, in place of those of its last heartbeat."""
         self._clients[heartbeat.client_id] = (heartbeat, now_s)
 
     def unregister(self, client_id: str) -> None:
-        """Forget a client that ends."""
+        """Drop a client that has ended."""
         self._clients.pop(client_id, None)
 
     def expire(self, now_s: float) -> list[str]:
-        """Forget the clients that were silent for too long; returns their ids."""
-        silent = [name for name, (_, heard_s) in self._clients.items() if now_s - heard_s > self._expiry_s]
+        """Drop the clients that were silent for too long; returns their ids."""
+        silent = [name for name, (_, seen_s) in self._clients.items() if now_s - seen_s > self._expiry_s]
         for name in silent:
             del self._clients[name]
         return silent
@@ -31,8 +31,8 @@ class ClientRegistry:
         """The producers of a group, or of all, sorted by client."""
         self.expire(now_s)
         return sorted(
-            ProducerConnection(client.client_id, client.host, client.pid, name, now_s - heard_s)
-            for client, heard_s in self._clients.values()
+            ProducerConnection(client.client_id, client.host, client.pid, name, now_s - seen_s)
+            for client, seen_s in self._clients.values()
             for name in client.producers
             if group in (None, name)
         )
@@ -41,8 +41,8 @@ class ClientRegistry:
         """The consumers of a group, or of all, sorted by client."""
         self.expire(now_s)
         found = [
-            ConsumerConnection(client.client_id, client.host, client.pid, consumer, now_s - heard_s)
-            for client, heard_s in self._clients.values()
+            ConsumerConnection(client.client_id, client.host, client.pid, consumer, now_s - seen_s)
+            for client, seen_s in self._clients.values()
             for consumer in client.consumers
             if group in (None, consumer.group)
         ]

@@ -1,14 +1,16 @@
-"""Where consumer groups stand in their queues, and who may say so.
+"""The offsets that consumer groups have committed, and which commits count.
+
+A change of when a commit counts belongs here.
 
     offsets    topic, group, queue → QueueOffset: durable, each change is a state record (actors.core.broker.state)
-    owners     group, topic, queue → the newest generation whose owner was heard of: in memory only
+    owners     group, topic, queue → the newest generation of an owner that is known: in memory only
 
-A committed offset never goes back by itself. It goes back where somebody resets it, which its `reset_version` counts,
-and where the program that consumes seeks back and says so. What a member commits counts unless its ownership is older
-than another's (*fenced*), or its knowledge is older than the last reset (*reset*).
+A committed offset never goes back by itself. It goes back when it is reset, which its `reset_version` counts, and when
+the consuming program seeks back and commits that as such. A member's commit counts unless its ownership is older than
+another's (*fenced*), or it does not know the last reset yet (*reset*).
 
-A topic that is deleted and made again begins with a reset version above all those before, so that whoever still holds
-an offset of the former is told to begin anew.
+A topic that is deleted and created again begins with a reset version above all those before. So a member that still
+holds an offset of the deleted topic gets the answer to begin anew.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ QueueOffsets = dict[int, QueueOffset]
 
 @dataclass(slots=True)
 class OffsetTable:
-    """The durable part. `tables` is keyed by (topic, group); `first_versions` by topic, 0 where absent.
+    """The committed offsets, which are durable. `tables`: by (topic, group); `first_versions`: by topic, 0 if absent.
 
-    `get`, `committed` and `topics` may be asked by any thread while another changes the table.
+    `get`, `committed` and `topics` may be called by any thread while another one changes the table.
     """
 
     tables: dict[tuple[str, str], QueueOffsets] = field(default_factory=dict)
     first_versions: dict[str, int] = field(default_factory=dict)
 
     def get(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """The committed offset, None where there is none."""
+        """The committed offset, None if there is none."""
         return self.tables.get((topic, group), {}).get(queue_id)
 
     def version(self, group: str, topic: str, queue_id: int) -> int:
-        """The reset version a queue has, or begins with."""
+        """The reset version that a queue has, or begins with."""
         known = self.get(group, topic, queue_id)
         return self.first_versions.get(topic, 0) if known is None else known.reset_version
 
@@ -51,55 +53,55 @@ class OffsetTable:
         return sorted(topic for topic, name in list(self.tables) if name == group)
 
     def next_version(self, topic: str) -> int:
-        """A version above all that the topic's queues have."""
+        """A version above those of all the topic's queues."""
         used = [
             known.reset_version for key, table in self.tables.items() if key[0] == topic for known in table.values()
         ]
         return max([self.first_versions.get(topic, 0), *used]) + 1
 
     def set(self, group: str, topic: str, offsets: Mapping[int, int], versions: Mapping[int, int]) -> None:
-        """Set offsets outright; a queue that is not in `versions` keeps its own."""
+        """Set offsets by queue id; a queue that is not in `versions` keeps its version."""
         known = {queue_id: versions.get(queue_id, self.version(group, topic, queue_id)) for queue_id in offsets}
         table = self.tables.setdefault((topic, group), {})
         table.update({queue_id: QueueOffset(offset, known[queue_id]) for queue_id, offset in offsets.items()})
 
     def drop_topic(self, topic: str, next_version: int) -> None:
-        """Forget the offsets in a topic; one of the same name begins with `next_version`."""
+        """Drop the offsets in a topic; one of the same name begins with `next_version`."""
         self.first_versions[topic] = next_version
         for key in [key for key in self.tables if key[0] == topic]:
             del self.tables[key]
 
     def drop_group(self, group: str) -> None:
-        """Forget a group's offsets."""
+        """Drop a group's offsets."""
         for key in [key for key in self.tables if key[1] == group]:
             del self.tables[key]
 
 
 class Owners:
-    """The newest generation of an owner of each queue. Generation 0 is nobody: who is no member of a group."""
+    """The newest generation of an owner of each queue. Generation 0 is a consumer that is no member of the group."""
 
     def __init__(self) -> None:
         self._generations: dict[tuple[str, str, int], int] = {}
 
     def note(self, group: str, topic: str, queue_id: int, generation: int) -> None:
-        """An owner of this generation has begun with the queue, or goes on."""
+        """Note that an owner of this generation consumes the queue."""
         key = (group, topic, queue_id)
         if generation > self._generations.get(key, 0):
             self._generations[key] = generation
 
     def fences(self, group: str, topic: str, queue_id: int, generation: int) -> bool:
-        """Whether a newer owner than this one has been heard of."""
+        """True if a newer owner than this one is known."""
         return 0 < generation < self._generations.get((group, topic, queue_id), 0)
 
     def forget(self, group: str | None = None, topic: str | None = None) -> None:
-        """Forget a group's queues, or a topic's."""
+        """Drop a group's queues, or a topic's."""
         for key in [key for key in self._generations if key[0] == group or key[1] == topic]:
             del self._generations[key]
 
 
 @dataclass(slots=True)
 class TopicCommits:
-    """What becomes of commits in one topic: offsets to set, and queue ids that are answered otherwise."""
+    """The decision about commits in one topic: offsets to set, queues that were reset, and queues that are fenced."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     reset: QueueOffsets = field(default_factory=dict)

@@ -1,11 +1,14 @@
-"""Messages that a consumer could not consume, given back to be tried again later (spec/messaging.md §5.9).
+"""Messages that a consumer gave back because it could not consume them (spec/messaging.md §5.9).
+
+A change of when and where such a message is delivered again belongs here.
 
     consumed record ──┬── SCHEDULE_TOPIC_XXXX, queue level - 1 ── after the level's delay ──→ %RETRY%group
                       └── %DLQ%group ── tried often enough, or not to be tried again          ↑
                               └── replayed, when somebody asks for it, as if never tried ─────┘
 
 Body, flags, born host and time, tags, keys and the message id stay as they are, also over several returns; RETRY_TOPIC
-names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first place. `reconsume_times` grows by one.
+names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first position in a log. `reconsume_times` grows by
+one.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ from raymq.record.rewrite import RecordParts, build_record, split_record
 FIRST_RETRY_LEVEL: Final = 3
 """A message waits at this level the first time, then one level more each time (golden fact 13)."""
 
-SourceRecord = tuple[str, int]
+TopicQueue = tuple[str, int]
+"""A topic and a queue id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Returned:
 def read_returned(
     records: bytes, config: GroupConfig, *, delay_level: int, max_reconsume_times: int
 ) -> tuple[list[Returned], SendBackAnswer]:
-    """Decide about whole records back to back. InvalidArgumentError when they are damaged.
+    """Decide where each of several whole records goes; InvalidArgumentError if they are damaged.
 
     A message that was given back `max_reconsume_times` times before (negative: the group's retry_max_times) is dead,
     and each one is with a negative `delay_level`. `delay_level` 0 lets the message wait longer each time.
@@ -75,7 +79,7 @@ def read_returned(
 
 
 def read_replayed(records: bytes) -> list[Returned]:
-    """Dead letters that are to be tried again, from the beginning. InvalidArgumentError when they are damaged."""
+    """Dead letters to be delivered again, as if for the first time. InvalidArgumentError if they are damaged."""
     return [Returned(split_record(record), 0, 0) for record in _split(records)]
 
 
@@ -98,21 +102,21 @@ class ReturnWriter:
     producer_id: str
     choose: Callable[[int], int]
     store_host_ipv6: bool = False
-    _sequences: dict[SourceRecord, int] = field(default_factory=dict)
+    _sequences: dict[TopicQueue, int] = field(default_factory=dict)
 
     def batches(self, group: str, returned: Sequence[Returned], retry_queue_nums: int) -> list[EncodedBatch]:
         """One batch for each queue that some of the records go to, for one append.
 
-        MessageIllegalError when a record's properties leave no room for what has to be added.
+        MessageIllegalError if a record's properties are too long with those that must be added.
         """
-        places: dict[SourceRecord, list[tuple[Returned, int]]] = {}
+        by_queue: dict[TopicQueue, list[tuple[Returned, int]]] = {}
         for item in returned:
             retry_queue = self.choose(retry_queue_nums)
-            places.setdefault(_place(item, group, retry_queue), []).append((item, retry_queue))
-        return [self._batch(place, items, group) for place, items in places.items()]
+            by_queue.setdefault(_queue_of(item, group, retry_queue), []).append((item, retry_queue))
+        return [self._batch(queue, items, group) for queue, items in by_queue.items()]
 
-    def _batch(self, place: SourceRecord, items: Sequence[tuple[Returned, int]], group: str) -> EncodedBatch:
-        first = self._sequences.get(place, 0)
+    def _batch(self, queue: TopicQueue, items: Sequence[tuple[Returned, int]], group: str) -> EncodedBatch:
+        first = self._sequences.get(queue, 0)
         records, codes = [], []
         for index, (item, retry_queue) in enumerate(items):
             properties = decode_properties(item.parts.properties)
@@ -120,7 +124,7 @@ class ReturnWriter:
             records.append(
                 build_record(
                     item.parts,
-                    *place,
+                    *queue,
                     _exchanged(item, properties, target),
                     producer=ProducerSequence(self.producer_id, 0, first + index),
                     reconsume_times=item.reconsume_times,
@@ -128,9 +132,9 @@ class ReturnWriter:
                 )
             )
             codes.append(0 if item.level else tags_code(properties.get(PROPERTY_TAGS)))
-        self._sequences[place] = first + len(items)
+        self._sequences[queue] = first + len(items)
         return EncodedBatch(
-            *place,
+            *queue,
             b"".join(records),
             np.array([len(record) for record in records], np.int32),
             np.array(codes, np.int64),
@@ -139,20 +143,20 @@ class ReturnWriter:
         )
 
 
-def _place(item: Returned, group: str, retry_queue: int) -> SourceRecord:
-    """The queue where a record is stored now."""
+def _queue_of(item: Returned, group: str, retry_queue: int) -> TopicQueue:
+    """The queue that a record is appended to now."""
     if item.level is None:
         return dlq_topic(group), 0
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
 
 
-def _exchanged(item: Returned, properties: dict[str, str], target: SourceRecord | None) -> dict[str, str]:
-    """The properties that differ from the record's; an empty text takes one out."""
-    place = _offset_message_id(item.parts)
+def _exchanged(item: Returned, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
+    """The properties that differ from the record's; an empty text removes one. `target`: the queue after the delay."""
+    offset_message_id = _offset_message_id(item.parts)
     return {
         PROPERTY_RETRY_TOPIC: properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic),
-        PROPERTY_ORIGIN_MESSAGE_ID: properties.get(PROPERTY_ORIGIN_MESSAGE_ID, place),
-        PROPERTY_UNIQ_KEY: properties.get(PROPERTY_UNIQ_KEY, place),
+        PROPERTY_ORIGIN_MESSAGE_ID: properties.get(PROPERTY_ORIGIN_MESSAGE_ID, offset_message_id),
+        PROPERTY_UNIQ_KEY: properties.get(PROPERTY_UNIQ_KEY, offset_message_id),
         PROPERTY_WAIT: "false",
         PROPERTY_TIMER_DELIVER_MS: "",
         PROPERTY_DELAY: str(item.level) if target else "",

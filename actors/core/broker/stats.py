@@ -56,17 +56,17 @@ class BrokerStats:
         self._sampled_s: float | None = None
 
     def add(self, kind: str, key: str, value: int) -> None:
-        """Count `value` more."""
+        """Add `value` to a counter."""
         self._counter(kind, key).total += value
 
     def take_total(self, kind: str, key: str, total: int) -> None:
-        """Count what somebody else's counter shows, which begins at 0 again when it is restarted."""
+        """Set a counter to the total of another process's counter, which begins at 0 again when that is restarted."""
         counter = self._counter(kind, key)
         counter.total += total - counter.seen if total >= counter.seen else total
         counter.seen = total
 
     def sample(self, now_s: float) -> None:
-        """Remember the counters now, where it is time."""
+        """Sample each counter whose next sample is due."""
         self._sampled_s = now_s
         for counter in self._counters.values():
             counter.sample(now_s)
@@ -77,11 +77,11 @@ class BrokerStats:
         return Figures() if counter is None else counter.figures()
 
     def keys(self, kind: str) -> list[str]:
-        """What was counted, sorted."""
+        """The keys of all counters of a kind, sorted."""
         return sorted(key for name, key in self._counters if name == kind)
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
-        """Forget a topic's counters, or a group's."""
+        """Drop a topic's counters, or a group's."""
         for kind, key in list(self._counters):
             name, _, of_group = key.partition("@")
             if name == topic or (of_group and of_group == group):

@@ -2,7 +2,7 @@
 
 On disk, in RocketMQ's shape, rewritten whole at each change: {"configTable": {"namespace": {"key": "value"}}}
 
-Order topics are not in it, as they are in RocketMQ: a NameServer may come back on another node, without this file, and
+Order topics are not in it, unlike in RocketMQ: a NameServer may come back on another node, without this file, and
 a sharding key would change its queue. They are in the logs of the topic's brokers, which register them.
 """
 
@@ -18,7 +18,7 @@ VALUE_MAX_CHARACTERS = 65_536
 
 
 class KvConfig:
-    """A table as it is in memory. Changed only by `changed` and `load`, so that the file can be written before."""
+    """The table in memory. Changed only by `changed` and `load`, so that the file can be written first."""
 
     def __init__(self, table: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self._table = {namespace: dict(values) for namespace, values in (table or {}).items()}

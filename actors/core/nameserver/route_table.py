@@ -1,15 +1,17 @@
-"""The NameServer's tables (spec/messaging.md §1): which broker groups exist, and which queues of a topic each holds.
+"""The NameServer's route table (spec/messaging.md §1): the broker groups, and the queues of each topic that each holds.
 
-All of it is soft. A NameServer that lost its tables has them back as soon as each broker has registered again, which a
-broker does when a heartbeat tells it that it is not known. A registration is always complete: what it does not name,
-the broker does not hold.
+A change of how routes come from registrations belongs here.
 
-Each register call says which life of the broker it comes from. A newer life, or a newer version in the same life, takes
-the place of what is known; an older one was overtaken on its way and is ignored, and so is everything of an older state
-version: that is of a replica that is master no more.
+Nothing of it survives the process. A NameServer that lost its table has it back as soon as each broker has registered
+again, which a broker does when the answer to a heartbeat is that it is not known. A registration is always complete:
+the broker holds no topic that it does not name.
 
-Of a broker that was silent for too long it is remembered which topics it held: that nobody else holds one does not mean
-that it does not exist.
+Each registration has the number of the broker's life. A newer life, or a newer version in the same life, replaces what
+is known; an older one was overtaken on its way and is ignored. So is every registration of an older state version: it
+comes from a replica that is no longer master.
+
+The topics of a broker that was silent for too long are remembered: such a topic exists, even if no other broker holds
+it.
 
 Permissions may be changed here alone (`wipe_write_perm`), to take writes off a broker; its next change undoes that.
 """
@@ -35,24 +37,26 @@ from raymq.protocol.route import (
 
 @dataclass(slots=True)
 class _LiveBroker:
+    """A registered broker. `topics` differ from the registration's where permissions were changed here."""
+
     registration: BrokerRegistration
     topics: dict[str, TopicConfig]
     last_update_s: float
 
 
 class RouteTable:
-    """Pure state of one NameServer. `expiry_s`: a broker silent for longer is forgotten."""
+    """The routes of one NameServer. `expiry_s`: the silence, in s, after which a broker is dropped."""
 
     def __init__(self, expiry_s: float) -> None:
         self._expiry_s = expiry_s
         self._brokers: dict[str, _LiveBroker] = {}
         self._silent: dict[str, frozenset[str]] = {}
         """The topics of brokers that were silent for too long."""
-        self.heard: set[str] = set()
+        self.registered: set[str] = set()
         """The names of all brokers that have registered since this table was made."""
 
     def register(self, registration: BrokerRegistration, now_s: float) -> None:
-        """Take all of a broker's data, in place of what it registered before. An older one is ignored.
+        """Store all of a broker's data, in place of what it registered before. An older registration is ignored.
 
         The time in a version does not count here: a broker that was restarted may have its last change a little earlier
         in its log than it had in memory, and must not stay unregistered for that.
@@ -65,10 +69,10 @@ class RouteTable:
             topics = known.topics  # the broker says what it said before: permissions changed here stay
         self._brokers[registration.broker_name] = _LiveBroker(registration, topics, now_s)
         self._silent.pop(registration.broker_name, None)
-        self.heard.add(registration.broker_name)
+        self.registered.add(registration.broker_name)
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
-        """Note that a broker lives. False means: register, what is known here is not that version."""
+        """Note that a broker lives. False if it must register: the version known here is another one, or none."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.registration.data_version != data_version:
             return False
@@ -76,12 +80,12 @@ class RouteTable:
         return True
 
     def unregister(self, broker_name: str) -> None:
-        """Forget a broker group and its queues."""
+        """Drop a broker group and its queues."""
         self._brokers.pop(broker_name, None)
         self._silent.pop(broker_name, None)
 
     def expire(self, now_s: float) -> list[str]:
-        """Forget the brokers that were silent for too long; returns their names."""
+        """Drop the brokers that were silent for too long; returns their names."""
         silent = [name for name, broker in self._brokers.items() if now_s - broker.last_update_s > self._expiry_s]
         for name in silent:
             self._silent[name] = frozenset(self._brokers.pop(name).topics)
@@ -104,8 +108,10 @@ class RouteTable:
         return len(broker.topics)
 
     def route(self, topic: str) -> TopicRoute:
-        """Where `topic` is. TopicNotExistError when no broker holds it, ServiceNotAvailableError when only brokers do
-        that are silent."""
+        """The route of `topic`.
+
+        TopicNotExistError if no broker holds it; ServiceNotAvailableError if only silent brokers hold it.
+        """
         holders = self._holders(topic)
         if not holders:
             away = sorted(name for name, topics in self._silent.items() if topic in topics)
@@ -148,7 +154,7 @@ class RouteTable:
 
 
 def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
-    """As the first says that does: one that came later may not have been told."""
+    """The first one by broker name: a broker that was added later may not have it yet."""
     return next(filter(None, (broker.topics[topic].order_config for broker in holders)), "")
 
 

@@ -1,7 +1,7 @@
-"""How one topic's queues are shared among the members of a group (spec/messaging.md §5.2).
+"""The strategies that share one topic's queues among the members of a group (spec/messaging.md §5.2).
 
-A strategy is a pure function of queues, members and what else it needs to a list of queues per member. The rules: no
-queue has two owners; the order in which queues and members are given does not matter. CONSISTENT_HASH is in
+A strategy is a pure function from queues, members and its own settings to a list of queues per member. The rules: no
+queue has two owners; the order of the queues and members that are passed does not matter. CONSISTENT_HASH is in
 consistent_hash.py, STICKY in sticky.py, and which strategy a group uses in target.py.
 
     strategy               owners             shares of the members
@@ -25,7 +25,7 @@ Shares = dict[str, list[MessageQueue]]
 """Every member, with its queues."""
 
 ROOM_MARK: Final = "@"
-"""A broker named `room@broker` stands in a machine room."""
+"""A broker named `room@broker` is in the machine room `room`."""
 
 
 def check_shareable(
@@ -122,8 +122,8 @@ def allocate_nearby(
     for member in members:
         members_by_room[_room_of("member", member, member_rooms)].append(member)
     shares: Shares = {member: [] for member in members}
-    for room, in_room in sorted(queues_by_room.items()):
-        for member, share in allocate_averagely(in_room, members_by_room.get(room) or members).items():
+    for room, room_queues in sorted(queues_by_room.items()):
+        for member, share in allocate_averagely(room_queues, members_by_room.get(room) or members).items():
             shares[member] += share
     return shares
 

@@ -1,8 +1,9 @@
 """CONSISTENT_HASH: queues and members on one ring, so that a member that comes or goes moves only its own queues
 (spec/messaging.md §5.2).
 
-Each member stands on the ring at several places (virtual nodes) `member-0`, `member-1`, …; a queue belongs to the first
-place at or after its own, and past the last place to the first. Places are the first four bytes of an MD5, big-endian.
+Each member has several positions on the ring (virtual nodes) `member-0`, `member-1`, …; a queue belongs to the first of
+them at or after its own position, and behind the last to the first. A position is the first four bytes of an MD5,
+big-endian.
 Shares may differ a lot: hashing spreads the queues, nothing evens them out.
 """
 
@@ -20,8 +21,8 @@ from raymq.message import MessageQueue
 VIRTUAL_NODES: Final = 10
 
 
-def ring_place(key: str) -> int:
-    """Where on the ring a key stands, 0 to 2**32 - 1."""
+def ring_position(key: str) -> int:
+    """The position of a key on the ring, 0 to 2**32 - 1."""
     return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
@@ -37,11 +38,11 @@ def allocate_by_consistent_hash(
     queues, members = check_shareable(queues, members)
     if virtual_nodes < 1:
         raise InvalidArgumentError(f"virtual_nodes must be at least 1, not {virtual_nodes}")
-    # Where two members meet in one place, the last by name has it.
-    owners = {ring_place(f"{member}-{node}"): member for member in members for node in range(virtual_nodes)}
-    places = sorted(owners)
+    # Of two members with one position, the last by name has it.
+    owners = {ring_position(f"{member}-{node}"): member for member in members for node in range(virtual_nodes)}
+    positions = sorted(owners)
     shares: Shares = {member: [] for member in members}
     for queue in queues:
-        index = bisect_left(places, ring_place(queue_key(queue)))
-        shares[owners[places[index % len(places)]]].append(queue)
+        index = bisect_left(positions, ring_position(queue_key(queue)))
+        shares[owners[positions[index % len(positions)]]].append(queue)
     return shares

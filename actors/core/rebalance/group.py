@@ -1,14 +1,17 @@
-"""Who in a consumer group holds which queue: the decisions of the Rebalance actor.
+"""The queues that each member of a consumer group holds: the decisions of the Rebalance actor.
 
-Two maps. `target`: the member each queue should go to, by the group's strategy (actors.core.rebalance.target); made
-anew when members, their wishes or routes change, and every RETARGET_INTERVAL_S. `holder`: the member that has the queue
-in its hands, as its own heartbeats say. A queue is granted to its target only while nobody else holds it. So two
-members never hold one queue, at the price that a queue waits until its old holder has let go or is known dead
-(raymq.protocol.membership).
+A change of how a heartbeat is answered, or of when a queue changes hands, belongs here. HEARTBEAT_STEPS has the answer
+to each kind of heartbeat.
 
-Nothing survives: a new instance learns the holders from the members' heartbeats, and grants nothing that might be held
-until every member of the old instance has had the time to say so. Whoever starts an instance says if there was one
-before it (`grace`); where it did not know, the first heartbeat that tells of another instance's generation says it.
+The group has two maps. `target`: the member that each queue should go to, by the group's strategy
+(actors.core.rebalance.target); it is computed again when members, their wishes or routes change, and every
+RETARGET_INTERVAL_S. `holder`: the member that consumes the queue now, as its own heartbeats say. A queue is granted to
+its target only while no other member holds it. So two members never hold one queue, at the price that a queue waits
+until its old holder has released it or is known to be dead (raymq.protocol.membership).
+
+Nothing survives the process. A new instance learns the holders from the members' heartbeats, and grants no queue that
+might be held until every member of the old instance has had the time for a heartbeat. `grace` says that there was an
+instance before; if the starter did not know of it, the first heartbeat with another instance's generation shows it.
 """
 
 from __future__ import annotations
@@ -107,39 +110,42 @@ class RebalanceGroup:
 
     @property
     def members(self) -> tuple[str, ...]:
+        """The names of all members, sorted."""
         return tuple(sorted(self._members))
 
     @property
     def topics(self) -> frozenset[str]:
-        """All topics that some member subscribes to."""
+        """All topics that members subscribe to."""
         return frozenset(topic for member in self._members.values() for topic in member.wish.topics)
 
     def holders(self) -> dict[MessageQueue, str]:
+        """Each held queue with its member."""
         return dict(self._holder)
 
     def set_queues(
         self, topic: str, queues: Iterable[MessageQueue], broker_rooms: Mapping[str, str] | None = None
     ) -> None:
-        """Take a topic's queues from its route, and the rooms its brokers stand in (broker name to room)."""
+        """Set a topic's queues, from its route, and its brokers' machine rooms (broker name to room)."""
         queues, rooms = tuple(sorted(queues)), {**self._broker_rooms, **(broker_rooms or {})}
         if self._queues.get(topic) != queues or self._broker_rooms != rooms:
             self._queues[topic], self._broker_rooms = queues, rooms
             self._retarget()
 
     def offsets_reset(self) -> int:
-        """Somebody has reset offsets of the group at the brokers. The new offsets version, which members see."""
+        """Note that offsets of the group were reset at the brokers; returns the new offsets version, which members
+        see."""
         self.offsets_version += 1
         return self.offsets_version
 
     def heartbeat(self, heartbeat: GroupHeartbeat, now_s: float) -> GroupAssignment:
-        """Hear one member and answer what it may hold. The first heartbeat joins, `leaving` leaves.
+        """Note a member's heartbeat; returns the queues that it may hold. The first one joins, `leaving` leaves.
 
-        A heartbeat of no session, or of one that is over, changes nothing and is answered with a new session. Safe to
-        repeat: the second of two equal heartbeats frees nothing that the first was granted.
+        A heartbeat without a session, or of one that is over, changes nothing, and its answer has a new session. Safe
+        to repeat: the second of two equal heartbeats frees nothing that was granted to the first.
         """
         self.expire(now_s)
         name = heartbeat.member
-        self._heed_generation(heartbeat.generation)
+        self._note_generation(heartbeat.generation)
         sender = self._sender(heartbeat)
         step = HEARTBEAT_STEPS[sender][self._kind(heartbeat, sender)]
         if step is HeartbeatStep.INVITE:
@@ -168,13 +174,13 @@ class RebalanceGroup:
         return silent
 
     def describe(self, now_s: float) -> dict[str, Any]:
-        """The group for people, as plain data.
+        """The group for `raymq group describe`, as plain data.
 
-        `strategy`: the one in use. `disagreements`: what members ask for and do not get. `failures`: by topic, why the
-        strategy left it as it was. `unassigned`: queues that go to nobody. Per member: what it holds, what it waits
-        for, and the age of its last heartbeat in seconds.
+        `strategy`: the one in use. `disagreements`: wishes of members that are not fulfilled. `failures`: by topic, the
+        reason why the strategy left it as it was. `unassigned`: queues without a target. Per member: the queues it
+        holds, those it waits for, and the age of its last heartbeat in s.
         """
-        view = self._view()
+        view = self._membership()
         known = [queue for topic in view.topics() for queue in self._queues.get(topic, ())]
         return {
             "generation": self.generation,
@@ -220,20 +226,21 @@ class RebalanceGroup:
         return HeartbeatKind.REPEATED if heartbeat.sequence == newest else HeartbeatKind.NEXT
 
     def _invite(self, heartbeat: GroupHeartbeat, now_s: float) -> int:
-        """A session for a process that is alive, as it will have the answer; it begins when it is used."""
+        """A new session for the sender. It begins with the first heartbeat that has it, which shows that the sender
+        lives."""
         self._last_session = max(self._last_session, heartbeat.session) + 1
         self._invited[heartbeat.member] = (self._last_session, now_s)
         return self._last_session
 
-    def _heed_generation(self, generation: int) -> None:
-        """A generation that is not of this instance tells of one before it, whose grants may still be in use."""
+    def _note_generation(self, generation: int) -> None:
+        """Put grants off if a generation is of an instance before this one, whose grants may still be in use."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
         if generation > self.generation:  # a clock went back between the two
             self.generation = generation + 1
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
-        """True if the member is new or wishes something else than before."""
+        """Store a member's wish. True if the member is new, or its wish is another one than before."""
         wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.node)
         before = self._members.get(heartbeat.member)
         # A process that follows one of its name takes its place in the order of joining, too.
@@ -269,12 +276,12 @@ class RebalanceGroup:
             del self._holder[queue]
         self._retarget()
 
-    def _view(self) -> GroupMembership:
+    def _membership(self) -> GroupMembership:
         wishes = {name: member.wish for name, member in self._members.items()}
         return GroupMembership(wishes, self._queues, self._broker_rooms, self._holder, self._target)
 
     def _retarget(self) -> None:
-        target, self._failures = make_target(self._view())
+        target, self._failures = make_target(self._membership())
         if target != self._target:
             self._target = target
             self.generation += 1

@@ -37,7 +37,7 @@ def allocate_sticky(
 ) -> Shares:
     """Share all topics' queues among their subscribers (both by topic).
 
-    `present`: the member that has a queue in its hands, where one does. `planned`: what this function answered last.
+    `present`: the member that consumes a queue now, if there is one. `planned`: the last result of this function.
     InvalidArgumentError as `check_shareable` says, for any of the topics.
     """
     topics = {
@@ -54,7 +54,7 @@ def allocate_sticky(
 
 
 class _Topic:
-    """One topic: its queues, its subscribers, and where the queues are and were meant to go."""
+    """One topic: its queues, its subscribers, the present and the planned member of each queue."""
 
     def __init__(
         self,
@@ -76,33 +76,33 @@ class _Topic:
         self.keeps_more = {member: len(held) > self.size for member, held in self._held.items()}
 
     def share_out(self, with_extra: set[str]) -> dict[str, list[MessageQueue]]:
-        """Give each member its number of queues: first what it has, then what was meant for it, then any."""
+        """The queues of each member: first those it has, then those planned for it, then any."""
         shares: dict[str, list[MessageQueue]] = {}
         for member, held in self._held.items():
             held.sort(key=lambda queue, member=member: (self._planned[queue] != member, queue))  # type: ignore[misc]
-            shares[member] = held[: self._room(member, with_extra)]
+            shares[member] = held[: self._share_size(member, with_extra)]
         kept = {queue for share in shares.values() for queue in share}
-        homeless = []
+        unplaced = []
         for queue in self.queues:
             if queue in kept:
                 continue
             planned = self._planned[queue]
-            if planned in shares and len(shares[planned]) < self._room(planned, with_extra):
+            if planned in shares and len(shares[planned]) < self._share_size(planned, with_extra):
                 shares[planned].append(queue)
             else:
-                homeless.append(queue)
+                unplaced.append(queue)
         for member, share in shares.items():
-            missing = self._room(member, with_extra) - len(share)
-            share.extend(homeless[:missing])
-            del homeless[:missing]
+            missing = self._share_size(member, with_extra) - len(share)
+            share.extend(unplaced[:missing])
+            del unplaced[:missing]
         return shares
 
-    def _room(self, member: str, with_extra: set[str]) -> int:
+    def _share_size(self, member: str, with_extra: set[str]) -> int:
         return self.size + (member in with_extra)
 
 
 class _Extras:
-    """Who takes the extra queues: `chosen` members by topic."""
+    """The members that take the extra queues: `chosen`, by topic."""
 
     def __init__(self, topics: Mapping[str, _Topic]) -> None:
         self._topics = topics
@@ -114,7 +114,7 @@ class _Extras:
         self.chosen = {name: self._start(topic) for name, topic in topics.items()}
 
     def _start(self, topic: _Topic) -> set[str]:
-        """The plan of before, so far as it serves; then who can keep a queue by it; then who has the least."""
+        """The members of the last plan; then those that keep a queue by it; then those with the fewest queues."""
         ranked = sorted(
             topic.members,
             key=lambda name: (not topic.planned_extra[name], not topic.keeps_more[name], self._totals[name], name),

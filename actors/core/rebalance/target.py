@@ -1,8 +1,10 @@
-"""Which member of a group each queue should go to: the strategies applied to a whole group.
+"""The member of a group that each queue should go to: the strategies applied to a whole group.
+
+A change of which strategy a group uses, and of what it does with one that fails, belongs here.
 
 All members should ask for the same strategy. Where they do not, the one that joined first decides, and the group says
 so (`disagreements`). A strategy that refuses what it is given, for example because a broker has no room, leaves the
-topic as it is (spec/messaging.md §5.2); with STICKY, which looks at all topics at once, it leaves them all.
+topic's plan as it is (spec/messaging.md §5.2); STICKY, which shares all topics at once, leaves all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Target = dict[MessageQueue, str]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one member asks for: topics, a strategy, and the room it stands in ("" if it did not say)."""
+    """The wish of one member: topics, a strategy, and its machine room ("" if it named none)."""
 
     topics: frozenset[str]
     allocation: Allocation = field(default_factory=Allocation)
@@ -38,10 +40,11 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
-    """All that a strategy may look at.
+    """The input of a strategy.
 
     `wishes`: by member, in the order of joining. `queues`: by topic, for the topics whose route is known.
-    `broker_rooms`: broker name to room. `holders`: who has a queue in its hands. `target`: the plan of before.
+    `broker_rooms`: broker name to machine room. `holders`: queue to the member that consumes it now. `target`: the
+    last plan.
     """
 
     wishes: Mapping[str, Wish]
@@ -56,10 +59,11 @@ class GroupMembership:
         return next(iter(self.wishes.values())).allocation if self.wishes else Allocation()
 
     def subscribers(self, topic: str) -> list[str]:
+        """The members that subscribe to a topic, sorted."""
         return sorted(member for member, wish in self.wishes.items() if topic in wish.topics)
 
     def topics(self) -> list[str]:
-        """All that somebody subscribes to."""
+        """All topics that members subscribe to, sorted."""
         return sorted({topic for wish in self.wishes.values() for topic in wish.topics})
 
 
@@ -82,7 +86,7 @@ def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _ShareTopic:
-    """One topic's part of the work, by a strategy that looks at one topic."""
+    """The sharing of one topic, by a strategy that takes one topic at a time."""
 
     view: GroupMembership
     topic: str
@@ -109,7 +113,7 @@ class _ShareTopic:
 
 @dataclass(frozen=True, slots=True)
 class _ShareAll:
-    """All topics at once, by STICKY."""
+    """The sharing of all topics at once, by STICKY."""
 
     view: GroupMembership
     topics: list[str]
@@ -122,7 +126,7 @@ class _ShareAll:
 
 
 def _steps(view: GroupMembership) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
-    """Topics that are shared together, and how. A topic that has no queues needs no sharing."""
+    """The topics that are shared together, with the call that shares them. Topics without queues are left out."""
     topics = [topic for topic in view.topics() if view.queues.get(topic)]
     if view.allocation.strategy is AllocateStrategy.STICKY:
         yield topics, _ShareAll(view, topics)
@@ -135,7 +139,7 @@ def _kept(view: GroupMembership, topics: list[str]) -> Target:
 
 
 def disagreements(view: GroupMembership) -> list[str]:
-    """What members ask for and do not get, one sentence each."""
+    """The wishes of members that are not fulfilled, one sentence each."""
     said: list[str] = []
     if not view.wishes:
         return said

@@ -1,6 +1,6 @@
-"""How many appends may be at a store at a time (spec/messaging.md §2.4, queue caps).
+"""The limit of appends at one store at a time (spec/messaging.md §2.4, queue caps).
 
-An append that waits holds its bytes in memory. One too many is refused before anything of it is stored.
+An append that waits holds its bytes in memory. An append above the limit is refused before anything of it is stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from raymq.errors import SystemBusyError
 
 
 class AppendLimit:
-    """Counts the appends under way, those that wait for their turn included. Thread-safe."""
+    """A counter of the appends under way, including those that wait for the store's append lock. Thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -21,8 +21,8 @@ class AppendLimit:
         self._under_way = 0
 
     @contextmanager
-    def take(self) -> Iterator[None]:
-        """Be counted while the block runs; SystemBusyError if that is one too many."""
+    def enter(self) -> Iterator[None]:
+        """Count one append while the block runs; SystemBusyError if the limit is reached."""
         with self._lock:
             if self._under_way >= self._capacity:
                 raise SystemBusyError(

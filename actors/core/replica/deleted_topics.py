@@ -1,8 +1,8 @@
-"""The topics that a store takes no messages for, because they were deleted and not created since.
+"""The topics whose messages a store refuses, because they were deleted and not created since.
 
-A client may have a route to a topic for half a minute after it was deleted, and what it sends then must not be
-acknowledged. On disk: config/closedTopics.json, a list of names, written before a deletion is carried out. Bounded: the
-name that was deleted first is forgotten, long after every route to it has ended.
+A client may have a route to a topic for half a minute after it was deleted, and messages that it sends then must not be
+acknowledged. On disk: config/closedTopics.json, a list of names, written before a deletion is carried out. Bounded: of
+more than CLOSED_TOPICS_MAX names the oldest is dropped, long after every route to that topic has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSED_TOPICS_MAX: Final = 10_000
 
 
 class DeletedTopics:
-    """Thread-safe. `read` and `write` are those of the store's config files."""
+    """The deleted topics of one store. `read` and `write` are those of its config files. Thread-safe."""
 
     def __init__(self, read: Callable[[str], str | None], write: Callable[[str, str], None]) -> None:
         self._write = write
@@ -53,14 +53,14 @@ class DeletedTopics:
             self._save(names)
 
     def remove(self, topic: str) -> None:
-        """Take messages for `topic` again; on disk on return."""
+        """Accept messages for `topic` again; on disk on return."""
         with self._lock:
             self._save([name for name in self._names if name != topic])
 
     def agree(self, existing: Collection[str], stored: Iterable[str]) -> None:
-        """Take messages for the `existing` topics and refuse those of the other `stored` ones; on disk on return.
+        """Accept messages for the `existing` topics and refuse those for the other `stored` ones; on disk on return.
 
-        For a store that begins to lead: topics were deleted and created where others led.
+        For a store that begins to lead: topics were deleted and created while other replicas led.
         """
         with self._lock:
             names = [name for name in dict.fromkeys([*self._names, *stored]) if name not in existing]
@@ -73,7 +73,7 @@ class DeletedTopics:
 
 
 def _real_topics(batch: EncodedBatch) -> list[str]:
-    """Where the messages of a batch go when their time has come. RecordErrors are the store's to find."""
+    """The topics that a batch of delayed messages is delivered to. A damaged record is left for the store to refuse."""
     ends = [0, *np.cumsum(batch.sizes).tolist()]
     records = [memoryview(batch.records)[start:end] for start, end in pairwise(ends)]
     topics = []

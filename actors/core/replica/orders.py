@@ -1,8 +1,12 @@
-"""Orders that the Controller gives to a broker group's replicas, and the accounts that they give it.
+"""The values that the Controller, the Storage actors and the Replicators of a broker group send each other.
 
-The Controller sends an Order (Lead, Renew, Follow or Drain) to a Storage actor and gets a ReplicaState back. A
-Replicator reads from the master by LogRequest and reports Copied. All of them are values that travel between actors;
-none is on disk.
+The Controller sends an Order (Lead, Renew, Follow or Drain) to a Storage actor and gets a ReplicaState back; a Broker
+reads the GroupLeader from the Controller. A Replicator learns from the slave whom it is Following, reads the master's
+log by LogRequest, and gets Copied from the slave. A new field of one of them belongs here, the decisions about them in
+actors.core.replica.role, actors.core.replica.sync_state and placement.election.
+
+None of these values survives a crash: each is built anew from the replicas' files (storage.replication) and from the
+Controller's journal.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ from typing import Final
 from storage.replication.epochs import SyncStateSet
 
 MASTER_LEASE_S: Final = 1.5
-"""How long a master may acknowledge after an account of itself that the Controller has answered."""
+"""A master may acknowledge for so long after an account of itself that the Controller has answered."""
 
 
 class ReplicaRole(Enum):
-    """FENCED neither takes appends nor follows: how every replica of a group of several starts."""
+    """The role of a replica. FENCED neither takes appends nor follows: each replica of a group of several starts so."""
 
     FENCED = "FENCED"
     MASTER = "MASTER"
@@ -28,8 +32,10 @@ class ReplicaRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FollowerLag:
-    """How far a follower is behind its master: bytes it does not have, and how long ago the master stored the first of
-    them, in s; both 0 when it has everything."""
+    """The lag of a follower: the bytes that it does not have, and the seconds since the master stored the first of
+    them.
+
+    Both are 0 when it has everything."""
 
     lag_bytes: int
     lag_s: float
@@ -40,11 +46,11 @@ class ReplicaState:
     """One replica's account of itself. Offsets are physical.
 
     `store_id` names the directory. `incarnation` counts its openings and, with the process's monotonic clock `clock_s`,
-    orders the accounts. `epoch` is the newest one it knows of, `master` whom it follows (itself for a master, None
-    while fenced). `end_offset` is the end of what is on its disk; `log_epoch` is the epoch of the last record there.
-    `sync_state_set` is the newest it has stored. `draining`: a master that takes no more appends because it was asked
-    to hand over. `proposal`: the set that a master asks for, based on the version that it names. `lags`: a master's
-    followers, as far as they have asked it for its log. `in_sync`: who is in sync with a master, itself included.
+    orders the accounts. `epoch` is the newest one it knows of, `master` the replica that it follows (itself for a
+    master, None while fenced). `end_offset` is the end of the log on its disk; `log_epoch` is the epoch of the last
+    record there. `sync_state_set` is the newest it has stored. `draining`: a master that takes no more appends because
+    it was asked to hand over. `proposal`: the set that a master asks for, based on the version that it names. `lags`:
+    of a master's followers that have read its log. `in_sync`: the replicas in sync with a master, itself included.
     """
 
     replica: int
@@ -70,7 +76,8 @@ class ReplicaState:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """How much of the group's log it has: of two replicas, the larger one has everything of the other's."""
+        """The epoch and the end of its log: of two replicas, the one with the larger rank has everything of the
+        other's."""
         return self.log_epoch, self.end_offset
 
 
@@ -86,7 +93,10 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Prolong the master's lease, from `clock_s` on its own clock, and tell it the set, and who does not answer."""
+    """Prolong the master's lease, from `clock_s` on its own clock.
+
+    `sync_state_set`: the set as the Controller has it; `dead`: the replicas that do not answer the Controller.
+    """
 
     group: str
     replica: int
@@ -107,7 +117,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Have the master take no more appends: `to` is to lead as soon as it has everything."""
+    """Have the master take no more appends: the replica `to` leads as soon as it has everything."""
 
     group: str
     replica: int
@@ -116,12 +126,12 @@ class Drain:
 
 
 Order = Lead | Renew | Follow | Drain
-"""What the Controller tells a replica."""
+"""An order of the Controller to one replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLeader:
-    """Who leads a broker group: `master` None with a `reason` while nobody does."""
+    """The master of a broker group and its epoch: `master` None with a `reason` while there is none."""
 
     group: str
     master: int | None
@@ -131,7 +141,7 @@ class GroupLeader:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Whom a slave follows. `position`: where it goes on, None while it is not aligned with the master's log."""
+    """The master that a slave follows. `position`: the next offset to read, None while the logs are not aligned."""
 
     master: int
     epoch: int
@@ -140,16 +150,16 @@ class Following:
     learner: bool
 
     def request(self, replica: int, next_offset: int, acked_offset: int) -> LogRequest:
-        """What this slave, `replica`, asks its master for."""
+        """The next request of this slave, `replica`, to its master."""
         return LogRequest(replica, self.store_id, self.learner, self.epoch, next_offset, acked_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """A follower asks for the log from `next_offset` on, and says that everything before `acked_offset` is on its disk.
+    """A follower's request for the log from `next_offset` on. Everything before `acked_offset` is on its disk.
 
-    The second is less only where the follower knows that there is more to come: what a master has at its end is asked
-    for when everything before is on disk, so an acknowledgement never waits for the next message.
+    `acked_offset` is less than `next_offset` only if the follower knows that there is more to come: it reads from the
+    master's end only when everything before is on disk, so an acknowledgement never waits for the next message.
     """
 
     follower: int
@@ -162,7 +172,8 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What became of a chunk: where the slave goes on, up to where all is on its disk, and how many bytes it took."""
+    """A slave's answer to a chunk: the next offset to read, the end of the log on its disk, and the bytes it
+    appended."""
 
     next_offset: int
     acked_offset: int

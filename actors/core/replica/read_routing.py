@@ -1,10 +1,10 @@
-"""Where a replica sends the consumers that read from it (spec/storage.md §10, suggestPullingFromSlave).
+"""The replica that a consumer should read from next (spec/storage.md §10, suggestPullingFromSlave).
 
-    master   whoever reads what is probably not in its memory any more goes to a slave in sync
-    slave    whoever has come to what is in memory, or asks for what the slave does not have, goes to the master
+    master   sends a reader of messages that are probably not in its memory any more to a slave in sync
+    slave    sends a reader that has come to messages in memory, or that reads what the slave lacks, to the master
 
-A slave that does not hear its master keeps its readers: there may be nobody else. It never says that an offset is out
-of range, for it may be behind, or begin later, and only the master knows the queue's bounds.
+A slave that gets nothing from its master keeps its readers: there may be no other replica. It never answers that an
+offset is out of range, for it may be behind, or begin later, and only the master knows the queue's bounds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from raymq.protocol.store import FetchRequest, FetchResult
 
 @dataclass(frozen=True, slots=True)
 class ReadRouting:
-    """One replica's role, for its readers. `others`: the storage actors they may be sent to."""
+    """One replica's role, as its readers see it. `others`: the storage actors that they may be sent to."""
 
     is_master: bool
     others: Sequence[str] = ()
 
-    def guided(self, request: FetchRequest, result: FetchResult, *, in_memory: bool) -> FetchResult:
-        """The answer to a consumer, whose next message is `in_memory` or not, with whom to ask next."""
+    def route(self, request: FetchRequest, result: FetchResult, *, in_memory: bool) -> FetchResult:
+        """The answer to a consumer, with the storage actor to read from next; `in_memory`: its next message is in
+        memory."""
         if not self.others:
             return result
         if self.is_master:

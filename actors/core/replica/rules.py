@@ -1,6 +1,6 @@
-"""The rules of a broker group with several replicas: what its master waits for, and who counts as in sync.
+"""The rules of a broker group with several replicas: what its master waits for, and which replicas are in sync.
 
-Pure: from raymq.yaml's section `replication` (actors.replica.storage_actor), the same for all replicas of a group.
+They come from raymq.yaml's section `replication` (actors.replica.storage_actor), the same for all replicas of a group.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from storage.replication.epochs import SyncStateSet
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRules:
-    """When a master acknowledges (RocketMQ's settings, spec/storage.md §11.1), times in s. `fixed_roles`: nobody else
-    ever leads; then in sync is who lacks less than `max_gap_bytes`."""
+    """The conditions of a master's acknowledgement (RocketMQ's settings, spec/storage.md §11.1), times in s.
+
+    `fixed_roles`: no other replica ever leads; then a replica that lacks less than `max_gap_bytes` is in sync.
+    """
 
     lease_s: float
     in_sync_replicas: int = 1
@@ -28,11 +30,12 @@ class ReplicaRules:
 
     @property
     def required_in_sync(self) -> int:
-        """How many must be in sync for messages to be taken. With fixed roles a copy that is missing is a status."""
+        """The number of replicas in sync without which messages are refused. With fixed roles, a missing copy is a
+        status."""
         return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
 
     def begin(self, replica: int, first: SyncStateSet, end_offset: int, now_s: float) -> MasterSyncState:
-        """What a master knows of its followers, when it begins to lead with `first` and a log up to `end_offset`."""
+        """The followers' state of a master that begins to lead with the set `first` and a log up to `end_offset`."""
         if not self.fixed_roles:
             return MasterSyncState(replica, first, end_offset, now_s, not_catchup_s=self.not_catchup_s)
         return FixedSyncState(

@@ -1,9 +1,9 @@
-"""When which bytes of a log were stored, remembered roughly and in little memory: for lag in seconds.
+"""The times at which the bytes of a log were stored, rough and in little memory: for the lag in seconds.
 
-A mark says that the bytes behind the mark before it, up to its end, were stored from a time on. What comes within
-MARK_S of a mark's time is counted to it; when there are MARKS_MAX, two become one. So an age may be too large, by a few
-percent of it and MARK_S, and is never too small, but for what was stored before the first mark. Nothing survives the
-process.
+A mark has an end offset and a time: the bytes from the end of the mark before it to its own end were stored at that
+time or later. Bytes that come within MARK_S of a mark's time are added to it; of more than MARKS_MAX marks, two become
+one. So an age may be too large, by a few percent of it and MARK_S. It is never too small, except for bytes stored
+before the first mark. Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ MARKS_MAX: Final = 512
 
 
 class StoreTimes:
-    """The marks of one log, which ended at `end_offset` at `now_s`; of what is before, no more is known than that."""
+    """The marks of one log, which ended at `end_offset` at `now_s`; bytes before that count as stored at `now_s`."""
 
     def __init__(self, end_offset: int, now_s: float) -> None:
         self._ends = [end_offset]
         self._times_s = [now_s]
 
     def stored(self, end_offset: int, now_s: float) -> None:
-        """Everything before `end_offset` is stored, from now on."""
+        """Note that everything before `end_offset` is stored now."""
         if end_offset <= self._ends[-1]:
             return
         if len(self._ends) > 1 and now_s - self._times_s[-1] < MARK_S:
@@ -35,12 +35,12 @@ class StoreTimes:
             self._join_two(now_s)
 
     def age_s(self, physical_offset: int, now_s: float) -> float:
-        """How long ago the byte at `physical_offset` was stored; 0 if there is none yet."""
+        """The time in s since the byte at `physical_offset` was stored; 0 if there is none yet."""
         index = bisect_right(self._ends, physical_offset)
         return max(now_s - self._times_s[index], 0.0) if index < len(self._ends) else 0.0
 
     def _join_two(self, now_s: float) -> None:
-        """Of two neighbours make one, with the earlier time and the later end: where that matters least for its age."""
+        """Join the two neighbours whose ages change least, in proportion, by it: the earlier time and the later end."""
         times_s = self._times_s
         first = min(
             range(1, len(times_s) - 2), key=lambda i: (times_s[i + 2] - times_s[i]) / max(now_s - times_s[i], MARK_S)

@@ -1,18 +1,20 @@
-"""What a master knows of its followers, and what follows from it: the confirm offset and the sync-state set.
+"""A master's state of its followers, and the confirm offset and the sync-state set that follow from it.
 
-A follower that asks for the log from an offset says with it that everything before is on its disk. The confirm offset
-is what every member of the set has; it never goes back. The set is changed by asking the Controller:
+A change of when a replica counts as in sync, or of when an append has its copies, belongs here.
+
+A follower that reads the log from an offset acknowledges by that everything before it. The confirm offset is the end of
+what every member of the set has; it never goes back. The master proposes a change of the set to the Controller:
 
     expand   a follower that has everything up to the confirm offset and has reached the master's end lately
-    shrink   a member that has not reached the master's end for `not_catchup_s`, that the Controller does not hear, or
-             whose disk has lost what it had
+    shrink   a member that has not reached the master's end for `not_catchup_s`, that does not answer the Controller,
+             or whose disk has lost its log
 
-While messages come all the time, a follower that keeps close behind never has just what is confirmed. So one that
-reached where the log ended when it asked before is counted at once, which holds the confirm offset until it has that,
-and asked for then; for JOIN_MAX_S at most, since nobody else knows of it.
+While messages come all the time, a follower close behind never has exactly what is confirmed. So a follower that
+reached the end that the log had at its last request is counted at once, for JOIN_MAX_S at most, since nobody else knows
+of it. That holds the confirm offset until the follower has everything up to it, and then the master proposes it.
 
-From the question to the answer the union of the old and the new set counts (spec/storage.md §11.2), so whoever the
-Controller may elect meanwhile has everything that was acknowledged. Nothing here survives the process.
+From the proposal to the answer the union of the old and the new set counts (spec/storage.md §11.2), so every replica
+that the Controller may elect meanwhile has everything that was acknowledged. Nothing here survives the process.
 """
 
 from __future__ import annotations
@@ -31,6 +33,11 @@ JOIN_MAX_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Follower:
+    """One follower, by its newest request. Offsets are physical, times in s on the master's clock.
+
+    `acked_offset`: it has everything before; `asked_end_offset`: the master's end at that request, `asked_s`: its time;
+    `caught_up_s`: when it had last reached the master's end."""
+
     store_id: str
     acked_offset: int
     asked_end_offset: int
@@ -51,7 +58,8 @@ class MasterSyncState:
         self._proposed: dict[int, str] | None = None
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
-        """Who is counted and not asked for yet: the id of its directory, and since when."""
+        """The followers that are counted and not proposed yet: the id of the directory, and the time in s since
+        when."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -61,11 +69,11 @@ class MasterSyncState:
 
     @property
     def counted(self) -> frozenset[int]:
-        """Whose copies count: the set, whom the Controller was asked to take in, and who is about to be asked for."""
+        """The replicas whose copies count: those of the set, the proposed ones, and those about to be proposed."""
         return frozenset(self._counted_stores())
 
     def _counted_stores(self) -> dict[int, str]:
-        """Who is counted, with the id of the directory of which that is so."""
+        """The replicas whose copies count, each with the id of the directory that counts."""
         joining = {name: store_id for name, (store_id, _) in self._joining.items()}
         return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
 
@@ -74,13 +82,13 @@ class MasterSyncState:
         return self.sync_state_set.members
 
     def flushed(self, end_offset: int, now_s: float) -> None:
-        """The master's own disk has everything before `end_offset`."""
+        """Note that the master's own disk has everything before `end_offset`."""
         self._own_end = max(self._own_end, end_offset)
         self._stored_times.stored(end_offset, now_s)
         self._confirm()
 
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
-        """A follower in this epoch has everything before `from_offset` on its disk, and asks for more."""
+        """Note a request of a follower in this epoch, which has everything before `from_offset` on its disk."""
         known = self._followers.get(follower)
         if known is not None and known.store_id != store_id:
             known = None
@@ -94,20 +102,20 @@ class MasterSyncState:
         self._confirm()
 
     def silent(self, names: frozenset[int]) -> None:
-        """The Controller does not hear these: they are dropped without waiting for `not_catchup_s`."""
+        """Note the replicas that do not answer the Controller: they are dropped without waiting for `not_catchup_s`."""
         for name in names & self._followers.keys():
             self._followers[name].caught_up_s = -math.inf
             self._joining.pop(name, None)
         self._confirm()
 
     def copies(self, end_offset: int) -> int:
-        """How many replicas of the set, this one included, have everything before `end_offset`."""
+        """The number of replicas of the set, this one included, that have everything before `end_offset`."""
         stores = self._counted_stores()
         acked = [self._acked(member, stores) for member in self.sync_state_set.members - {self._replica}]
         return sum(offset is not None and offset >= end_offset for offset in acked) + (self._own_end >= end_offset)
 
     def propose(self, now_s: float) -> SyncStateSet | None:
-        """The set to ask the Controller for, if it should be another one or if an answer is still missing."""
+        """The set to propose to the Controller, if it should change or if an answer is still missing; else None."""
         late = [
             name
             for name, (_, since_s) in self._joining.items()
@@ -124,10 +132,10 @@ class MasterSyncState:
         return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
 
     def decided(self, answer: SyncStateSet) -> None:
-        """The set that the Controller says holds now.
+        """Note the set that holds now, as the Controller answered.
 
-        Only a newer one ends a question that is under way: until then the Controller may still take it up, and whom it
-        took in must have been counted all the time.
+        Only a newer set ends a proposal that is under way. Until then the Controller may still accept the proposal, and
+        a replica in it must have been counted all the time.
         """
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer
@@ -135,7 +143,7 @@ class MasterSyncState:
             self._confirm()
 
     def lags(self, now_s: float) -> dict[int, FollowerLag]:
-        """How far each follower is behind. Of what was stored before this epoch, it counts as stored when it began."""
+        """The lag of each follower. Bytes stored before this epoch count as stored when it began."""
         return {
             name: FollowerLag(
                 max(self._own_end - follower.acked_offset, 0), self._stored_times.age_s(follower.acked_offset, now_s)
@@ -161,14 +169,17 @@ class MasterSyncState:
             self.confirm_offset = max(self.confirm_offset, min([self._own_end, *known]))
 
     def _acked(self, name: int, stores: Mapping[int, str]) -> int | None:
-        """What a replica has, for sure; None for one that was not heard, or whose directory is not that in `stores`."""
+        """The end of a replica's copy; None if it sent no request, or if its directory is not the one in `stores`."""
         follower = self._followers.get(name)
         return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset
 
 
 class FixedSyncState(MasterSyncState):
-    """The followers of a master that leads for ever. In sync is who has asked within `not_catchup_s`, is heard by the
-    Controller, and lacks less than `max_gap_bytes` (RocketMQ's haMaxGapNotInSync)."""
+    """The followers of a master that leads for ever.
+
+    A follower is in sync if it sent a request within `not_catchup_s`, answers the Controller, and lacks less than
+    `max_gap_bytes` (RocketMQ's haMaxGapNotInSync). The confirm offset is the master's own end.
+    """
 
     def __init__(
         self,
@@ -185,7 +196,7 @@ class FixedSyncState(MasterSyncState):
         self._silent: frozenset[int] = frozenset()
 
     def silent(self, names: frozenset[int]) -> None:
-        """The Controller does not hear these, and hears all others."""
+        """Note the replicas that do not answer the Controller; all others do."""
         self._silent = names
 
     def in_sync(self, now_s: float) -> frozenset[int]:
@@ -201,14 +212,14 @@ class FixedSyncState(MasterSyncState):
         return frozenset(near | {self._replica})
 
     def copies(self, end_offset: int) -> int:
-        """How many replicas, this one included and learners not, have everything before `end_offset`."""
+        """The number of replicas, this one included and learners not, that have everything before `end_offset`."""
         others = sum(
             follower.acked_offset >= end_offset and not follower.learner for follower in self._followers.values()
         )
         return others + (self._own_end >= end_offset)
 
     def propose(self, now_s: float) -> SyncStateSet | None:
-        """No other set, ever."""
+        """Return None: the set never changes."""
         return None
 
     def _confirm(self) -> None:

@@ -32,7 +32,7 @@ RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     # That a slave has not heard its master for a while is said by the tests, not by a machine that is busy.
-    monkeypatch.setattr(replica_module, "HEARD_S", 3600.0)
+    monkeypatch.setattr(replica_module, "MASTER_SILENT_AFTER_S", 3600.0)
     groups: list[LocalReplicas] = []
 
     def build(**options: Any) -> LocalReplicas:
@@ -359,7 +359,7 @@ def test_a_slave_that_does_not_hear_its_master_keeps_its_readers(make, monkeypat
     group = make(rules=SLAVES_READ)
     group.settle()
     assert fetch(slave_of(group), 0).pull_from == name_of(group, group.master)
-    monkeypatch.setattr(replica_module, "HEARD_S", 0.0)
+    monkeypatch.setattr(replica_module, "MASTER_SILENT_AFTER_S", 0.0)
     assert fetch(slave_of(group), 0).pull_from == ""
     assert fetch(slave_of(group), 5).status is PullStatus.NO_NEW_MESSAGE
 

@@ -73,7 +73,7 @@ class LocalReplicas:
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
                 newest = None if record is None else record.sync_state_set
-                self.control_state.heard(replica.obey(orders.pop(name, None), newest), time.monotonic())
+                self.control_state.note_account(replica.obey(orders.pop(name, None), newest), time.monotonic())
             for action in self.control_state.tick(time.monotonic()):
                 if isinstance(action, Record):
                     self.journal.append(action)

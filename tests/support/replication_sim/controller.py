@@ -69,7 +69,7 @@ class Controller:
 
     def _heard(self, state: ReplicaState, life: int) -> None:
         if self.alive and self._life == life:
-            self.control.heard(state, self.world.now)
+            self.control.note_account(state, self.world.now)
             self._carry_out(self.control.tick(self.world.now))
 
     def _keep(self, record: Record) -> None:

@@ -12,7 +12,7 @@ from textwrap import dedent
 import cloudpickle
 import pytest
 
-from actors.actor_class import actor_class, task_shell
+from actors.actor_class import actor_class, remote_function
 from actors.broker.actor import Broker
 from actors.core.nameserver.route_table import RouteTable
 from actors.nameserver import NameServer
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("real", [Broker, NameServer, Pull, Rebalance, Storage])
-def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_and_marks(real):
+def test_an_actor_class_has_the_public_methods_of_the_real_class_with_their_signatures_and_marks(real):
     made = actor_class(real)
     public = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
     assert {name for name, _ in inspect.getmembers(made, inspect.isfunction)} == public | {"__init__", "__new__"}
@@ -39,7 +39,7 @@ def test_a_shell_has_the_public_methods_of_the_real_class_with_their_signatures_
         assert made.fetch.__ray_concurrency_group__ == "fetch"
 
 
-def test_a_shell_does_what_the_real_object_does_and_raises_what_it_raises():
+def test_an_actor_class_does_what_the_real_object_does_and_raises_what_it_raises():
     made = actor_class(RouteTable)(expiry_s=5.0)
     assert made.topics() == []
     with pytest.raises(TopicNotExistError, match="'nowhere' does not exist"):
@@ -47,7 +47,7 @@ def test_a_shell_does_what_the_real_object_does_and_raises_what_it_raises():
 
 
 @pytest.mark.parametrize("real", [Broker, NameServer, Pull, Rebalance, Storage])
-def test_a_shell_is_unpickled_where_a_users_packages_have_the_names_of_raymqs(real, tmp_path: Path):
+def test_an_actor_class_is_unpickled_where_a_users_packages_have_the_names_of_raymqs(real, tmp_path: Path):
     program = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer).__name__)"
     assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(actor_class(real))) == real.__name__
 
@@ -66,16 +66,16 @@ def test_where_an_actor_is_made_its_arguments_may_be_of_the_floors(tmp_path: Pat
     assert beside_a_users_packages(tmp_path, program, pickled) == "10.0.0.7 []"
 
 
-def test_a_shell_of_a_function_runs_it_where_a_users_packages_have_the_names_of_raymqs(tmp_path: Path):
+def test_a_remote_function_runs_where_a_users_packages_have_the_names_of_raymqs(tmp_path: Path):
     (tmp_path / "broker-a-0" / "commitlog").mkdir(parents=True)
-    stores_below = task_shell(inventory._list_stores)
+    stores_below = remote_function(inventory._list_stores)
     assert stores_below.__name__ == "_list_stores"
     program = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer)(sys.argv[1]))"
     assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(stores_below)) == "{'broker-a-0': 0}"
 
 
 def beside_a_users_packages(directory: Path, program: str, pickled: bytes) -> str:
-    """What a program prints in a directory where packages of these names are the user's."""
+    """The output of a program in a directory where packages of these names are the user's."""
     for name in ("actors", "storage", "placement"):
         (directory / name).mkdir()
         (directory / name / "__init__.py").write_text("raise RuntimeError('the user\\'s own')")

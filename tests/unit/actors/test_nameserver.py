@@ -1,4 +1,4 @@
-"""What a NameServer that was restarted says before every broker has had the time to register again."""
+"""The answers of a restarted NameServer before every broker has had the time to register again."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class World:
         for replica, one in self.states.items():
             if replica not in self.silent:
                 self.states[replica] = replace(one, clock_s=self.now_s)
-                self.control.heard(self.states[replica], self.now_s)
+                self.control.note_account(self.states[replica], self.now_s)
         actions = self.control.tick(self.now_s)
         for action in actions:
             self._obey(action)
@@ -177,7 +177,7 @@ def test_a_lease_counts_from_the_account_it_answers(led):
 
 def test_a_late_account_is_not_heeded(led):
     led.step()
-    led.control.heard(state(0, clock_s=0.1), led.now_s)
+    led.control.note_account(state(0, clock_s=0.1), led.now_s)
     led.step(0.01)
     assert led.control.record.epoch == 6
 
@@ -365,7 +365,7 @@ def test_every_view_of_the_master_has_its_step(view, lease_over):
     now_s = LEASE_OVER_S if lease_over else LEASE_OVER_S / 2
     for one in (account, state(1, epoch=6), state(2, epoch=6)):
         if one is not None:
-            control.heard(replace(one, clock_s=now_s), now_s)
+            control.note_account(replace(one, clock_s=now_s), now_s)
     actions = control.tick(now_s)
     step = MASTER_STEPS[view, lease_over]
     orders = {type(action) for action in actions if not isinstance(action, Follow)}

@@ -1,4 +1,4 @@
-"""What is found on a node's disk."""
+"""The stores that are found on a node's disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the planner puts broker groups, and that data stays where it is."""
+"""The nodes that the planner chooses for broker groups; data stays where it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a replica is made anew, and where; and how a node is emptied."""
+"""The time and the node at which a replica begins anew, and the emptying of a node."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ def test_where_every_replica_has_an_actor_nothing_is_done():
 def test_a_node_that_stays_away_is_replaced_after_the_time_that_was_set():
     one, nodes = repair(), [*NODES[:2], SPARE]
     early = one.decide(nodes, without(A2), LED, 100.0)
-    assert early.place == {}
+    assert early.start == {}
     assert "in 60 s" in early.notes[A2]
-    assert one.decide(nodes, without(A2), LED, 159.0).place == {}
-    assert one.decide(nodes, without(A2), LED, 160.0).place == {A2: SPARE}
+    assert one.decide(nodes, without(A2), LED, 159.0).start == {}
+    assert one.decide(nodes, without(A2), LED, 160.0).start == {A2: SPARE}
 
 
 def test_the_time_begins_again_when_the_replica_was_there_meanwhile():
     one, nodes = repair(), [*NODES[:2], SPARE]
     one.decide(nodes, without(A2), LED, 0.0)
     one.decide([*NODES, SPARE], EVERYWHERE, WHOLE, 30.0)
-    assert one.decide(nodes, without(A2), LED, 70.0).place == {}
+    assert one.decide(nodes, without(A2), LED, 70.0).start == {}
 
 
 def test_a_node_that_returns_is_taken_back_at_once_under_its_new_id_and_whoever_leads():
     back = Node("n9", "10.0.0.2", {"broker-a-2": 100})
     nobody = {"broker-a": ReplicaGroupView(None, frozenset({2}))}
-    assert repair().decide([*NODES[:2], SPARE, back], without(A2), nobody, 0.0).place == {A2: back}
+    assert repair().decide([*NODES[:2], SPARE, back], without(A2), nobody, 0.0).start == {A2: back}
 
 
 def test_the_directory_of_a_member_of_the_sync_state_set_is_waited_for_however_long():
     moves = [repair().decide([*NODES[:2], SPARE], without(A2), WHOLE, now_s) for now_s in (0.0, 1e9)]
-    assert [one.place for one in moves] == [{}, {}]
+    assert [one.start for one in moves] == [{}, {}]
     assert "bring the node back" in moves[1].notes[A2]
 
 
 def test_nothing_is_replaced_while_nobody_leads():
     one, nobody = repair(), {"broker-a": ReplicaGroupView(None, frozenset({0, 1}))}
     one.decide([*NODES[:2], SPARE], without(A2), nobody, 0.0)
-    assert one.decide([*NODES[:2], SPARE], without(A2), nobody, 1e9).place == {}
+    assert one.decide([*NODES[:2], SPARE], without(A2), nobody, 1e9).start == {}
 
 
 def test_where_no_node_is_left_the_note_says_which_rule_and_which_nodes():
     one = repair()
     one.decide(NODES[:2], without(A2), LED, 0.0)
     moves = one.decide(NODES[:2], without(A2), LED, 60.0)
-    assert moves.place == {}
+    assert moves.start == {}
     assert "different nodes" in moves.notes[A2]
     assert "10.0.0.1" in moves.notes[A2]
 
@@ -78,7 +78,7 @@ def test_two_that_are_missing_do_not_begin_anew_on_one_node():
     one, alone = repair(), {"broker-a": ReplicaGroupView(0, frozenset({0}))}
     one.decide([NODES[0], SPARE], without(A1, A2), alone, 0.0)
     moves = one.decide([NODES[0], SPARE], without(A1, A2), alone, 60.0)
-    assert moves.place == {A1: SPARE}
+    assert moves.start == {A1: SPARE}
     assert "different nodes" in moves.notes[A2]
 
 
@@ -90,8 +90,8 @@ def test_a_drained_node_gives_up_a_slave_when_all_are_in_sync():
 
 
 def test_what_was_given_up_begins_on_another_node_without_waiting():
-    assert repair().decide([*drained(2), SPARE], without(A2), WHOLE, 0.0).place == {}  # not dropped from the set yet
-    assert repair().decide([*drained(2), SPARE], without(A2), LED, 0.0).place == {A2: SPARE}
+    assert repair().decide([*drained(2), SPARE], without(A2), WHOLE, 0.0).start == {}  # not dropped from the set yet
+    assert repair().decide([*drained(2), SPARE], without(A2), LED, 0.0).start == {A2: SPARE}
 
 
 def test_a_master_on_a_drained_node_hands_over_first():

@@ -1,4 +1,4 @@
-"""Which node holds which replica."""
+"""The node of each replica."""
 
 from __future__ import annotations
 

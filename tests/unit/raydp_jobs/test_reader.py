@@ -1,4 +1,4 @@
-"""What a Spark worker does with one range. Records are real; the cluster behind them is not."""
+"""One range read by a Spark worker. Records are real; the cluster behind them is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who produces and consumes, by heartbeats."""
+"""The producers and consumers of a broker, from heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose commits count: never back by themselves, not from an older owner, not from before a reset."""
+"""The commits that count: none goes back by itself, is of an older owner, or of before a reset."""
 
 from __future__ import annotations
 

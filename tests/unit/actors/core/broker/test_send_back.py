@@ -1,4 +1,4 @@
-"""What becomes of a message that was given back, over all its returns: golden fact 13, and what must not change."""
+"""A message that was given back, over all its returns: golden fact 13, and the parts of it that must not change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def give_back(records: bytes, at: ReturnWriter | None = None, *, delay_level: in
 
 
 def delivered(batch) -> bytes:
-    """What the store's scheduler puts into the retry topic when the record's time has come."""
+    """The record that the store's scheduler puts into the retry topic when its time has come."""
     waiting = read_waiting(stored(batch.records, batch.sizes))
     moved = move_record(
         waiting, waiting.real_topic, waiting.real_queue_id, producer=ProducerSequence("d", 0, 0), store_host_ipv6=False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash, queue_key, ring_place
+from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash, queue_key, ring_position
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
 
@@ -24,15 +24,15 @@ def test_golden_fact_8():
 
 def test_golden_fact_9():
     assert list(shares("TopicTest", "broker-a", 8, ["c0", "c1", "c2"]).values()) == [{1}, {0, 3, 4, 5, 7}, {2, 6}]
-    assert ring_place("c0-0") == 2316876094
-    assert ring_place(queue_key(MessageQueue("TopicTest", "broker-a", 0))) == 1987926524
+    assert ring_position("c0-0") == 2316876094
+    assert ring_position(queue_key(MessageQueue("TopicTest", "broker-a", 0))) == 1987926524
 
 
 def test_a_queue_past_the_last_place_belongs_to_the_first():
     """With one place each, the place of `c-0` is below the queue's and there is no other."""
     queue = MessageQueue("t", "b", 0)
-    low = next(name for name in (f"c{number}" for number in range(99)) if ring_place(f"{name}-0") < 1 << 28)
-    assert ring_place(queue_key(queue)) > 1 << 28
+    low = next(name for name in (f"c{number}" for number in range(99)) if ring_position(f"{name}-0") < 1 << 28)
+    assert ring_position(queue_key(queue)) > 1 << 28
     assert allocate_by_consistent_hash([queue], [low], virtual_nodes=1) == {low: [queue]}
 
 

@@ -1,4 +1,4 @@
-"""What a master knows of its followers where roles are fixed."""
+"""The state of a master's followers with fixed roles."""
 
 from __future__ import annotations
 

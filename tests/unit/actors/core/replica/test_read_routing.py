@@ -1,4 +1,4 @@
-"""Where readers are sent."""
+"""The replica that readers are sent to."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 
 
-def guided(guide: ReadRouting, *, in_memory: bool, queue_id: int = 0, next_offset: int = 50) -> str:
+def guided(routing: ReadRouting, *, in_memory: bool, queue_id: int = 0, next_offset: int = 50) -> str:
     result = FetchResult(PullStatus.NO_NEW_MESSAGE, next_offset, 10, 90, b"", 0)
-    answer = guide.guided(FetchRequest("orders", queue_id, 40, 10), result, in_memory=in_memory)
+    answer = routing.route(FetchRequest("orders", queue_id, 40, 10), result, in_memory=in_memory)
     assert (answer.status, answer.next_offset) == (result.status, next_offset)
     return answer.pull_from
 
 
 def test_a_master_shares_those_who_read_what_is_old_among_its_slaves():
-    guide = ReadRouting(True, ["slave-1", "slave-2"])
-    assert [guided(guide, in_memory=False, queue_id=q) for q in range(3)] == ["slave-1", "slave-2", "slave-1"]
-    assert guided(guide, in_memory=True) == ""
+    routing = ReadRouting(True, ["slave-1", "slave-2"])
+    assert [guided(routing, in_memory=False, queue_id=q) for q in range(3)] == ["slave-1", "slave-2", "slave-1"]
+    assert guided(routing, in_memory=True) == ""
 
 
 def test_a_slave_keeps_who_reads_what_is_old_and_sends_the_others_to_its_master():
-    guide = ReadRouting(False, ["master"])
-    assert guided(guide, in_memory=False) == ""
-    assert guided(guide, in_memory=True) == "master"
+    routing = ReadRouting(False, ["master"])
+    assert guided(routing, in_memory=False) == ""
+    assert guided(routing, in_memory=True) == "master"
 
 
 @pytest.mark.parametrize("offset", [9, 91])

@@ -1,4 +1,4 @@
-"""What a storage actor refuses before its store sees it: deleted topics, and one append too many."""
+"""The appends that a storage actor refuses before its store: those for deleted topics, and those above the limit."""
 
 from __future__ import annotations
 
@@ -94,17 +94,17 @@ def test_the_table_is_bounded_and_forgets_the_oldest(disk, monkeypatch):
 
 
 def test_one_append_too_many_is_refused_and_says_which_limit():
-    turns = AppendLimit(2)
-    with turns.take(), turns.take(), pytest.raises(SystemBusyError, match="send_queue_capacity"), turns.take():
+    limit = AppendLimit(2)
+    with limit.enter(), limit.enter(), pytest.raises(SystemBusyError, match="send_queue_capacity"), limit.enter():
         raise AssertionError("it was let in")
-    with turns.take():
+    with limit.enter():
         pass
 
 
 def test_an_append_that_fails_gives_its_turn_back():
-    turns = AppendLimit(1)
+    limit = AppendLimit(1)
     for _ in range(3):
-        with pytest.raises(ValueError, match="disk"), turns.take():
+        with pytest.raises(ValueError, match="disk"), limit.enter():
             raise ValueError("disk")
-    with turns.take():
+    with limit.enter():
         pass

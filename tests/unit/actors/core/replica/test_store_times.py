@@ -1,4 +1,4 @@
-"""How long ago which byte was stored."""
+"""The age of the bytes of a log."""
 
 from __future__ import annotations
 
