@@ -1,11 +1,11 @@
 """Actor classes and remote functions that any program can unpickle, whatever is on its import path.
 
 `ray.get_actor` loads the actor's class where it is called, to learn the methods' signatures. A class that is pickled by
-reference would be looked for among the caller's own packages, and a user's program may have an `actors` or a `storage`
-of its own. So Ray is given a stand-in: a class of the same name and with the same methods, made here and therefore
-pickled by value, which imports the real class only in the actor's process. There it puts raymq's packages first on the
-import path, wherever that node has them (raymq.cluster.server_path). `remote_function` does the same for a function
-that runs as a Ray task.
+reference would be imported from among the caller's own packages, and a user's program may have an `actors` or a
+`storage` of its own. So Ray is given a stand-in: a class of the same name and with the same methods, made here and
+therefore pickled by value, which imports the real class only in the actor's process. There it puts raymq's packages
+first on the import path, wherever that node has them (raymq.cluster.server_path). `remote_function` does the same for a
+function that runs as a Ray task.
 """
 
 from __future__ import annotations

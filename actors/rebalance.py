@@ -51,7 +51,7 @@ class Rebalance:
         self._core = RebalanceGroup(
             time.monotonic(),
             session_timeout_s=SESSION_TIMEOUT_S,
-            # A restarted instance must hear from every living member first; a first one has nobody to wait for.
+            # A restarted instance must wait for a heartbeat of every living member; the first instance need not.
             grace=ray.get_runtime_context().was_current_actor_reconstructed,
             first_version=time.time_ns(),
         )

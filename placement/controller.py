@@ -141,7 +141,7 @@ class Controller:
             self._journal.put(DRAINING, sorted(others | {node_id} if drained else others))
 
     def draining(self) -> frozenset[str]:
-        """The ids of the nodes that are to be emptied."""
+        """The ids of the nodes being emptied."""
         with self._lock:
             return frozenset(self._journal.values.get(DRAINING, ()))
 

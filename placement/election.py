@@ -70,7 +70,7 @@ class MasterView(Enum):
 
     NOBODY = "the group has no master"
     AWAY = "it does not answer, has not the directory that it led with, or may not lead any more"
-    UNTOLD = "it was elected and does not know it yet"
+    NOT_ORDERED = "it was elected and does not know it yet"
     RESTARTED = "its process was started again: the one that led is gone, and its lease with it"
     NOT_LEADING = "it answers, and does not lead in its epoch"
     LEADING = "it leads"
@@ -80,7 +80,7 @@ class MasterStep(Enum):
     """The Controller's answer to what it sees of a master."""
 
     WAIT = "do nothing until the lease is over"
-    TELL = "tell it to lead"
+    ORDER = "order it to lead"
     RENEW = "renew its lease, alter its set, or have it hand over"
     ELECT = "elect another"
 
@@ -90,8 +90,8 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.NOBODY, True): MasterStep.ELECT,
     (MasterView.AWAY, False): MasterStep.WAIT,
     (MasterView.AWAY, True): MasterStep.ELECT,
-    (MasterView.UNTOLD, False): MasterStep.TELL,
-    (MasterView.UNTOLD, True): MasterStep.TELL,
+    (MasterView.NOT_ORDERED, False): MasterStep.ORDER,
+    (MasterView.NOT_ORDERED, True): MasterStep.ORDER,
     (MasterView.RESTARTED, False): MasterStep.ELECT,
     (MasterView.RESTARTED, True): MasterStep.ELECT,
     (MasterView.NOT_LEADING, False): MasterStep.WAIT,
@@ -103,7 +103,7 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
 
 
 @dataclass(slots=True)
-class _Heard:
+class _Account:
     """A replica's newest account, and when it came."""
 
     state: ReplicaState
@@ -125,11 +125,16 @@ class GroupControl:
     record: Record | None = None
     reason: str = "no replica was heard yet"
     """The reason why there is no master now; empty if there is one."""
-    _heard: dict[int, _Heard] = field(default_factory=dict)
+    _accounts: dict[int, _Account] = field(default_factory=dict)
+    """The newest account of each replica."""
     _lease_until_s: float = 0.0
+    """The end of the last lease that was granted, with the margin, by the Controller's clock."""
     _led_incarnation: int = -1
+    """The incarnation of the master's directory in which it has led the record's epoch; -1 before it has."""
     _designated: int | None = None
+    """The replica that is to lead as soon as that is safe."""
     _designated_until_s: float = 0.0
+    """The time when the designation is dropped."""
 
     @property
     def able(self) -> frozenset[int]:
@@ -144,9 +149,9 @@ class GroupControl:
 
     def note_account(self, state: ReplicaState, now_s: float) -> None:
         """Note a replica's account of itself. One that comes after a younger one of the same directory is ignored."""
-        known = self._heard.get(state.replica)
+        known = self._accounts.get(state.replica)
         if known is None or known.state.store_id != state.store_id or state.age > known.state.age:
-            self._heard[state.replica] = _Heard(state, now_s)
+            self._accounts[state.replica] = _Account(state, now_s)
 
     def designate(self, replica: int, now_s: float) -> None:
         """Have `replica` lead as soon as that is safe (`raymq balance`). Dropped after `drain_timeout_s`, which
@@ -158,9 +163,9 @@ class GroupControl:
     def alive(self, now_s: float) -> dict[int, ReplicaState]:
         """The replicas whose account came lately, with that account."""
         return {
-            replica: heard.state
-            for replica, heard in self._heard.items()
-            if replica in self.replicas and now_s - heard.at_s <= self.rules.dead_after_s
+            replica: account.state
+            for replica, account in self._accounts.items()
+            if replica in self.replicas and now_s - account.at_s <= self.rules.dead_after_s
         }
 
     def tick(self, now_s: float) -> list[Action]:
@@ -190,7 +195,7 @@ class GroupControl:
                 self.reason = f"replica {record.master} leads no more; its lease must end before another may"
             return []
         assert state is not None
-        if step is MasterStep.TELL:
+        if step is MasterStep.ORDER:
             return [self._lead(state, record)]
         self._led_incarnation, self.reason = state.incarnation, ""
         moving = self._hand_over(state, alive, now_s)
@@ -210,7 +215,7 @@ class GroupControl:
         if state.role is ReplicaRole.MASTER and state.epoch == record.epoch:
             return MasterView.LEADING
         if self._led_incarnation < 0 and state.epoch < record.epoch:
-            return MasterView.UNTOLD
+            return MasterView.NOT_ORDERED
         if state.role is ReplicaRole.FENCED and state.incarnation > self._led_incarnation:
             return MasterView.RESTARTED
         return MasterView.NOT_LEADING
@@ -284,7 +289,7 @@ class GroupControl:
 
     def _begin(self, state: ReplicaState, record: Record) -> list[Action]:
         replica = state.replica
-        epoch = max([record.epoch, *(heard.state.epoch for heard in self._heard.values())]) + 1
+        epoch = max([record.epoch, *(account.state.epoch for account in self._accounts.values())]) + 1
         first = SyncStateSet(epoch, record.sync_state_set.version + 1, {replica: state.store_id})
         self.record = Record(self.group, epoch, replica, first)
         self._led_incarnation, self.reason = -1, f"replica {replica} was elected and has not answered yet"
@@ -301,18 +306,18 @@ class GroupControl:
 
     def _note_lease(self, state: ReplicaState) -> None:
         """Note that a lease is granted. It counts from the account, which was given no later than it came."""
-        until_s = self._heard[state.replica].at_s + self.rules.lease_s + self.rules.lease_margin_s
+        until_s = self._accounts[state.replica].at_s + self.rules.lease_s + self.rules.lease_margin_s
         self._lease_until_s = max(self._lease_until_s, until_s)
 
     def _followers(self, alive: dict[int, ReplicaState]) -> list[Action]:
         record = self.record
         if record is None or record.master is None or self._led_incarnation < 0:
             return []  # a replica is followed only once it leads
-        told = (ReplicaRole.SLAVE, record.epoch, record.master)
+        followed = (ReplicaRole.SLAVE, record.epoch, record.master)
         return [
             Follow(self.group, replica, record.epoch, record.master)
             for replica, state in sorted(alive.items())
-            if replica != record.master and (state.role, state.epoch, state.master) != told
+            if replica != record.master and (state.role, state.epoch, state.master) != followed
         ]
 
     def _recover(self, alive: dict[int, ReplicaState]) -> None:

@@ -141,7 +141,8 @@ class Broker(GroupMethods):
         self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout))
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
-        """Create a topic that somebody sends to (spec/messaging.md §2.5); of one that exists, only the layout grows.
+        """Create a topic because a message is sent to it (spec/messaging.md §2.5); of one that exists, only the layout
+        grows.
 
         TopicNotExistError if auto_create_topic_enable is off, IllegalNameError.
         """

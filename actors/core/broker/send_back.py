@@ -4,7 +4,7 @@ A change of when and where such a message is delivered again belongs here.
 
     consumed record ──┬── SCHEDULE_TOPIC_XXXX, queue level - 1 ── after the level's delay ──→ %RETRY%group
                       └── %DLQ%group ── tried often enough, or not to be tried again          ↑
-                              └── replayed, when somebody asks for it, as if never tried ─────┘
+                              └── replayed, on request, as if never tried ─────┘
 
 Body, flags, born host and time, tags, keys and the message id stay as they are, also over several returns; RETRY_TOPIC
 names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first position in a log. `reconsume_times` grows by

@@ -108,7 +108,7 @@ class BrokerState:
         return [] if config == known else [_topic_change(config)]
 
     def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
-        """Create a topic because somebody sends to it (spec/messaging.md §2.5, golden fact 12); of one that exists,
+        """Create a topic because a message is sent to it (spec/messaging.md §2.5, golden fact 12); of one that exists,
         only the layout grows.
 
         `queue_nums` is what the client would like. IllegalNameError; TopicNotExistError for a retry or dead-letter
@@ -196,7 +196,7 @@ class BrokerState:
         return {"kind": "offsets", "group": group, "topic": topic, "offsets": {str(queue_id): offset}}
 
     def decide_reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Set offsets outright, whoever owns the queues.
+        """Set offsets, whichever member owns the queues.
 
         Raises GroupNotExistError, TopicNotExistError or InvalidArgumentError.
         """

@@ -93,16 +93,17 @@ class RebalanceGroup:
 
     def __init__(self, started_s: float, *, session_timeout_s: float, grace: bool, first_version: int) -> None:
         self._session_timeout_s = session_timeout_s
+        # Until then a member of an instance before this one may consume queues that it has not named here yet.
         self._old_leases_end_s = started_s + session_timeout_s
-        self._grants_from_s = self._old_leases_end_s if grace else started_s
-        self._members: dict[str, _Member] = {}
-        self._invited: dict[str, tuple[int, float]] = {}
+        self._grants_from_s = self._old_leases_end_s if grace else started_s  # no queue is granted before
+        self._members: dict[str, _Member] = {}  # in the order of joining
+        self._invited: dict[str, tuple[int, float]] = {}  # member name: its newest offered session, and when
         self._last_session = first_version
-        self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # by topic, sorted
         self._broker_rooms: dict[str, str] = {}
         self._target: Target = {}
-        self._targeted_s = started_s
-        self._failures: dict[str, str] = {}
+        self._targeted_s = started_s  # when the target was last computed at its interval
+        self._failures: dict[str, str] = {}  # topic: why the strategy left it as it was
         self._holder: dict[MessageQueue, str] = {}
         self._first_generation = first_version
         self.generation = first_version

@@ -1,6 +1,6 @@
 """STICKY: queues stay where they are as far as balance lets them. raymq's own strategy.
 
-It looks at all topics of a group at once and promises, each as far as the ones before it allow:
+It shares all topics of a group at once and promises, each as far as the ones before it allow:
 
 1. Per topic, the subscribers' shares differ by one at most, as with AVG.
 2. Over all topics, the members' totals are as even as can be (the least sum of squares). AVG promises nothing here: its

@@ -56,6 +56,7 @@ class MasterSyncState:
         self._not_catchup_s = not_catchup_s
         self.sync_state_set = first
         self._proposed: dict[int, str] | None = None
+        """The proposal under way: member to the id of its directory; None if there is none."""
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
         """The followers that are counted and not proposed yet: the id of the directory, and the time in s since

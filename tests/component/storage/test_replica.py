@@ -140,7 +140,7 @@ def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make
     group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
     group.close(old)
     group.control_state._lease_until_s = 0.0  # its lease is over
-    group.control_state._heard.pop(old)
+    group.control_state._accounts.pop(old)
     group.control(6)
     assert group.control_state.record.master != old
     group.settle()
@@ -158,7 +158,7 @@ def depose(group: LocalReplicas) -> int:
     old = group.control_state.record.master
     group.close(old)
     group.control_state._lease_until_s = 0.0
-    group.control_state._heard.pop(old)
+    group.control_state._accounts.pop(old)
     group.settle()
     assert group.control_state.record.master != old
     return old
@@ -194,7 +194,7 @@ def test_what_only_an_old_master_has_is_cut_when_it_follows(make):
     name = group.control_state.record.master
     group.replicas.pop(name)
     group.control_state._lease_until_s = 0.0
-    group.control_state._heard.pop(name)
+    group.control_state._accounts.pop(name)
     group.settle()
     assert group.master in others
     group.replicas[name] = old
@@ -405,7 +405,7 @@ def test_with_fixed_roles_slaves_serve_reads_while_the_master_is_away_and_it_lea
     group.settle()
     group.close(0)
     group.control_state._lease_until_s = 0.0
-    group.control_state._heard.pop(0)
+    group.control_state._accounts.pop(0)
     group.control(6)
     assert group.control_state.record.master == 0
     assert "replica 0 does not answer" in group.control_state.reason

@@ -283,7 +283,7 @@ def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_pat
         old = group.control_state.record.master
         group.close(old)
         group.control_state._lease_until_s = 0.0  # its lease is over
-        group.control_state._heard.pop(old)
+        group.control_state._accounts.pop(old)
         group.settle()
         assert group.control_state.record.master != old
         assert group.master.append([make_batch([b"%06d" % 1000])])[0].queue_offset == 1000

@@ -348,7 +348,7 @@ LEADING = state(0, role=ReplicaRole.MASTER, epoch=6)
 VIEWED: dict[MasterView, tuple[Record, ReplicaState | None, int]] = {
     MasterView.NOBODY: (replace(LED, master=None), state(0, epoch=6), -1),
     MasterView.AWAY: (LED, None, 1),
-    MasterView.UNTOLD: (LED, state(0, epoch=5), -1),
+    MasterView.NOT_ORDERED: (LED, state(0, epoch=5), -1),
     MasterView.RESTARTED: (LED, state(0, epoch=6, incarnation=2), 1),
     MasterView.NOT_LEADING: (LED, state(0, epoch=6, role=ReplicaRole.SLAVE), 1),
     MasterView.LEADING: (LED, LEADING, 1),
@@ -373,7 +373,7 @@ def test_every_view_of_the_master_has_its_step(view, lease_over):
         orders
         == {
             MasterStep.WAIT: set(),
-            MasterStep.TELL: {Lead},
+            MasterStep.ORDER: {Lead},
             MasterStep.RENEW: {Renew},
             MasterStep.ELECT: {Record, Lead},
         }[step]
