@@ -325,7 +325,7 @@ class MessageStore:
                 ) from error
             self._parts.dedup.forget_topic(topic)
         for queue in queues:
-            self._polls.wake((topic, queue.queue_id))
+            self._polls.wake_queue((topic, queue.queue_id))
 
     def read_config(self, name: str) -> str | None:
         """The text of config file `name`, None if there is none (ConfigFiles.read)."""

@@ -53,14 +53,14 @@ class FileMaps:
                 return found.data
         return self._insert(path)
 
-    def forget(self, path: str) -> None:
+    def drop_map(self, path: str) -> None:
         """Drop the map of a file, which is being deleted: its blocks stay in use for as long as it is mapped."""
         with self._lock:
             found = self._maps.pop(path, None)
             if found is not None:
                 self._bytes -= found.size
 
-    def forget_below(self, directory: str) -> None:
+    def drop_maps_below(self, directory: str) -> None:
         """Drop the maps of all files in or below `directory`."""
         prefix = directory.rstrip("/") + "/"
         with self._lock:
@@ -86,12 +86,12 @@ class FileMaps:
             replaced = self._maps.pop(path, None)
             self._bytes += stat.st_size - (replaced.size if replaced is not None else 0)
             self._maps[path] = _Map(stat.st_dev, stat.st_ino, stat.st_size, data)
-            self._forget_deleted()
+            self._drop_deleted()
             while len(self._maps) > 1 and (self._bytes > self._max_bytes or len(self._maps) > self._max_files):
                 self._bytes -= self._maps.popitem(last=False)[1].size
         return data
 
-    def _forget_deleted(self) -> None:
+    def _drop_deleted(self) -> None:
         """Drop the maps of deleted files: no reader asks for them again, and a map keeps its file's blocks in use."""
         now_s = self._clock_s()
         if now_s - self._swept_s >= SWEEP_INTERVAL_S:

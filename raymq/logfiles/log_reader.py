@@ -96,8 +96,8 @@ class LogReader:
     def tags_codes(
         self, topic: str, queue_id: int, units: NDArray[np.void]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The tag codes of a queue's `units`, those in its extension too, and where they are known: the client looks at
-        the text of the others, whose code is 0 here."""
+        """The tag codes of a queue's `units`, those in its extension too, and a mask of the known ones: the client
+        looks at the text of the others, whose code is 0 here."""
         codes = units["tags_code"].astype(np.int64)
         known = codes > EXT_ADDRESS_MAX
         if not known.all():
@@ -131,6 +131,7 @@ class LogReader:
         # `breaks`: the units behind which the next record does not follow on disk; between them one view is enough.
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
+        # breaks: the units that end before the next one starts. first, last: the ends of each range without a break.
         breaks = np.flatnonzero(starts[1:] != ends[:-1])
         first = starts[np.concatenate(([0], breaks + 1))].tolist()
         last = ends[np.concatenate((breaks, [len(units) - 1]))].tolist()

@@ -292,7 +292,7 @@ class Appender:
         codes = batch.tag_codes
         if is_waiting_topic(batch.topic):
             codes = waiting_codes((batch.topic, batch.queue_id), codes, store_ms, self._delay_levels_ms)
-        queue.append(physical_offset, batch.sizes, codes, checked.ends)
+        queue.append_units(physical_offset, batch.sizes, codes, checked.ends)
 
     def _write_rest(
         self,

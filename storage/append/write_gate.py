@@ -164,4 +164,4 @@ class WriteGate:
         """Let consumers see the messages that are stored before `end_offset`, and wake fetches that wait for them.
         Called by one thread at a time."""
         for queue in self._visibility.advance(min(end_offset, self.stored_offset)):
-            self._polls.wake((queue.topic, queue.queue_id))
+            self._polls.wake_queue((queue.topic, queue.queue_id))

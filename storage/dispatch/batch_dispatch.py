@@ -52,5 +52,7 @@ def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, m
             raise QueueGapError(f"queue {name} ends at offset {queue.next_offset}, but the log has {base_offset}")
         if queue.next_offset:
             logger.error("the records of %s from offset %d to %d are lost", name, queue.next_offset, base_offset - 1)
-    queue.append(BatchUnit(physical_offset, view.size, view.tags_code, view.store_timestamp_ms, base_offset, messages))
+    queue.append_unit(
+        BatchUnit(physical_offset, view.size, view.tags_code, view.store_timestamp_ms, base_offset, messages)
+    )
     return True

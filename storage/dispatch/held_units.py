@@ -46,14 +46,14 @@ class HeldUnits(WriteHandles):
             else:
                 super().write(path, position, data)
 
-    def settle(self) -> None:
+    def complete_writes(self) -> None:
         if self._held:
             self._log.commit()
 
-    def forget(self, path: Path) -> None:
+    def close_file(self, path: Path) -> None:
         with self._lock:
             self._held = deque(one for one in self._held if one.path != path)
-            super().forget(path)
+            super().close_file(path)
 
     def _write_committed(self, end_offset: int) -> None:
         with self._lock:

@@ -85,7 +85,7 @@ def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) 
         if queue_offset > queue.next_offset or not queue.exists:
             queue.start_at(queue_offset)
         queue.reserve(1)
-        queue.append(physical_offset, np.array([view.size], np.int32), np.array([view.tags_code], np.int64))
+        queue.append_units(physical_offset, np.array([view.size], np.int32), np.array([view.tags_code], np.int64))
         put.append(key)
     return put
 

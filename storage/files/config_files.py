@@ -33,7 +33,7 @@ def parse_fastjson(text: str) -> Any:
 
 
 class ConfigFiles:
-    """The directory `root`/config. One thread at a time per name."""
+    """The files in the directory `root`/config. One thread at a time per name."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / "config"

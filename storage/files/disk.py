@@ -1,16 +1,16 @@
-"""The store's way to its disk: every call that changes what is on it, or waits for it, in one place.
+"""Every call by which the store changes its disk or waits for it.
 
 Callers say `disk.flush(descriptor)`, never `from storage.files.disk import flush`: so tests put another disk under the
-store by replacing the functions of this module, one that loses what was not flushed or one that fails.
+store by replacing the functions of this module: one that loses all that was not flushed, or one that fails.
 
-What survives what
+On return, the effect of each call survives
 
-    write (pwrite, by its caller)     the process; not a power cut, not even in order
+    write (pwrite, by its caller)     the end of the process; not a power cut, not even in order
     flush                             a power cut: the bytes, and the file's size
-    rename, unlink, make_directory    the process; not a power cut, and each or none of them
+    rename, unlink, make_directory    the end of the process; not a power cut, and each or none of them
     sync_directory                    a power cut: the names in the directory
 
-Stores into a map (warm_up.py) are not here: they are the hot path, and say nothing about the disk before the flush.
+Stores into a map (map_writer.py) are not here: they are the hot path, and say nothing about the disk before the flush.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""What the settings count that say how many pages are worth a flush or a commit."""
+"""The size of a page in the settings that say how many pages are worth a flush or a commit."""
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Nobody but the owner reads messages."""
+"""Modes that let nobody but the owner read messages."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MADV_POPULATE_WRITE: Final = 23
@@ -52,7 +52,7 @@ def flush(descriptor: int) -> None:
 
 
 def flush_path(path: Path) -> None:
-    """`flush` for the file at `path`, or the names in it if it is a directory; nothing to do if it is gone."""
+    """Flush the file at `path`, or the names in it if it is a directory; nothing to do if it is gone."""
     if path.is_dir():
         sync_directory(path)
         return
@@ -85,7 +85,8 @@ def make_directory(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Take a directory, and all that is in it, from everybody but its owner; PermissionError for another's."""
+    """Take the rights to a directory, and all that is in it, from everybody but its owner. PermissionError if that is
+    another user."""
     for directory, _, names in os.walk(path):
         _take_from_others(directory, DIRECTORY_MODE)
         for name in names:
@@ -101,7 +102,7 @@ def _take_from_others(path: str, mode: int) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all that is in it. What cannot be removed stays."""
+    """Remove a directory with all that is in it. Anything that cannot be removed stays."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -115,7 +116,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_file(path: Path, data: Bytes) -> None:
-    """Make `data` all there is in the file at `path`, in place, and wait until it is on disk.
+    """Overwrite the file at `path`, so that it holds `data` and nothing else, and wait until it is on disk.
 
     A power cut on the way leaves a mixture of old and new sectors (512 bytes).
     """
@@ -151,7 +152,7 @@ def make_pages(mapped: mmap.mmap) -> None:
 
 
 def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
-    """`os.pwrite` until all of `data` is written."""
+    """Write all of `data` at byte `position`: `os.pwrite` may write only a part of it."""
     view = memoryview(data)
     written = os.pwrite(descriptor, view, position)
     while written < len(view):

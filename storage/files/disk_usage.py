@@ -1,4 +1,4 @@
-"""How full the disk of a directory is, as retention and the put checks count it."""
+"""Measuring the used part of a disk, as retention and the put checks count it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Final
 
+UNKNOWN_USAGE: Final = -1.0
+
 
 def disk_usage(path: Path) -> float:
-    """How full the disk of `path` is, from 0 to 1; -1 if there is no such path."""
+    """The used part of the disk of `path`, from 0 to 1; UNKNOWN_USAGE if there is no such path."""
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
@@ -17,11 +19,8 @@ def disk_usage(path: Path) -> float:
     return usage_ratio((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
-UNKNOWN_USAGE: Final = -1.0
-
-
 def usage_ratio(used_bytes: int, available_bytes: int) -> float:
-    """How full the part of a disk is that this process may use, without blocks reserved for others: rounded up to
-    whole percent; -1 for a disk of no size."""
+    """The used part of a disk, rounded up to whole percent; blocks reserved for other users do not count. UNKNOWN_USAGE
+    for a disk of no size."""
     total = used_bytes + available_bytes
     return math.ceil(100 * used_bytes / total) / 100 if total > 0 else UNKNOWN_USAGE

@@ -1,4 +1,4 @@
-"""A small journal: what must be known again after a crash, one JSON value per key, the newest counts.
+"""A small journal of values that must be known again after a crash: one JSON value per key, the newest counts.
 
 On disk
     journal                 8c1f03aa {"key": "broker-a", "value": {…}}

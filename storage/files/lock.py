@@ -23,8 +23,8 @@ LOCK_FILE: Final = "lock"
 
 
 class DirectoryLock:
-    """The lock of a store, held from construction to `release`. StoreLockedError says which directory is held, and by
-    whom. `log_directories` are made if they do not exist."""
+    """The lock of a store, held from construction to `release`. StoreLockedError names the directory that is held, and
+    its holder. `log_directories` are made if they do not exist."""
 
     def __init__(self, root: Path, log_directories: Iterable[Path] = ()) -> None:
         self._descriptors: list[int] = []
@@ -59,6 +59,6 @@ class DirectoryLock:
             raise StoreLockedError(str(directory), "another store, for its log") from None
 
     def release(self) -> None:
-        """Give the directories free; idempotent."""
+        """Unlock the directories; idempotent."""
         while self._descriptors:
             os.close(self._descriptors.pop())

@@ -1,4 +1,4 @@
-"""One file of the store: equal-sized, preallocated, written by position (or warm_up.py's maps), read through maps.
+"""One file of the log or of a queue: preallocated, written by position, read through maps.
 
 A file appears under its name only when it has its full size and its blocks: it is allocated under another name and
 renamed. So a full disk is an OSError before anything is written, and a crash leaves no file of a wrong size.
@@ -21,8 +21,8 @@ ZEROING_CHUNK_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
-_ASK_BYTES: Final = 16 << 20
-"""With more behind the end than this, it is worth a flush to know what was written there."""
+_FLUSH_FIRST_BYTES: Final = 16 << 20
+"""With more bytes behind the end than this, it is worth a flush to know which of them were written."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 
@@ -56,14 +56,14 @@ class MappedFile:
         disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
 
     def write_whole(self, position: int, data: memoryview) -> None:
-        """`write`, the first 8 bytes last: until they are there, the log ends at `position` for every reader."""
+        """Do as `write` does, the first 8 bytes last: until then the log ends at `position` for every reader."""
         self.write(position + HEAD_BYTES, data[HEAD_BYTES:])
         self.write(position, data[:HEAD_BYTES])
 
     def flush(self) -> None:
         """Wait until everything written is on disk. After an OSError it is not known what is.
 
-        OSError, too, if the file has no name any more, because somebody has deleted it: what is in it ends with this
+        OSError, too, if the file has no name any more, because somebody has deleted it: its bytes end with this
         process.
         """
         disk.flush(self._descriptor)
@@ -71,18 +71,18 @@ class MappedFile:
             raise OSError(errno.ENOENT, "the file was deleted under the store", str(self.path))
 
     def used_end(self, position: int) -> int:
-        """Where, from `position` on, the last byte that is not zero ends; `position` if all are zero.
+        """The end of the last byte from `position` on that is not zero; `position` if all are zero.
 
-        Only what was ever written is read. A large file is flushed for that.
+        Only blocks that were ever written are read. A large file is flushed for that.
         """
-        find = written_extents if self.size - position > _ASK_BYTES else data_ranges
+        find = written_extents if self.size - position > _FLUSH_FIRST_BYTES else data_ranges
         end = position
         for start, stop in find(self._descriptor, position, self.size):
             end = max(end, self._used_end_within(start, stop))
         return end
 
     def _used_end_within(self, start: int, stop: int) -> int:
-        """Where the last byte of a range that is not zero ends; 0 if all are zero."""
+        """The end of the last byte of a range that is not zero; 0 if all are zero."""
         end, at = 0, start
         buffer = bytearray(min(ZEROING_CHUNK_BYTES, stop - start))
         while at < stop:

@@ -1,4 +1,4 @@
-"""Files open for writing, a bounded number of them: a store may have more queues than descriptors."""
+"""A bounded number of files open for writing: a store may have more queues than the process may have descriptors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.files import disk
 
 
 class WriteHandles:
-    """Open files by path, the least recently used closed beyond `max_open`. For one thread at a time.
+    """Open files by path; beyond `max_open` the least recently used is closed. For one thread at a time.
 
     With `mapped` they are written through maps: a unit of 20 bytes is stored in less time than a call of `pwrite`
     takes, and without giving the interpreter away to other threads. The files' blocks must be allocated.
@@ -36,10 +36,11 @@ class WriteHandles:
         else:
             file[position : position + len(data)] = data
 
-    def settle(self) -> None:
-        """Have in the files all that was written, to be read there."""
+    def complete_writes(self) -> None:
+        """Have all that was written in the files, so that it can be read there. Here it is already: a store with a
+        transient store pool has handles that hold it back (storage.dispatch.held_units)."""
 
-    def forget(self, path: Path) -> None:
+    def close_file(self, path: Path) -> None:
         """Close `path`, which is about to be deleted."""
         file = self._files.pop(path, None)
         if file is not None:

@@ -1,7 +1,7 @@
-"""Which parts of a file can hold bytes other than zero: asked of the file system, not read.
+"""Finding the parts of a file that can hold bytes other than zero by asking the file system, without reading them.
 
-A preallocated file has blocks that were never written. They read as zeros, and the file system knows which they are; to
-read them takes seconds for a file of 1 GiB, and fills the page cache with nothing.
+A preallocated file has blocks that were never written. They read as zeros, and the file system knows which they are;
+reading them takes seconds for a file of 1 GiB, and fills the page cache with nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.files import disk
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _EXTENTS_PER_CALL: Final = 512
 _REQUEST: Final = struct.Struct("=QQLLLL")
-"""start, length, flags, extents found, room for extents, reserved (linux/fiemap.h)."""
+"""start, length, flags, extents found, extents that fit into the answer, reserved (linux/fiemap.h)."""
 _EXTENT: Final = struct.Struct("=QQQ16xL12x")
 """logical start, physical start, length, flags."""
 _LAST: Final = 0x1
@@ -39,7 +39,7 @@ def written_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int
     position = start
     while position < end:
         try:
-            extents = _ask(descriptor, position, end)
+            extents = _next_extents(descriptor, position, end)
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
                 raise
@@ -53,8 +53,8 @@ def written_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int
             return
 
 
-def _ask(descriptor: int, start: int, end: int) -> list[tuple[int, int, int]]:
-    """The next extents, as (first byte, length, flags)."""
+def _next_extents(descriptor: int, start: int, end: int) -> list[tuple[int, int, int]]:
+    """The extents from byte `start` on, as (first byte, length, flags): at most _EXTENTS_PER_CALL."""
     answer = bytearray(_REQUEST.size + _EXTENTS_PER_CALL * _EXTENT.size)
     _REQUEST.pack_into(answer, 0, start, end - start, 0, 0, _EXTENTS_PER_CALL, 0)
     fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, answer)
@@ -64,9 +64,10 @@ def _ask(descriptor: int, start: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """`written_extents` without a flush: what is no hole, which includes all of an unwritten block that was ever read.
+    """The ranges of the file between bytes `start` and `end` that are no holes, ascending.
 
-    For files that are read quickly.
+    Unlike `written_extents` it needs no flush, and takes a block for written if it was ever read. It is for files that
+    are read quickly.
     """
     while start < end:
         try:

@@ -1,4 +1,4 @@
-"""One index file: from keys to places in the commit log, a hash table with chains (spec/storage.md §3).
+"""One index file: a hash table with chains, from keys to positions in the commit log (spec/storage.md §3).
 
 On disk
     index/20261120180926228        named after the local time it was made at, yyyyMMddHHmmssSSS
@@ -9,12 +9,12 @@ On disk
     slot    | number of its newest entry, 0 if it has none |
     entry   | key_hash 4 | physical_offset 8 | seconds 4 | number of the entry before in the slot, 0 if none |
 
-`seconds` count from the file's begin_timestamp. A key's text is not there: whoever finds an entry compares the record.
+`seconds` count from the file's begin_timestamp. The text of a key is not in the file: a search compares the record.
 
 The file is sparse, but for header and slots, whose blocks are allocated when it is made: they are written through a
 map, because a batch changes slots all over the file, and a full disk would otherwise kill the process. Entries are
-written by position, in order, before the slots that lead to them. What survives a crash is not known, so files whose
-end_timestamp is not in the checkpoint are thrown away then and made again (index_service.py).
+written by position, in order, before the slots that lead to them. Nobody knows how much of a file survives a crash, so
+then files whose end_timestamp is not in the checkpoint are thrown away and made again (index_service.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class IndexHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:
-    """How many slots and entries (number 0 included) the files of a store have."""
+    """The numbers of slots and entries (number 0 included) in each index file of a store."""
 
     slots: int
     entries: int
@@ -97,7 +97,7 @@ def read_header(data: bytes | memoryview | mmap.mmap) -> IndexHeader:
 
 
 class IndexFile:
-    """One file open for writing. One thread puts; `find_entries` reads the same bytes through another map."""
+    """One index file open for writing. One thread puts; `find_entries` reads the same bytes through another map."""
 
     def __init__(self, path: Path, shape: IndexShape) -> None:
         """Open an existing file, which must have the size of `shape`."""
@@ -130,16 +130,16 @@ class IndexFile:
         disk.sync_directory(path.parent)
         file = cls(path, shape)
         if previous is not None:
-            time, place = previous.end_timestamp, previous.end_physical_offset
-            file._write_header(IndexHeader(time, time, place, place))
+            time_ms, physical_offset = previous.end_timestamp, previous.end_physical_offset
+            file._write_header(IndexHeader(time_ms, time_ms, physical_offset, physical_offset))
         return file
 
     @property
     def is_full(self) -> bool:
         return self.header.next_entry >= self._shape.entries
 
-    def put(self, entries: IndexEntries) -> int:
-        """Add as many of `entries` as there is room for, in order; returns how many (spec §3, Put).
+    def put_entries(self, entries: IndexEntries) -> int:
+        """Add as many of `entries` as fit, in order; returns how many (spec §3, Put).
 
         OSError: the file's content is as before, but for bytes that nothing leads to.
         """
@@ -155,14 +155,18 @@ class IndexFile:
             # The first entry's seconds still count from what the file was made with: the end of the file before.
             begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
             seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
+        # The entries by slot; those of one slot stay in the order of the log.
         slots = hashes % np.int32(self._shape.slots)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
+        # follows[i]: the i-th in this order has the slot of the one before it, which is then its chain's next entry.
         follows = np.zeros(count, bool)
         follows[1:] = ordered[1:] == ordered[:-1]
+        # newest[i]: the number of the entry before in the slot, from the file, unless that cannot be, or of `entries`.
         newest = self._slots[ordered].astype(np.int32)
         newest[(newest < 0) | (newest > numbers[order])] = 0
         newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
+        # Back in the order of the log, where entries are written.
         rows = np.empty(count, _ENTRY_DTYPE)
         rows["key_hash"], rows["physical_offset"], rows["seconds"] = hashes, entries.physical_offsets[:count], seconds
         rows["previous"][order] = newest
@@ -177,6 +181,7 @@ class IndexFile:
                 header.next_entry + count,
             )
         )
+        # Each slot leads to the last of its entries, once these are in the file.
         last = np.ones(count, bool)
         last[:-1] = ~follows[1:]
         self._slots[ordered[last]] = numbers[order[last]]
@@ -207,7 +212,7 @@ def _seconds(times: NDArray[np.int64], begin_timestamp: int) -> NDArray[np.int32
 
 
 class FoundEntry(NamedTuple):
-    """Where an entry leads, and the time it stands for, which is rounded down to a second from the file's begin."""
+    """The record that an entry leads to, and the time in the entry: whole seconds after the begin of the file."""
 
     physical_offset: int
     timestamp_ms: int

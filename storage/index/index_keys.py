@@ -1,6 +1,6 @@
 """The keys that records are found by, as hashes: of many records at a time, from their bytes (spec/storage.md §3).
 
-A record's keys are its unique id and each word of its KEYS property, in this order; what is hashed is `TOPIC#KEY`.
+A record's keys are its unique id and each word of its KEYS property, in this order; the text `TOPIC#KEY` is hashed.
 """
 
 from __future__ import annotations
@@ -22,68 +22,82 @@ _UNIQUE_NAME: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 _KEYS_NAME: Final = f"{PROPERTY_KEYS}\x01".encode()
 _SPACE: Final = 0x20
 _SEPARATOR: Final = 0x02
-_WINDOW_ROOM: Final = 16
+_WINDOW_SPARE_BYTES: Final = 16
 _HASH_OF_MARK: Final = ord("#")
 
 
 def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntries:
-    """What the index holds of the records at `starts` of `data`, whose first byte has `physical_offset` in the log.
+    """The index entries of the records at `starts` of `data`, whose first byte has `physical_offset` in the log.
 
     Records of rolled-back transactions are left out. RecordError when a record is damaged.
     """
-    places = find_fields(data, starts)
-    rows, hashes = _hashes(data, places)
-    kept = (places.sys_flag[rows] & SYS_FLAG_TRANSACTION_MASK) != SYS_FLAG_TRANSACTION_ROLLBACK
+    fields = find_fields(data, starts)
+    rows, hashes = _hashes(data, fields)
+    kept = (fields.sys_flag[rows] & SYS_FLAG_TRANSACTION_MASK) != SYS_FLAG_TRANSACTION_ROLLBACK
     rows = rows[kept]
     return IndexEntries(
-        hashes[kept], starts[rows] + physical_offset, places.store_timestamp[rows].astype(np.int64, copy=False)
+        hashes[kept], starts[rows] + physical_offset, fields.store_timestamp[rows].astype(np.int64, copy=False)
     )
 
 
-def _hashes(data: Bytes, places: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
-    """The key hashes in the order of the index, and for each the number of its record."""
+def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
+    """The number of its record for each key, and the key hashes, in the order of the index: two arrays of one length.
+
+    Texts are handled as ranges of one array of bytes, `at` to `end`, so that no step is taken per record.
+    """
     view = data.data
-    text, text_rows = _properties(data, places)
-    row_ends = np.cumsum(places.properties_size[text_rows] + 1)
+    # text: the properties of all records, one after another, those of the i-th piece ending before row_ends[i].
+    text, text_rows = _properties(data, fields)
+    row_ends = np.cumsum(fields.properties_size[text_rows] + 1)
+    # Each piece NAME\x01VALUE lies between two separators.
     piece_ends = np.flatnonzero(text == _SEPARATOR)
     piece_starts = np.empty_like(piece_ends)
     piece_starts[:1] = 0
     piece_starts[1:] = piece_ends[:-1] + 1
     unique_at, unique_end = _values(text, piece_starts, piece_ends, _UNIQUE_NAME)
     keys_at, keys_end = _values(text, piece_starts, piece_ends, _KEYS_NAME)
+    # The row of a value is found by where it lies in `text`: searchsorted in row_ends.
     for values_at in (unique_at, keys_at):
         named_rows = np.searchsorted(row_ends, values_at, "right")
         if (named_rows[1:] == named_rows[:-1]).any():
             # A property that is there twice: the last one counts (spec §1, Properties).
-            return _hashes_one_by_one(data, places)
+            return _hashes_one_by_one(data, fields)
     keys_at, keys_end = _words(text, keys_at, keys_end)
+    # Sorted by record; within a record the unique id comes first, then the words in their order.
     rows = text_rows[np.searchsorted(row_ends, np.concatenate([unique_at, keys_at]), "right")]
     order = np.argsort(rows * 2 + (np.arange(len(rows)) >= len(unique_at)), kind="stable")
     at, end = np.concatenate([unique_at, keys_at])[order], np.concatenate([unique_end, keys_end])[order]
     rows = rows[order]
-    topics, topics_odd = _java_hashes(data, places.topic_at, places.topic_size)
+    # The hash of TOPIC#KEY from the hashes of its parts: h(a + b) = h(a) * 31**len(b) + h(b), modulo 2**32.
+    topics, topics_odd = _java_hashes(data, fields.topic_at, fields.topic_size)
     hashes, keys_odd = _java_hashes(text, at, end - at)
     hashes += (topics[rows] * np.uint32(31) + np.uint32(_HASH_OF_MARK)) * _powers(end - at)
+    # As Java has it: the absolute value of a signed int, and 0 for the smallest, which has none.
     result = np.abs(hashes.view(np.int32).astype(np.int64))
     result[result == 1 << 31] = 0
+    # A text that is not ASCII has other units in Java: hashed one by one.
     for entry in np.flatnonzero(topics_odd[rows] | keys_odd).tolist():
         row = int(rows[entry])
-        topic = bytes(view[places.topic_at[row] : places.topic_at[row] + places.topic_size[row]])
+        topic = bytes(view[fields.topic_at[row] : fields.topic_at[row] + fields.topic_size[row]])
         key = text[at[entry] : end[entry]].tobytes()
         result[entry] = index_key_hash(decode_utf8(topic), decode_utf8(key))
     return rows, result.astype(np.int32)
 
 
-def _properties(data: Bytes, places: FieldOffsets) -> tuple[Bytes, Ints]:
-    """Every record's properties, with a separator behind, whether there is one already or not, and room for windows at
-    the end; and the records in the order they come in. Those of one size are copied together: there are few sizes."""
-    at, sizes = places.properties_at, places.properties_size
+def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
+    """The properties of all records, each with a separator behind, even if it has one, and spare bytes at the end for
+    windows; and the numbers of the records in the order in which their properties are there.
+
+    Properties of one size are copied together: there are few sizes.
+    """
+    at, sizes = fields.properties_at, fields.properties_size
     order = np.argsort(sizes, kind="stable")
     lengths, counts = np.unique(sizes, return_counts=True)
-    text = np.empty(int(sizes.sum()) + len(sizes) + _WINDOW_ROOM, np.uint8)
-    text[-_WINDOW_ROOM:] = 0
+    text = np.empty(int(sizes.sum()) + len(sizes) + _WINDOW_SPARE_BYTES, np.uint8)
+    text[-_WINDOW_SPARE_BYTES:] = 0
     position = first = 0
     for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
+        # A view of `text`: count rows of one size, the separator in the last column.
         block = text[position : position + count * (length + 1)].reshape(count, length + 1)
         if length:
             found = windows(data, length)[at[order[first : first + count]]]
@@ -94,7 +108,8 @@ def _properties(data: Bytes, places: FieldOffsets) -> tuple[Bytes, Ints]:
 
 
 def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, Ints]:
-    """Where the values of the pieces that begin with `name` are. Empty values are no values."""
+    """The ranges of the values of the pieces that begin with `name`. Empty values are left out."""
+    # The first four bytes are compared as one number; of the pieces that pass, each further byte.
     named = windows(text, 4)[starts].view(np.uint32) == np.frombuffer(name, np.uint32, 1)[0]
     candidates = np.flatnonzero(named)
     at, end = starts[candidates] + len(name), ends[candidates]
@@ -110,16 +125,18 @@ def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
     spaces = np.flatnonzero(text == _SPACE)
     if not len(at) or not len(spaces):
         return at, end
+    # value[i]: the number of the value that the i-th space lies in or behind.
     value = np.searchsorted(at, spaces, "right") - 1
     spaces = spaces[(value >= 0) & (spaces < end[value])]
+    # A space ends a word and begins the next. Words between two spaces side by side are empty.
     at, end = np.sort(np.concatenate([at, spaces + 1])), np.sort(np.concatenate([end, spaces]))
     filled = at < end
     return at[filled], end[filled]
 
 
-def _hashes_one_by_one(data: Bytes, places: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
+def _hashes_one_by_one(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
     rows, hashes = [], []
-    for row, start in enumerate(places.starts.tolist()):
+    for row, start in enumerate(fields.starts.tolist()):
         view = dispatch_view(data.data, start)
         rows += [row] * len(view.keys)
         hashes += [index_key_hash(view.topic, key) for key in view.keys]
@@ -135,7 +152,7 @@ def _powers(exponents: Ints) -> NDArray[np.uint32]:
 
 
 def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Java's hash of each text, unsigned, and which of them are not ASCII and so are wrong.
+    """Java's hash of each text, unsigned, and a mask of the texts that are not ASCII, whose hashes are wrong.
 
     Texts of one length are hashed together: there are few lengths, and all texts may have the same one.
     """
@@ -147,9 +164,11 @@ def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32],
             continue
         chosen = slice(None) if len(lengths) == 1 else np.flatnonzero(size == length)
         units = windows(data, length)[at[chosen]].view(np.uint8).reshape(-1, length)
+        # units: a row of bytes for each text of this length.
         if len(units) > 1 and (units == units[0]).all():
             hashes[chosen] = java_hash(units[0].tobytes().decode("latin-1")) & 0xFFFFFFFF
         else:
+            # h = h * 31 + byte, column by column, for all texts at once.
             columns = np.ascontiguousarray(units.T)
             found = columns[0].astype(np.uint32)
             for column in columns[1:]:

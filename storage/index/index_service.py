@@ -1,18 +1,18 @@
-"""The index of a store: which records have a key, in files that a thread of its own builds from the log.
+"""The index of a store: files that lead from keys to records, and the thread that builds them from the log.
 
 On disk
     index/20261120180926228        files in the order they were made (index_file.py); the last one takes entries
 
-The index follows the log: the thread reads what consumers may see and puts the keys of thousands of records at a time,
-outside the append lock. It keeps nothing but its place in the log, so however far it falls behind, it holds no memory
-and no append waits for it. A query that needs the newest messages waits for it instead.
+The index follows the log: the thread reads the records that consumers may see and puts the keys of thousands of them
+at a time, outside the append lock. It keeps nothing but its position in the log, so however far it falls behind, it
+holds no memory and no append waits for it. A query that needs the newest messages waits for it instead.
 
 After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load), and after any
-stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So what
-was deleted, by whomever, is made again. A file missing in the middle shows by the first record with a key behind the
-file before it: the files behind it are then made again too.
+stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So a file
+that was deleted, by whomever, is made again. A file missing in the middle shows by the first record with a key behind
+the file before it: the files behind it are then made again too.
 
-Where there is no room for it, or no descriptor, the thread tries again until there is, and indexes what came meanwhile.
+Without space on the disk, or without a descriptor, the thread tries again until it gets it, and then catches up.
 """
 
 from __future__ import annotations
@@ -57,16 +57,15 @@ DRAIN_S: Final = 5.0
 INDEX_STOP_TIMEOUT_S: Final = 60.0
 _NAME_DIGITS: Final = 17
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
-"""Errors that say what is missing, and not that the disk is broken."""
+"""Errors that name something missing, which may come back; others say that the disk is broken."""
 
 
 class IndexService:
     """The index of one store. Thread-safe. Its thread adds files, and retention takes the first ones, but never the
     last: so the list of files changes under the lock only, and its last one only in the thread.
 
-    `position` is the physical offset up to which records are indexed; `flushed_timestamp_ms` the end of the newest file
-    that is on disk for sure, for the checkpoint (0: none since the store was opened). `on_writable(error)` is called
-    with an error when the index cannot be written, and with None when that is over; if the disk fails, it never is.
+    `on_writable(error)` is called with an error when the index cannot be written, and with None when that is over; if
+    the disk fails, it never is.
     """
 
     def __init__(
@@ -88,16 +87,23 @@ class IndexService:
         disk.make_directory(self.directory)
         disk.unlink(self._scratch)
         self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
+        """The files, oldest first; replaced by a new list, never changed in place."""
         self._after_crash = after_crash
         self._current: IndexFile | None = None
+        """The last file while it takes entries."""
         self.position = commit_log.min_offset
+        """The physical offset up to which records are indexed."""
         self.flushed_timestamp_ms = 0
+        """The end of the newest file that is on disk for sure, for the checkpoint; 0: none since the store opened."""
         self.entries_put = 0
+        """Entries added since the store was opened."""
         self._changed = threading.Condition()
+        """Notified when `position`, `_wanted` or one of the flags below changes."""
         self._wanted = 0
+        """The physical offset that somebody waits for."""
         self._stopping = self._ended = self._failed = False
         self._stuck: OSError | DataLossError | None = None
-        """Why the thread stands still now, and tries again."""
+        """The error for which the thread waits and tries again; None while it works."""
         self._thread = threading.Thread(target=self._run, name="raymq-index", daemon=True)
         self._thread.start()
 
@@ -139,7 +145,7 @@ class IndexService:
             self._files = [path for path in files if path not in doomed]
         for path in doomed:
             disk.unlink(path)
-            self._reader.maps.forget(str(path))
+            self._reader.maps.drop_map(str(path))
         return len(doomed)
 
     def close(self) -> bool:
@@ -188,14 +194,14 @@ class IndexService:
 
     def _run(self) -> None:
         try:
-            self._persist(self._prepare)
+            self._retry_until_closed(self._prepare)
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping or self._wanted > self.position, INDEX_INTERVAL_S)
                     if self._stopping:
                         break
-                self._persist(self._catch_up)
-            self._leave_current()
+                self._retry_until_closed(self._catch_up)
+            self._finish_current()
         except OSError as error:
             logger.error("the index in %s failed: %s", self.directory, error)
             self._failed = True
@@ -205,23 +211,23 @@ class IndexService:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _persist(self, work: Callable[[], None]) -> None:
-        """Do `work`, again and again while there is no room for it or a log file is damaged, until the index closes."""
+    def _retry_until_closed(self, work: Callable[[], None]) -> None:
+        """Do `work`, again and again while the disk is full or a log file is damaged, until the index closes."""
         while not self._stopping:
             try:
                 work()
             except (OSError, DataLossError) as error:
                 if isinstance(error, OSError) and error.errno not in _PASSING:
                     raise
-                self._stand_still(error)
+                self._report_stuck(error)
             else:
-                self._go_on()
+                self._report_unstuck()
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, INDEX_RETRY_S)
 
-    def _stand_still(self, error: OSError | DataLossError) -> None:
-        """Say, once, that the index does not go on now."""
+    def _report_stuck(self, error: OSError | DataLossError) -> None:
+        """Report, once, that the index waits."""
         if self._stuck is None:
             logger.error("the index in %s stands still at %d: %s", self.directory, self.position, error)
         if isinstance(error, OSError):
@@ -230,14 +236,15 @@ class IndexService:
             self._stuck = error
             self._changed.notify_all()
 
-    def _go_on(self) -> None:
+    def _report_unstuck(self) -> None:
+        """Report, once, that the index does not wait any more."""
         if self._stuck is not None:
             logger.warning("the index in %s goes on", self.directory)
             self._stuck = None
             self._on_writable(None)
 
     def _prepare(self) -> None:
-        """Find where to go on; drop the files behind a gap."""
+        """Find the position to go on at; drop the files behind a gap."""
         position = self._log.min_offset
         for path in self._files:
             try:
@@ -247,18 +254,18 @@ class IndexService:
             first = self._first_with_key(position, header.begin_physical_offset)
             if first is not None:
                 logger.warning("%s begins behind a record with a key at %d; making it again", path, first)
-                for doomed in self._forget_from(path):
+                for doomed in self._remove_from(path):
                     disk.unlink(doomed)
                 break
             position = max(position, header.end_physical_offset)
             if header.next_entry < self._shape.entries and not self._after_crash:
                 # All keys of the last record are in. (Those of a full file's may go on in the next one.)
-                position = max(position, self._after(header.end_physical_offset))
+                position = max(position, self._end_of_record(header.end_physical_offset))
         if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
             self._current = IndexFile(self._files[-1], self._shape)
         self._advance(position)
 
-    def _forget_from(self, path: Path) -> list[Path]:
+    def _remove_from(self, path: Path) -> list[Path]:
         """Take the files from `path` on out of the list; returns them."""
         with self._changed:
             forgotten = [file for file in self._files if file >= path]
@@ -270,8 +277,8 @@ class IndexService:
             self.position = position
             self._changed.notify_all()
 
-    def _after(self, physical_offset: int) -> int:
-        """Where the record at `physical_offset` ends; the same offset if it is not in the log any more."""
+    def _end_of_record(self, physical_offset: int) -> int:
+        """The end of the record at `physical_offset`; the same offset if the log does not have it any more."""
         try:
             return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
         except DataLossError:
@@ -316,16 +323,17 @@ class IndexService:
     def _put_chunk(self, chunk: WalkedRecords) -> None:
         entries = _entries(chunk)
         if self._files and len(entries):
-            # What a full last file has already (spec §3); its last record may have more keys than fitted in.
+            # Without the entries that a full last file has already (spec §3). The last record of that file may have
+            # more keys than fitted in.
             end = self._header(self._files[-1]).end_physical_offset
             entries = entries.from_entry(int(np.searchsorted(entries.physical_offsets, end)))
         while len(entries):
             file = self._current or self._next_file()
-            put = file.put(entries)
+            put = file.put_entries(entries)
             self.entries_put += put
             entries = entries.from_entry(put)
             if file.is_full:
-                self._leave_current()
+                self._finish_current()
         self._advance(chunk.end_offset)
 
     def _next_file(self) -> IndexFile:
@@ -351,8 +359,8 @@ class IndexService:
             self._files = [*self._files, path]
         return self._current
 
-    def _leave_current(self) -> None:
-        """The last file is full or the store closes: bring it to the disk, for the checkpoint."""
+    def _finish_current(self) -> None:
+        """Flush and close the last file, which is full, or the store closes; the checkpoint counts on that."""
         if self._current is not None:
             try:
                 self._current.flush()
@@ -364,13 +372,13 @@ class IndexService:
             self._current = None
 
     def _discard_current(self) -> None:
-        """Take back the file that could not be flushed: the disk has an unknown part of it, so it is made again."""
+        """Delete the file that could not be flushed: the disk has an unknown part of it, so it is made again."""
         assert self._current is not None
         path, begin = self._current.path, self._current.header.begin_physical_offset
         self._current.close()
         self._current = None
-        self._forget_from(path)
-        self._reader.maps.forget(str(path))
+        self._remove_from(path)
+        self._reader.maps.drop_map(str(path))
         self._advance(max(begin, self._log.min_offset))
         disk.unlink(path)
 

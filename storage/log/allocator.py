@@ -1,7 +1,7 @@
-"""The next commit-log file, made ready by a thread before the log needs it.
+"""Making the next commit-log file in a thread, before the log needs it.
 
-At most one file is ready at a time. It is in place under its final name, all zero: what RocketMQ does too, so recovery
-accepts such a file at the end of the log. A clean stop deletes it.
+At most one file is ready at a time. It has its final name and is all zero. RocketMQ does the same, so recovery accepts
+such a file at the end of the log. A clean stop deletes it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ ALLOCATOR_STOP_TIMEOUT_S = 30.0
 
 
 class Allocator:
-    """Makes files of `size` bytes, each behind those before it, where `paths` has them."""
+    """Makes files of `size` bytes, each behind those before it, at the paths that `paths` chooses."""
 
     def __init__(self, paths: LogPaths, size: int) -> None:
         self._paths = paths
         self._size = size
         self._made = -1
+        """The start of the file made last; -1 before the first."""
         self._lock = threading.Lock()
+        """Held while a file is made, and while the one made ready changes hands."""
         self._wanted: int | None = None
+        """The start of the file that the thread is to make, or that was taken."""
         self._ready: MappedFile | None = None
+        """The file made ready and not taken."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-allocate", daemon=True)
         self._thread.start()
 
-    def prepare(self, start: int) -> None:
+    def prepare_file(self, start: int) -> None:
         """Have the file that starts at `start` made in the background, if it is not ready already."""
         if self._wanted != start:
             self._wanted = start
             self._wake.set()
 
-    def take(self, start: int) -> MappedFile:
+    def take_file(self, start: int) -> MappedFile:
         """The file that starts at `start`: the one made ready, or made now. OSError if it cannot be made."""
         with self._lock:
             ready, self._ready = self._ready, None
@@ -80,11 +84,11 @@ class Allocator:
                     logger.warning("cannot prepare %s: %s", self._paths.path(start), error)
 
     def _create(self, start: int) -> MappedFile:
-        path, scratch = self._paths.choose(start)
+        path, scratch = self._paths.choose_path(start)
         try:
             file = MappedFile.create(path, start, self._size, scratch=scratch)
         finally:
-            self._paths.clear(scratch)
+            self._paths.remove_scratch(scratch)
         try:
             disk.sync_directory(path.parent)
         except BaseException:

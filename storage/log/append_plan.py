@@ -1,4 +1,7 @@
-"""Where the records of an append go in a log of equal-sized files (spec/storage.md §1): pure arithmetic."""
+"""Planning an append: the spans of a log of equal-sized files that its records go to (spec/storage.md §1).
+
+A change belongs here if it is about that arithmetic, which needs no files and keeps no state.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from raymq.record.layout import BLANK_LENGTH
 
 
 class AppendSpan(NamedTuple):
-    """Records `first` to `last` (exclusive) of a batch go to `physical_offset`, back to back."""
+    """The bytes of the log from `physical_offset` on, which records `first` to `last` (exclusive) of a batch fill."""
 
     first: int
     last: int
@@ -21,46 +24,51 @@ class AppendSpan(NamedTuple):
 
 
 def plan_append(batches: Sequence[NDArray[np.int64]], end_offset: int, file_size: int) -> list[list[AppendSpan]]:
-    """Where batches go whose records end at these bytes of them, if they are the next behind `end_offset`.
+    """The spans of each batch, if they are the next in a log that ends at `end_offset`.
 
-    A batch goes to one place, in the next file if the current one has no room (spec §1, classic batch). A batch longer
-    than a file is split between records. MessageIllegalError if a single record is longer than a file.
+    `batches`: for each, the bytes of it at which its records end, ascending. A batch goes to one span, in the next file
+    if the current one is too full (spec §1, classic batch). A batch longer than a file is split between records.
+    MessageIllegalError if a single record is longer than a file.
     """
     cursor = end_offset
-    placed = []
+    plan = []
     for ends in batches:
         total = int(ends[-1]) if len(ends) else 0
-        if 0 < total <= _room_at(cursor, file_size):
-            placed.append([AppendSpan(0, len(ends), cursor)])
+        if 0 < total <= _space_at(cursor, file_size):
+            plan.append([AppendSpan(0, len(ends), cursor)])
         else:
-            placed.append(_place_elsewhere(ends, total, cursor, file_size))
-        if placed[-1]:
-            first, _, start = placed[-1][-1]
+            plan.append(_spans_in_next_files(ends, total, cursor, file_size))
+        if plan[-1]:
+            # Behind the last span of this batch, which holds its records from `first` on.
+            first, _, start = plan[-1][-1]
             cursor = start + total - (int(ends[first - 1]) if first else 0)
-    return placed
+    return plan
 
 
-def _room_at(cursor: int, file_size: int) -> int:
+def _space_at(cursor: int, file_size: int) -> int:
+    """The bytes left for records in the file that holds `cursor`: a BLANK must fit behind them."""
     return file_size - cursor % file_size - BLANK_LENGTH
 
 
-def _place_elsewhere(ends: NDArray[np.int64], total: int, cursor: int, file_size: int) -> list[AppendSpan]:
-    """The places of a batch of `total` bytes that does not fit into what is left of the file at `cursor`."""
-    places = []
+def _spans_in_next_files(ends: NDArray[np.int64], total: int, cursor: int, file_size: int) -> list[AppendSpan]:
+    """The spans of a batch of `total` bytes that does not fit into what is left of the file at `cursor`."""
+    spans = []
     first, count = 0, len(ends)
     whole = total + BLANK_LENGTH <= file_size
     while first < count:
         before = int(ends[first - 1]) if first else 0
-        room = _room_at(cursor, file_size)
-        last = count if total - before <= room else int(np.searchsorted(ends, before + room, "right"))
+        space = _space_at(cursor, file_size)
+        # The first record that does not fit any more, or `count`.
+        last = count if total - before <= space else int(np.searchsorted(ends, before + space, "right"))
         if last == first or (whole and last < count):
-            if room + BLANK_LENGTH == file_size:
+            # No record fits, or a batch that fits in one file would be split: go on in the next file.
+            if space + BLANK_LENGTH == file_size:
                 raise MessageIllegalError(
                     f"a record of {int(ends[first]) - before} bytes does not fit in a commit-log file of {file_size}"
                 )
-            cursor += room + BLANK_LENGTH
+            cursor += space + BLANK_LENGTH
             continue
-        places.append(AppendSpan(first, last, cursor))
+        spans.append(AppendSpan(first, last, cursor))
         cursor += int(ends[last - 1]) - before
         first = last
-    return places
+    return spans

@@ -44,7 +44,7 @@ class CommitLog:
         """Find the files. StoreCorruptError when they do not form a log (spec §5, load). `writer`: how appends get into
         the files; default: with `pwrite`."""
         self.paths = paths
-        """Where the files are."""
+        """The directories of the files."""
         self.file_size = file_size
         self.starts = paths.find()
         """The first physical offsets of the files, ascending."""
@@ -72,7 +72,7 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """Where the first file starts."""
+        """The physical offset at which the first file starts; 0 without files."""
         return self.starts[0] if self.starts else 0
 
     def _begin(self, end_offset: int) -> None:
@@ -101,7 +101,7 @@ class CommitLog:
     def open_for_append(self, end_offset: int) -> int:
         """Cut the log at `end_offset` and get ready to append there. Returns how many bytes were cut.
 
-        Files beyond are deleted. What is left of former records behind the end is zeroed (RocketMQ leaves it): an
+        Files beyond are deleted. The rest of former records behind the end is zeroed (RocketMQ leaves it): an
         append over it could end where an old record starts, and the next recovery would take that for a new one.
         """
         used_end = end_offset
@@ -120,7 +120,7 @@ class CommitLog:
             disk.unlink(file.path)
             # One by one: a power cut must not lose a file in the middle and keep the one behind it.
             disk.sync_directory(file.path.parent)
-            self.paths.forget(self.starts.pop())
+            self.paths.forget_file(self.starts.pop())
         self._begin(end_offset)
         self._allocator = Allocator(self.paths, self.file_size)
         self._writer.start(self.path)
@@ -151,12 +151,12 @@ class CommitLog:
             start = (
                 self.starts[-1] + self.file_size if self.starts else self.end_offset - self.end_offset % self.file_size
             )
-            file = self._allocator.take(start)
+            file = self._allocator.take_file(start)
             self._files[start] = file
             self.starts.append(start)
         left = last + self.file_size - last_offset
         if left <= max(self.file_size // 2, PREPARE_BYTES):
-            self._allocator.prepare(last + self.file_size)
+            self._allocator.prepare_file(last + self.file_size)
 
     def has_buffer_for(self, size: int) -> bool:
         """True if an append of so many bytes need not wait for a commit, for want of a buffer."""
@@ -173,9 +173,9 @@ class CommitLog:
     ) -> None:
         """Write records at an offset that `plan_append` gave and in files that `reserve` made, then move the end.
 
-        `stamp` fills in a copy of them what only the store knows; None: they are stamped already. Unless `whole`, it
-        neither reads nor writes the first 8 bytes. On return they outlive this process, not a power cut; with a pool
-        they do so once they are committed. After an OSError the log's end has not moved.
+        `stamp` fills in, in a copy, the fields that only the store knows; None: they are stamped already. Unless
+        `whole`, it neither reads nor writes the first 8 bytes. On return the records outlive this process, not a power
+        cut; with a pool they do so once they are committed. After an OSError the log's end has not moved.
         """
         self._writer.write(self.end_offset, physical_offset, records, stamp, whole=whole)
         self.end_offset = physical_offset + len(records)
@@ -211,14 +211,14 @@ class CommitLog:
         self.flushed_offset = target
         return target
 
-    def forget_before(self, physical_offset: int) -> list[Path]:
+    def drop_files_before(self, physical_offset: int) -> list[Path]:
         """Let the log start at the first file that ends behind `physical_offset`; returns the files before it, which
         are now the caller's to delete. Only what is on disk, and never the last. Called under the append lock."""
         limit = min(physical_offset, self.flushed_offset)
         kept = [start for start in self.starts[:-1] if start + self.file_size > limit] + self.starts[-1:]
         forgotten = self.starts[: len(self.starts) - len(kept)]
         self.starts = kept
-        return [self.paths.forget(start) for start in forgotten]
+        return [self.paths.forget_file(start) for start in forgotten]
 
     def close(self) -> None:
         """Stop preparing files and close those that are open. Nothing is flushed. Idempotent."""
@@ -231,7 +231,7 @@ class CommitLog:
 
 
 def _choose_writer(settings: StoreSettings, file_size: int) -> LogWriter:
-    """The writer that the settings ask for. What belongs to an option is imported only where it is on."""
+    """The writer that the settings ask for. The module of an option is imported only where the option is on."""
     if settings.transient_store_pool_enable:
         from storage.log.pool_writer import PoolWriter
         from storage.log.transient_store_pool import TransientStorePool

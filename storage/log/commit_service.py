@@ -1,9 +1,10 @@
 """The thread that commits a transient store pool: from its buffers to the log's files (spec/storage.md §6).
 
-It is woken once so much was appended that a commit is worth it, and commits whatever there is in an interval. Consumers
-and other replicas see nothing before that, so it is this thread that tells of what is stored.
+An append wakes it once a commit is worth it; without that it commits in intervals. Consumers and other replicas see
+nothing that is not committed, so this thread reports what is stored.
 
-A commit that fails ends the service, as a flush that fails ends that one: what is in the files is unknown then.
+A commit that fails ends the service, because the content of the files is unknown then. So it is with a flush that
+fails (flush_service.py).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 class CommitService:
     """The commit thread of one commit log that has a pool.
 
-    `on_committed(end)` is called in that thread after each commit, and in `close`; `on_failed(error)` once, if a commit
-    fails. With `at_once` each append wakes the thread, however small: somebody waits for it.
+    The thread calls `on_committed(end)` after each commit, and `close` calls it for the last; `on_failed(error)` is
+    called once, if a commit fails. With `at_once` each append wakes the thread, however small: somebody waits for it.
     """
 
     def __init__(
@@ -48,12 +49,13 @@ class CommitService:
         self._thread.start()
 
     def appended(self) -> None:
-        """Something was appended, or written past the pool. Called under the append lock."""
+        """Wake the thread, if that is worth it, after an append or a write past the pool. Called under the append
+        lock."""
         if not self._wake.is_set() and self._is_worth_it():
             self._wake.set()
 
     def _is_worth_it(self) -> bool:
-        """Whether there is enough to commit, or something that is committed has to be told."""
+        """True if there is enough to commit, or if something that is in the files has to be reported."""
         pending = self._commit_log.end_offset - self._commit_log.committed_offset
         return pending <= 0 or pending >= self._least_bytes
 
@@ -72,7 +74,7 @@ class CommitService:
             self._wake.clear()
             if self._stopping:
                 return
-            # Asked again: what was appended during the last commit had this thread woken for what that one took.
+            # Looked at again: an append during the last commit may have woken this thread for what that commit took.
             worth_it = woken and self._is_worth_it()
             if worth_it or time.monotonic() - last_commit_s >= self._thorough_interval_s:
                 self._commit()

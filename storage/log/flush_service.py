@@ -1,10 +1,10 @@
-"""Group commit: one thread flushes the log, and everybody who waits for what it flushed goes on together.
+"""Group commit: one thread flushes the log, and all appends that wait for what it flushed go on together.
 
 SYNC_FLUSH: an append asks for its end and waits. While the disk works, more appends come in; the next flush takes them
 all. ASYNC_FLUSH: nobody waits, the thread flushes in intervals (spec/storage.md §6).
 
-A flush that fails ends the service: what is on disk is unknown then, and the kernel may report success for the same
-pages next time. The failure is handed to the store, which takes no more appends.
+A flush that fails ends the service: nobody knows then what is on disk, and the kernel may report success for the same
+pages next time. The store is told of the failure, and takes no more appends.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FLUSH_STOP_TIMEOUT_S: Final = 60.0
 class FlushService:
     """The flush thread of one commit log.
 
-    `on_flushed(end)` is called in that thread after each flush, before those who wait for it go on; `on_failed(error)`
-    once, if a flush fails.
+    The thread calls `on_flushed(end)` after each flush, before the appends that wait for it go on, and
+    `on_failed(error)` once, if a flush fails.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class FlushService:
         self._least_bytes = settings.flush_commit_log_least_pages * PAGE_BYTES
         self._changed = threading.Condition()
         self._requested = commit_log.flushed_offset
-        self._told: int | None = None
-        """While a flush is under way: what was flushed before it."""
+        """The end up to which somebody waits for a flush."""
+        self._flushed_before: int | None = None
+        """The end of what was flushed before the flush that is under way; None while none is."""
         self._stopping = False
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
@@ -87,12 +88,12 @@ class FlushService:
         return self._stopping or self._requested > self._commit_log.flushed_offset
 
     def _is_flushed(self, end_offset: int) -> bool:
-        """Whether it is on disk up to there, and `on_flushed` has returned. Called with the lock."""
-        return (self._commit_log.flushed_offset if self._told is None else self._told) >= end_offset
+        """True if the log is on disk up to `end_offset` and `on_flushed` has returned. Called with the lock."""
+        return (self._commit_log.flushed_offset if self._flushed_before is None else self._flushed_before) >= end_offset
 
     def _flush(self) -> None:
         with self._changed:
-            self._told = self._commit_log.flushed_offset
+            self._flushed_before = self._commit_log.flushed_offset
         try:
             end_offset = self._commit_log.flush()
         except OSError as error:
@@ -102,5 +103,5 @@ class FlushService:
         else:
             self._on_flushed(end_offset)
         with self._changed:
-            self._told = None
+            self._flushed_before = None
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Where the files of a log are: in one directory, or in several that take turns (spec/storage.md §1, multi-path).
+"""Choosing and finding the paths of a log's files: in one directory, or in several (spec/storage.md §1, multi-path).
 
 On disk
     commitlog/00000000000000000000              below the store's root, unless store_path_commit_log says otherwise
@@ -6,8 +6,8 @@ On disk
     /disk2/00000000001073741824
     /disk2/.new/commitlog                       while a file grows to its size
 
-The i-th file is made in the i-th of the directories that may be written and whose disks have room, in alphabetical
-order, counted round. Where a file is, only the directories know: it is found wherever it is.
+The i-th file is made in the i-th of the directories that may be written and whose disks are not full, in alphabetical
+order, counted round. No list of the files is kept but the directories: a file is found wherever it is.
 
 RocketMQ 4.9 loads no log from a directory where anything else is. So `.new` is there only while a file grows; a kill
 may leave it until the next open.
@@ -28,18 +28,13 @@ from storage.files.file_names import list_files
 
 _NEW_DIR: Final = ".new"
 
-
 _REMEDY: Final = "restore it from a copy, or empty the store directory and let a replica fill it"
-
 
 _REMEDY_OF_SEVERAL: Final = f"see that the disks of store_path_commit_log are all mounted; else {_REMEDY}"
 
 
 class LogPaths:
-    """The directories of one log, and which of its files is where. Each change is one dict operation.
-
-    `is_elsewhere`: whether the log is on disks of its own, which may be missing while the root is there.
-    """
+    """The directories of one log, and the path of each of its files. Each change is one dict operation."""
 
     def __init__(
         self,
@@ -50,16 +45,17 @@ class LogPaths:
         read_only: Iterable[Path] = (),
         full_ratio: float = 1.0,
     ) -> None:
-        """The directories are made, but those that are `read_only`, where no file is. No file is made where a disk is
-        fuller than `full_ratio`, unless all are."""
+        """Make the directories, but not those that are `read_only`, where no file is made. Nor is one made on a disk
+        that is fuller than `full_ratio`, unless all are."""
         self._root, self._file_size, self._full_ratio = root, file_size, full_ratio
         self._writable = sorted(set(directories) or {root / COMMIT_LOG_DIR})
         self.directories = sorted({*self._writable, *read_only})
         self.is_elsewhere = self.directories != [root / COMMIT_LOG_DIR]
+        """True if the log is on disks of its own, which may be missing while the root is there."""
         self._paths: dict[int, Path] = {}
         for directory in self._writable:
             disk.make_directory(directory)
-            self.clear(self._scratch_in(directory))
+            self.remove_scratch(self._scratch_in(directory))
 
     @classmethod
     def of(cls, settings: StoreSettings) -> LogPaths:
@@ -76,14 +72,14 @@ class LogPaths:
         return ", ".join(map(str, self.directories))
 
     def find(self) -> list[int]:
-        """Where the files start that are there, ascending. StoreCorruptError when they do not form a log."""
+        """The physical offsets at which the files start, ascending. StoreCorruptError when they do not form a log."""
         remedy = _REMEDY_OF_SEVERAL if self.is_elsewhere else _REMEDY
         self._paths = list_files(self.directories, self._file_size, remedy=remedy)
         return list(self._paths)
 
     def require_up_to(self, physical_offset: int) -> None:
-        """Raise StoreCorruptError if the log was known to reach an offset, and its last files are on a disk that is not
-        there: the log would end sooner, and what comes next would take the offsets of what is missing."""
+        """Raise StoreCorruptError if the log is known to have reached `physical_offset`, and its last files are on a
+        disk that is not there: the log would end sooner, and new records would get the offsets of the missing ones."""
         end_offset = max(self._paths, default=-self._file_size) + self._file_size
         if self.is_elsewhere and end_offset < physical_offset:
             raise StoreCorruptError(
@@ -92,33 +88,33 @@ class LogPaths:
             )
 
     def path(self, start: int) -> Path:
-        """The path of the file that starts at physical offset `start`; of one that is not there, where it would be."""
+        """The path of the file that starts at physical offset `start`, or of a missing one the path it would have."""
         known = self._paths.get(start)
         return known or self._directory_of(start, self._writable) / file_name(start)
 
-    def choose(self, start: int) -> tuple[Path, Path]:
-        """The path for a new file, which is remembered, and a path on the same disk to make it under, to be given to
-        `clear` then. OSError: the disk failed."""
+    def choose_path(self, start: int) -> tuple[Path, Path]:
+        """The path for a new file, which is remembered, and a scratch path on the same disk to make it under, which the
+        caller gives to `remove_scratch` then. OSError: the disk failed."""
         directory, before = self._writable[0], self._paths.get(start)
         if before is not None and before.exists():
             directory = before.parent  # Something failed after it was made: there must not be two.
         elif len(self._writable) > 1:
-            with_room = [one for one in self._writable if disk_usage(one) <= self._full_ratio]
-            directory = self._directory_of(start, with_room or self._writable)
+            not_full = [one for one in self._writable if disk_usage(one) <= self._full_ratio]
+            directory = self._directory_of(start, not_full or self._writable)
         scratch = self._scratch_in(directory)
         disk.make_directory(scratch.parent)
         self._paths[start] = directory / file_name(start)
         return self._paths[start], scratch
 
-    def clear(self, scratch: Path) -> None:
-        """Remove what is left under a path that `choose` gave to make a file under."""
+    def remove_scratch(self, scratch: Path) -> None:
+        """Remove the file or directory left under a scratch path that `choose_path` gave."""
         if scratch.parent.name == _NEW_DIR:
             disk.remove_tree(scratch.parent)
         else:
             disk.unlink(scratch)
 
-    def forget(self, start: int) -> Path:
-        """The file is about to be deleted; returns where it is."""
+    def forget_file(self, start: int) -> Path:
+        """Take the file that starts at `start`, which is about to be deleted, off the list; returns its path."""
         return self._paths.pop(start)
 
     def _directory_of(self, start: int, directories: list[Path]) -> Path:

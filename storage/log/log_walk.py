@@ -1,4 +1,4 @@
-"""Walking the log in large pieces of whole records, for readers that take a thousand at a time."""
+"""Walking the log in large pieces of whole records, for readers that take a thousand of them at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTS: Final = struct.Struct(">ii")
 class WalkedRecords(NamedTuple):
     """Records of one file, back to back: `data` begins at `physical_offset`, the records in it at `starts`.
 
-    `end_offset` is where to go on: the end of the last record, or the next file if this one ends there.
+    The walk goes on at `end_offset`: the end of the last record, or the next file if this one ends there.
     """
 
     data: Bytes
@@ -30,10 +30,10 @@ class WalkedRecords(NamedTuple):
 
 
 def walk_records(reader: LogReader, physical_offset: int, limit: int, max_bytes: int) -> WalkedRecords:
-    """The records from `physical_offset`, where one starts, before `limit`, where one ends: about `max_bytes` of them.
+    """The records between `physical_offset`, where one starts, and `limit`, where one ends: about `max_bytes` of them.
 
-    Only sizes and magics are looked at: everything before `limit` was checked when it was written or recovered. What is
-    damaged all the same hides the rest of its file, which is logged. DataLossError if the file is gone.
+    Only sizes and magics are looked at: everything before `limit` was checked when it was written or recovered. A
+    record that is damaged all the same hides the rest of its file, which is logged. DataLossError if the file is gone.
     """
     file_size = reader.commit_log_file_size
     file_end = physical_offset - physical_offset % file_size + file_size

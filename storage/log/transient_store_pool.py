@@ -1,12 +1,13 @@
-"""Memory that appends go to before they go to the log's files, in large pieces (spec/storage.md §12).
+"""Memory that appends are copied to before they are written to the log's files in large pieces (spec/storage.md §12).
 
 Each buffer holds a stretch of the log, whole appends of one file back to back, until it is committed: copied to the
-file. What is not committed is nowhere but in this process, and dies with it. What of a buffer is committed at a time is
-there or not: its first 8 bytes are written last, so a process killed on the way leaves the log as it was.
+file. Records that are not committed are nowhere but in this process, and die with it. A commit brings all of its part
+of a buffer into the file or nothing: the first 8 bytes are written last, so a process killed on the way leaves the log
+as it was.
 
-RocketMQ's buffers are as large as a log file. These are of 16 MiB: the same few, warm ones are used again and again,
-and five of them are not 5 GiB of locked memory. They are locked as they are filled, where the process may do that; else
-the kernel may swap them out.
+RocketMQ's buffers are as large as a log file. These have 16 MiB: the same few, warm ones are used again and again, and
+five of them are not 5 GiB of locked memory. They are locked as they are filled, where the process may do that; else the
+kernel may swap them out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Stretch:
-    """What is in one buffer: the log from `start` to `end`, some of which may be committed already."""
+    """The log from `start` to `end`, which is in one buffer; some of it may be committed already."""
 
     start: int
     end: int
@@ -40,11 +41,8 @@ class _Stretch:
 
 
 class TransientStorePool:
-    """The buffers of one log whose files have `file_size` bytes. One thread writes, any commits.
-
-    `committed_offset` is the end of what is in the files: always where an append ended. Appends of more than
-    `buffer_bytes` are not for the pool.
-    """
+    """The buffers of one log whose files have `file_size` bytes. One thread writes, any commits. An append of more than
+    `buffer_bytes` does not go through the pool."""
 
     def __init__(self, file_size: int, count: int) -> None:
         """Make `count` buffers, two at least. OSError if there is not so much address space."""
@@ -61,23 +59,24 @@ class TransientStorePool:
                 refused,
             )
         self._free = [memoryview(one) for one in maps]
-        # Ascending. The writer adds and extends the last one, who commits takes away those before it.
         self._stretches: list[_Stretch] = []
+        """Ascending. The writer adds and extends the last one; a commit removes those before it."""
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self.committed_offset = 0
+        """The end of what is in the files: always where an append ended."""
 
     def begin_at(self, physical_offset: int) -> None:
-        """Nothing is in the buffers, and the log ends at an offset."""
+        """Take note that the log ends at `physical_offset`, and all before is in the files."""
         self.committed_offset = physical_offset
 
     def has_buffer_for(self, physical_offset: int, size: int) -> bool:
-        """Whether a buffer is free, or these bytes, the next of the log, go into the one written last."""
+        """True if a buffer is free, or if these bytes, the next of the log, fit into the one written last."""
         in_one_file = physical_offset % self._file_size + size <= self._file_size
         return bool(self._free) or (in_one_file and self._fitting(physical_offset, size) is not None)
 
     def window(self, physical_offset: int, size: int) -> memoryview | None:
-        """The place for these bytes, the next of the log to be written, at most `buffer_bytes`. None if no buffer is
+        """The memory for `size` bytes, the next of the log to be written, at most `buffer_bytes`. None if no buffer is
         free: all but the last one are, after a commit."""
         stretch = self._fitting(physical_offset, size)
         if stretch is None:
@@ -90,7 +89,7 @@ class TransientStorePool:
         return stretch.buffer[position : position + size]
 
     def _fitting(self, physical_offset: int, size: int) -> _Stretch | None:
-        """The last stretch, if these bytes continue it, or take the place of its last ones, and there is room."""
+        """The last stretch, if these bytes continue it or replace its last ones, and fit into its buffer and file."""
         last = self._stretches[-1] if self._stretches else None
         fits = (
             last is not None
@@ -122,19 +121,20 @@ class TransientStorePool:
             self._committed_to(end_offset)
 
     def skip_to(self, physical_offset: int) -> None:
-        """What is before an offset is in the files: it was committed, and the rest written there by the caller."""
+        """Take note that all before `physical_offset` is in the files: the caller committed, and wrote the rest."""
         with self._lock:
             self._committed_to(physical_offset)
 
     def _committed_to(self, end_offset: int) -> None:
         self.committed_offset = max(self.committed_offset, end_offset)
-        # The last one is the writer's, who may be at it.
+        # Not the last one: the writer may be writing to it.
         while len(self._stretches) > 1 and self._stretches[0].end <= self.committed_offset:
             self._free.append(self._stretches.pop(0).buffer)
 
 
 def _lock_in_memory(mapped: mmap.mmap) -> str:
-    """Keep the pages of a map in memory from when each is first written; why that may not be, empty if it may."""
+    """Keep the pages of a map in memory from when each is first written. Returns the reason if that is refused, else an
+    empty text."""
     lock = getattr(_LIBC, "mlock2", None)
     if lock is None:
         return "this system has no mlock2"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from raymq.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
@@ -20,6 +20,10 @@ _NO_LIMIT: Final = 2**63 - 1
 class BaseConsumeQueue(ABC):
     """The units of one queue of one topic. One thread changes it (the store's append lock); offsets are plain reads."""
 
+    store_directory: ClassVar[str]
+    """The folder of the store in which queues of this kind are."""
+    unit_bytes: ClassVar[int]
+
     def __init__(
         self,
         root: Path,
@@ -27,11 +31,9 @@ class BaseConsumeQueue(ABC):
         queue_id: int,
         file_size: int,
         *,
-        directory: Path,
-        unit_bytes: int,
         reader: LogReader,
         handles: WriteHandles,
-        repair: bool,
+        repair: bool = False,
     ) -> None:
         """Find the files of the queue, which `recover` reads.
 
@@ -39,14 +41,14 @@ class BaseConsumeQueue(ABC):
         instead, and their units made again from the log.
         """
         self.topic, self.queue_id = topic, queue_id
-        self.directory = directory
-        self._unit_bytes = unit_bytes
+        self.directory = root / self.store_directory / topic / str(queue_id)
         self._file_size = file_size
         """Bytes of a file, which holds whole units."""
-        self._units_per_file = file_size // unit_bytes
-        self._reader, self._handles = reader, handles
-        """How units are read, and written."""
-        self._files = QueueFiles(root, directory, file_size, handles, repair=repair)
+        self._units_per_file = file_size // self.unit_bytes
+        self._reader = reader
+        self._handles = handles
+        """The files open for writing, of all queues of the store."""
+        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
         self.min_offset = 0
         """The queue offset of the first message still held."""
         self.next_offset = 0
@@ -54,7 +56,7 @@ class BaseConsumeQueue(ABC):
         self.visible_offset = 0
         """The queue offset up to which consumers may read."""
         self.max_physical_offset = -1
-        """Where the last record in the queue ends in the log; -1 without one."""
+        """The physical offset at which the last record in the queue ends; -1 without one."""
 
     @property
     def exists(self) -> bool:
@@ -64,12 +66,12 @@ class BaseConsumeQueue(ABC):
     @property
     @abstractmethod
     def first_physical_offset(self) -> int | None:
-        """Where the record of the first unit starts; None for a queue that points to none."""
+        """The physical offset of the first unit's record; None for a queue that points to none."""
 
     def recover(self) -> None:
         """Find the queue's end: the first unit that was never written, looking from the third-last file on (spec §5).
 
-        What is behind that end is removed.
+        All units behind that end are removed.
         """
         self._keep_good_units(self._files.starts[-3:], _NO_LIMIT)
 
@@ -99,7 +101,7 @@ class BaseConsumeQueue(ABC):
         """Move `min_offset` to the first message whose record starts at or after the log's first byte."""
 
     @abstractmethod
-    def forget_before_min(self) -> list[Path]:
+    def drop_files_before_min(self) -> list[Path]:
         """Let the queue's files start at the one that holds `min_offset`; returns those before it, which are now the
         caller's to delete. Never the last one. Called under the append lock."""
 

@@ -1,8 +1,8 @@
-"""One queue of inner batches, which RocketMQ wrote: where its records are in the log, and what offsets they hold.
+"""One queue of inner batches, which RocketMQ wrote: the positions of its records in the log, and their queue offsets.
 
-On disk: raymq/logfiles/batch_queue_units.py; files of 300,000 units. Unlike a consume queue's, a unit's place says
-nothing of queue offsets: units are numbered from 0 by their place, and each says from which queue offset on its record
-has how many.
+On disk: raymq/logfiles/batch_queue_units.py; files of 300,000 units. Unlike in a consume queue, the position of a unit
+says nothing of queue offsets. Units are numbered from 0 by position, and each names the queue offset of its record's
+first message, and how many there are.
 
 This store takes no inner batches from producers. Units come from records found in the log: by recovery, and from
 another replica.
@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from raymq.config.store import BATCH_UNIT_BYTES
 from raymq.logfiles.batch_queue_units import read_units
-from raymq.logfiles.directory import batch_queue_directory
-from raymq.logfiles.log_reader import LogReader
+from raymq.logfiles.directory import BATCH_CONSUME_QUEUE_DIR
 from raymq.protocol.store import Boundary
-from storage.files.write_handles import WriteHandles
 from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiqqqhii")
@@ -46,40 +44,20 @@ class BatchUnit(NamedTuple):
 class BatchConsumeQueue(BaseConsumeQueue):
     """The units of one queue, each of one inner batch; offsets count messages, not units."""
 
-    def __init__(
-        self,
-        root: Path,
-        topic: str,
-        queue_id: int,
-        file_size: int,
-        *,
-        reader: LogReader,
-        handles: WriteHandles,
-        repair: bool = False,
-    ) -> None:
-        """Find the files of the queue; errors and `repair` as for `BaseConsumeQueue`."""
-        super().__init__(
-            root,
-            topic,
-            queue_id,
-            file_size,
-            directory=batch_queue_directory(root, topic, queue_id),
-            unit_bytes=BATCH_UNIT_BYTES,
-            reader=reader,
-            handles=handles,
-            repair=repair,
-        )
-        self._first = 0
-        """The number of the first unit whose record the log still has."""
-        self._end = 0
-        """The number that the next unit gets."""
+    store_directory = BATCH_CONSUME_QUEUE_DIR
+    unit_bytes = BATCH_UNIT_BYTES
+
+    _first = 0
+    """The number of the first unit whose record the log still has."""
+    _end = 0
+    """The number that the next unit gets."""
 
     @property
     def first_physical_offset(self) -> int | None:
         first = self._number_at(0)
         return int(self._unit(first)["physical_offset"]) if first < self._end else None
 
-    def append(self, unit: BatchUnit) -> None:
+    def append_unit(self, unit: BatchUnit) -> None:
         """Write the unit of a record that was found behind the others. OSError: the disk failed or is full."""
         position = self._end * BATCH_UNIT_BYTES
         start = position - position % self._file_size
@@ -95,22 +73,22 @@ class BatchConsumeQueue(BaseConsumeQueue):
     def truncate_from(self, physical_limit: int) -> int:
         old_end = self._end
         if self.max_physical_offset > physical_limit:
-            self._truncate(self._first_with("physical_offset", physical_limit, self._number_at(0)))
+            self._truncate(self._first_unit_with("physical_offset", physical_limit, self._number_at(0)))
         return old_end - self._end
 
     def truncate_to(self, queue_offset: int) -> None:
-        self._truncate(self._holder(queue_offset))
+        self._truncate(self._number_of_holder(queue_offset))
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        self._first = self._first_with("physical_offset", min_physical_offset, self._number_at(0))
-        self.min_offset = self._base_of(self._first)
+        self._first = self._first_unit_with("physical_offset", min_physical_offset, self._number_at(0))
+        self.min_offset = self._base_offset_of(self._first)
 
-    def forget_before_min(self) -> list[Path]:
-        return self._files.forget_before(self._first * BATCH_UNIT_BYTES)
+    def drop_files_before_min(self) -> list[Path]:
+        return self._files.drop_files_before(self._first * BATCH_UNIT_BYTES)
 
     def holder_of(self, queue_offset: int) -> BatchUnit | None:
         """The unit of the record that holds `queue_offset`; None if none does."""
-        number = self._holder(queue_offset)
+        number = self._number_of_holder(queue_offset)
         if number >= self._end:
             return None
         unit = BatchUnit(*(int(value) for value in self._unit(number).item()[:6]))
@@ -118,14 +96,14 @@ class BatchConsumeQueue(BaseConsumeQueue):
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """The first queue offset, from `min_offset` on, whose record starts at or after; `next_offset` if none does."""
-        return self._base_of(self._first_with("physical_offset", physical_offset, self._first))
+        return self._base_offset_of(self._first_unit_with("physical_offset", physical_offset, self._first))
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary) -> int:
         """LOWER: the first message of the first record stored at or after `timestamp_ms`, else the end. UPPER: that of
         the last record stored at or before, else the first."""
         limit = timestamp_ms if boundary is Boundary.LOWER else timestamp_ms + 1
-        number = self._first_with("store_timestamp", limit, self._first)
-        return self._base_of(number if boundary is Boundary.LOWER else max(number - 1, self._first))
+        number = self._first_unit_with("store_timestamp", limit, self._first)
+        return self._base_offset_of(number if boundary is Boundary.LOWER else max(number - 1, self._first))
 
     def _end_byte(self) -> int:
         return self._end * BATCH_UNIT_BYTES
@@ -140,29 +118,29 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return read_units(self._reader.maps, self._files.path(start))
 
     def _unit(self, number: int) -> np.void:
-        start, place = divmod(number, self._units_per_file)
-        unit: np.void = self._units(start * self._file_size)[place]
+        start, index = divmod(number, self._units_per_file)
+        unit: np.void = self._units(start * self._file_size)[index]
         return unit
 
     def _number_at(self, index: int) -> int:
         """The number of the first unit of the file at `index`."""
         return self._files.starts[index] // BATCH_UNIT_BYTES if self._files.starts else 0
 
-    def _base_of(self, number: int) -> int:
+    def _base_offset_of(self, number: int) -> int:
         return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
 
-    def _first_with(self, field: str, least: int, first: int) -> int:
-        """The number of the first unit, from `first` on, whose `field` is at least so much; `_end` if none is."""
+    def _first_unit_with(self, field: str, least: int, first: int) -> int:
+        """The number of the first unit, from `first` on, whose `field` is at least `least`; `_end` if none is."""
         numbers = range(first, self._end)
         return first + bisect_left(numbers, least, key=lambda number: int(self._unit(number)[field]))
 
-    def _holder(self, queue_offset: int) -> int:
+    def _number_of_holder(self, queue_offset: int) -> int:
         """The number of the first unit that ends behind `queue_offset`."""
         first = self._number_at(0)
         numbers = range(first, self._end)
-        return first + bisect_right(numbers, queue_offset, key=lambda number: self._offset_behind(self._unit(number)))
+        return first + bisect_right(numbers, queue_offset, key=lambda number: self._next_offset_of(self._unit(number)))
 
-    def _offset_behind(self, unit: np.void) -> int:
+    def _next_offset_of(self, unit: np.void) -> int:
         return int(unit["base_offset"]) + int(unit["count"])
 
     def _starts_before(self, start: int, physical_limit: int) -> bool:
@@ -180,7 +158,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
                 in_order = physical_end <= begin < physical_limit and base >= queue_end
                 if not in_order or size <= 0 or unit["count"] <= 0:
                     break
-                physical_end, queue_end = begin + size, self._offset_behind(unit)
+                physical_end, queue_end = begin + size, self._next_offset_of(unit)
                 end += 1
             else:
                 continue
@@ -195,6 +173,6 @@ class BatchConsumeQueue(BaseConsumeQueue):
         self.next_offset, self.max_physical_offset = 0, -1
         if end > self._number_at(0):
             last = self._unit(end - 1)
-            self.next_offset = self._offset_behind(last)
+            self.next_offset = self._next_offset_of(last)
             self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
         self.min_offset = min(self.min_offset, self.next_offset)

@@ -1,4 +1,4 @@
-"""One queue of one topic: where its messages are in the commit log (spec/storage.md §2).
+"""One queue of one topic: the positions of its messages in the commit log (spec/storage.md §2).
 
 On disk
     consumequeue/TOPIC/QUEUE/00000000000000000000      units by queue offset, 300,000 in a file
@@ -8,8 +8,8 @@ A unit, big-endian
     | physical_offset 8 | size 4 | tags_code 8 |
 
 A unit (0, 2147483647, 0) points to nothing: it fills the offsets before the first message of a queue whose beginning
-is no longer in the log. Units are written right after their records; what a crash took of them is made again from
-the log.
+is no longer in the log. Units are written right after their records; those that a crash took are made again from the
+log.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE
 from raymq.record.layout import UNIT_DTYPE, record_ends
-from storage.files.write_handles import WriteHandles
 from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiq")
@@ -36,33 +35,13 @@ _SCAN_UNITS: Final = 16_384
 class ConsumeQueue(BaseConsumeQueue):
     """The units of one queue, each of one message: the unit of queue offset n is the n-th of the queue."""
 
-    def __init__(
-        self,
-        root: Path,
-        topic: str,
-        queue_id: int,
-        file_size: int,
-        *,
-        reader: LogReader,
-        handles: WriteHandles,
-        repair: bool = False,
-    ) -> None:
-        """Find the files of the queue; errors and `repair` as for `BaseConsumeQueue`."""
-        super().__init__(
-            root,
-            topic,
-            queue_id,
-            file_size,
-            directory=root / CONSUME_QUEUE_DIR / topic / str(queue_id),
-            unit_bytes=UNIT_BYTES,
-            reader=reader,
-            handles=handles,
-            repair=repair,
-        )
-        self._writing: tuple[int, Path] | None = None
-        """The file written last, which counts as dirty, and where it starts; None if the next write must look."""
-        self.out_of_order = False
-        """True if recovery ended the queue before a file whose first unit points further back than the file before."""
+    store_directory = CONSUME_QUEUE_DIR
+    unit_bytes = UNIT_BYTES
+
+    out_of_order = False
+    """True if recovery ended the queue before a file whose first unit points further back than the file before."""
+    _writing: tuple[int, Path] | None = None
+    """The file written last, which counts as dirty, and where it starts; None if the next write must look."""
 
     @property
     def first_offset(self) -> int:
@@ -75,7 +54,7 @@ class ConsumeQueue(BaseConsumeQueue):
         return int(units[0]["physical_offset"]) if len(units) else None
 
     def file_ranges(self) -> list[tuple[int, int]]:
-        """Of each file that has units: the queue offset of its first unit, and how many there are."""
+        """For each file that has units: the queue offset of its first unit, and the number of its units."""
         firsts = [start // UNIT_BYTES for start in self._files.starts if start < self.next_offset * UNIT_BYTES]
         return [(first, min(self._units_per_file, self.next_offset - first)) for first in firsts]
 
@@ -117,7 +96,7 @@ class ConsumeQueue(BaseConsumeQueue):
         """At most `count` units from `from_offset` on, below `next_offset`; fewer where a file ends."""
         count = min(count, self.next_offset - from_offset)
         if from_offset + count > self.visible_offset:
-            self._handles.settle()
+            self._handles.complete_writes()
         return self._reader.units(self.topic, self.queue_id, from_offset, count)
 
     def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
@@ -126,7 +105,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return self._next_pointing(from_offset, end_offset)[1]
 
     def _next_pointing(self, from_offset: int, end_offset: int) -> tuple[int, NDArray[np.void]]:
-        """`next_unit`, and its queue offset; without one that is `end_offset`, or the first that is not there."""
+        """`next_unit`, and its queue offset. Without such a unit the offset is `end_offset`, or that of the first unit
+        that is not there."""
         count = 1
         while from_offset < end_offset and len(units := self.units(from_offset, min(count, end_offset - from_offset))):
             pointing = np.flatnonzero(units["size"] != PRE_BLANK_SIZE)
@@ -146,7 +126,7 @@ class ConsumeQueue(BaseConsumeQueue):
             position = self._files.starts[-1] + self._file_size if self._files.starts else self.next_offset * UNIT_BYTES
             self._files.make(position - position % self._file_size)
 
-    def append(
+    def append_units(
         self,
         physical_offset: int,
         sizes: NDArray[np.int32],
@@ -168,7 +148,7 @@ class ConsumeQueue(BaseConsumeQueue):
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
-        """`append` for records anywhere in the log, in ascending order."""
+        """`append_units` for records anywhere in the log, in ascending order."""
         units = np.empty(len(sizes), UNIT_DTYPE)
         units["physical_offset"] = physical_offsets
         units["size"] = sizes
@@ -217,8 +197,8 @@ class ConsumeQueue(BaseConsumeQueue):
             # In one step: readers look at it meanwhile.
             self.min_offset = self._first_at_or_after(min_physical_offset)
 
-    def forget_before_min(self) -> list[Path]:
-        return self._files.forget_before(self.min_offset * UNIT_BYTES)
+    def drop_files_before_min(self) -> list[Path]:
+        return self._files.drop_files_before(self.min_offset * UNIT_BYTES)
 
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
         dirty = super().take_dirty(least_pages)
@@ -246,7 +226,7 @@ class ConsumeQueue(BaseConsumeQueue):
         high = found = self.next_offset if end_offset is None else end_offset
         while low < high:
             middle = (low + high) // 2
-            # Of an offset whose record is lost, the next one's place counts.
+            # For an offset whose record is lost, the position of the next record counts.
             queue_offset, unit = self._next_pointing(middle, high)
             if not len(unit):
                 if queue_offset < high:

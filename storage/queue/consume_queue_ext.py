@@ -3,9 +3,9 @@
 On disk: raymq/logfiles/ext_units.py. It is written with enable_consume_queue_ext, which is off by default, and read
 always. Of a topic whose messages wait (raymq.delay) there is none: its units hold times.
 
-raymq has no bitmaps, so what an extension holds is in the records too, and it need not be complete: a message whose
-unit the disk does not take has its tag code in the consume queue. It ends where the consume queue's last address leads
-to; what a crash left behind that is cut when the queue finds its own end.
+raymq has no bitmaps, so everything in an extension is in the records too, and it need not be complete: a message whose
+unit the disk does not take has its tag code in the consume queue. It ends with the unit that the consume queue's last
+address leads to; anything that a crash left behind that is cut when the queue finds its own end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ExtendedConsumeQueue(ConsumeQueue):
         super().__init__(root, topic, queue_id, file_size, reader=reader, handles=handles, repair=repair)
         self._ext = ext
 
-    def append(
+    def append_units(
         self,
         physical_offset: int,
         sizes: NDArray[np.int32],
@@ -73,12 +73,12 @@ class ExtendedConsumeQueue(ConsumeQueue):
         last_file = next(self._addresses(reversed(self.file_ranges())), None)
         self._ext.end_behind(None if last_file is None else int(last_file[-1]))
 
-    def forget_before_min(self) -> list[Path]:
+    def drop_files_before_min(self) -> list[Path]:
         """Do as other queues do; the files of the extension that are not needed any more are returned, too."""
-        paths = super().forget_before_min()
+        paths = super().drop_files_before_min()
         if len(self._ext.files.starts) > 1:
             first_file = next(self._addresses(self.file_ranges()), None)
-            paths += self._ext.forget_before(None if first_file is None else int(first_file[0]))
+            paths += self._ext.drop_files_before(None if first_file is None else int(first_file[0]))
         return paths
 
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
@@ -151,8 +151,8 @@ class ConsumeQueueExt:
         return cls(topic, queue_id, files, file_size, reader=reader, handles=handles, writes=writes)
 
     def put(self, physical_offsets: NDArray[np.int64], tags_codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append a unit for each of these messages, whose records are in the log; returns what the consume queue's
-        units hold: the addresses. It is the tag codes where nothing is written, or the disk does not take it."""
+        """Append a unit for each of these messages, whose records are in the log; returns the addresses of the units,
+        for the consume queue to hold. Where nothing is written, or the disk does not take it, the tag codes."""
         if not self.writes:
             return tags_codes
         units = np.zeros(len(tags_codes), EXT_UNIT_DTYPE)
@@ -196,10 +196,10 @@ class ConsumeQueueExt:
         self._handles.write(path, offset - start, data)
 
     def end_behind(self, address: int | None) -> None:
-        """Remove what is behind the unit at `address`, the last that the queue names; all, if it names none.
+        """Remove the units behind the one at `address`, the last that the queue names; all of them for None.
 
-        If that unit is gone, then with its file: the rest goes too, and what comes next gets addresses that nobody
-        names yet.
+        If the named unit is gone, its file is gone: the other units go too, and new ones get addresses that no queue
+        unit names yet.
         """
         if not self.writes:
             return
@@ -213,8 +213,8 @@ class ConsumeQueueExt:
                 self._end = offset - offset % self._file_size + self._file_size
         self.files.cut(cut_at if cut_at else -1)
 
-    def forget_before(self, address: int | None) -> list[Path]:
-        """Let the files start at the one that holds `address`, the first that the queue names; returns those before it,
-        which are now the caller's to delete. Never the last one."""
+    def drop_files_before(self, address: int | None) -> list[Path]:
+        """Let the files start at the one that holds `address`, the first that the queue names; returns the files before
+        it, which are now the caller's to delete. Never the last one."""
         position = 2**63 - 1 if address is None else int(offsets_of(np.array([address]))[0])
-        return self.files.forget_before(position)
+        return self.files.drop_files_before(position)

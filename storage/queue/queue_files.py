@@ -1,7 +1,7 @@
-"""The files of one queue on disk: which there are, making the next, cutting the end off, letting go of the oldest.
+"""The files of one queue on disk: finding them, making the next, cutting the end off, letting go of the oldest.
 
-They lie end to end, each named after the byte of the queue at which it starts (storage/files/file_names.py). What their
-units say is the queue's matter: storage/queue/consume_queue.py, storage/queue/batch_consume_queue.py, and for its
+They lie end to end, each named after the byte of the queue at which it starts (storage/files/file_names.py). Their
+units are the queue's matter: storage/queue/consume_queue.py, storage/queue/batch_consume_queue.py, and for its
 extension storage/queue/consume_queue_ext.py. All of them can be made again from the log, or done without, so a crash
 may leave any of them short, torn or missing.
 """
@@ -19,10 +19,7 @@ from storage.files.write_handles import WriteHandles
 
 
 class QueueFiles:
-    """`starts` are the files' first bytes, ascending; `dirty` what is to be flushed, files and directories.
-
-    Not locked: one thread changes it (the store's append lock).
-    """
+    """The row of files of one queue. Not locked: one thread changes it (the store's append lock)."""
 
     def __init__(
         self, root: Path, directory: Path, file_size: int, handles: WriteHandles, *, repair: bool, remedy: str = ""
@@ -35,10 +32,14 @@ class QueueFiles:
         self._handles = handles
         remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
+        """The files' first bytes, ascending."""
         self.dirty: set[Path] = set()
+        """The files and directories to be flushed."""
         self._flushed_end = 0
+        """The byte of the queue up to which it is flushed."""
 
     def path(self, start: int) -> Path:
+        """The path of the file that starts at byte `start`."""
         return self.directory / file_name(start)
 
     def make(self, start: int) -> None:
@@ -60,7 +61,7 @@ class QueueFiles:
         """Leave nothing at or behind byte `end`: files that start behind it go, the one that holds it ends in zeros."""
         while self.starts and self.starts[-1] > end:
             path = self.path(self.starts.pop())
-            self._handles.forget(path)
+            self._handles.close_file(path)
             disk.unlink(path)
             self.dirty.add(self.directory)
         if self.starts and self.starts[-1] + self._file_size > end:
@@ -73,24 +74,24 @@ class QueueFiles:
                 file.close()
             self.dirty.add(path)
 
-    def forget_before(self, position: int) -> list[Path]:
+    def drop_files_before(self, position: int) -> list[Path]:
         """Let the files start at the one that holds byte `position`; returns those before it, which are now the
         caller's to delete. Never the last one."""
         forgotten: list[Path] = []
         while len(self.starts) > 1 and self.starts[0] + self._file_size <= position:
             path = self.path(self.starts.pop(0))
-            self._handles.forget(path)
+            self._handles.close_file(path)
             self.dirty.discard(path)
             forgotten.append(path)
         return forgotten
 
     def is_flush_due(self, end: int, least_pages: int) -> bool:
-        """Whether a queue that ends at byte `end` has so many pages to flush, or has filled a file (spec §6)."""
+        """True if a queue that ends at byte `end` has so many pages to flush, or has filled a file (spec §6)."""
         pages = end // disk.PAGE_BYTES - self._flushed_end // disk.PAGE_BYTES
         return pages >= least_pages or end // self._file_size > self._flushed_end // self._file_size
 
     def take_dirty(self, end: int = 0) -> set[Path]:
-        """What is to be flushed, which then counts as flushed: the queue up to byte `end`."""
+        """The files and directories to be flushed, which then count as flushed: the queue up to byte `end`."""
         dirty, self.dirty = self.dirty, set()
         self._flushed_end = end
         return dirty
@@ -98,5 +99,5 @@ class QueueFiles:
     def delete(self) -> None:
         """Remove the queue from the disk."""
         for start in self.starts:
-            self._handles.forget(self.path(start))
+            self._handles.close_file(self.path(start))
         disk.remove_tree(self.directory)

@@ -35,7 +35,7 @@ AnyQueue = ConsumeQueue | BatchConsumeQueue
 
 
 class _Parts(TypedDict):
-    """What queues of both kinds, and extensions, are made with."""
+    """Arguments that queues of both kinds, and extensions, are made with."""
 
     reader: LogReader
     handles: WriteHandles
@@ -98,7 +98,7 @@ class QueueTable:
         return queue if isinstance(queue, ConsumeQueue) else None
 
     def holds_batches(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue is one of inner batches."""
+        """True if the queue is one of inner batches."""
         return isinstance(self._queues.get((topic, queue_id)), BatchConsumeQueue)
 
     def get_or_create_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
@@ -138,21 +138,22 @@ class QueueTable:
         return topics
 
     def count_topics(self, prefix: str) -> int:
-        """How many topics there are whose names begin with `prefix`."""
+        """The number of topics whose names begin with `prefix`."""
         return len({topic for topic, _ in self._queues if topic.startswith(prefix)})
 
     def has_topic(self, topic: str) -> bool:
-        """Whether a queue of the topic has a directory. Of a topic that RocketMQ deleted none has; RocketMQ 4.9 leaves
+        """True if a queue of the topic has a directory. Of a topic that RocketMQ deleted none has; RocketMQ 4.9 leaves
         the topic's own directory behind."""
         queues = (path for kind in (self.directory, self._batch_directory) for path in kind.glob(f"{escape(topic)}/*"))
         return any(path.name.isdecimal() and path.is_dir() for path in queues)
 
     def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
-        """Whether a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""
+        """True if a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""
         return physical_offset < self._deleted.get(topic, 0)
 
     def end_deletions_at(self, end_offset: int) -> None:
-        """The log ends at `end_offset`: a topic was deleted no later, or what comes there now would count as deleted.
+        """Take no topic for deleted later than at `end_offset`, where the log ends: else new messages would count as
+        deleted.
 
         (With ASYNC_FLUSH a power cut may take the log's end, but never the note of the deletion.)
         """
@@ -171,10 +172,10 @@ class QueueTable:
         return self._remove(topic)
 
     def finish_deletions(self, min_physical_offset: int) -> None:
-        """Delete what a crash in the middle of `delete_topic` left. Call it once the queues have found their ends.
+        """Delete the queues that a crash in the middle of `delete_topic` left. For when the queues have their ends.
 
-        A queue without units goes too if the log, which starts at `min_physical_offset`, still has what was deleted:
-        what came since, the walk finds there. Else only the queue knows how far it went.
+        A queue without units goes too if the log, which starts at `min_physical_offset`, still has the deleted
+        messages: later ones are found there by the walk. Else only the queue knows how far it went.
         """
         cut_short, emptied = set(), set()
         for queue in self:
@@ -197,7 +198,7 @@ class QueueTable:
             if (directory / topic).is_dir():
                 disk.remove_tree(directory / topic)
                 disk.sync_directory(directory)
-                self._reader.maps.forget_below(str(directory / topic))
+                self._reader.maps.drop_maps_below(str(directory / topic))
         return queues
 
     def delete_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Fetches and long polls: what consumers read of the queues, and how they wait for more."""
+"""Fetches and long polls: reading queues for consumers, and letting them wait for more messages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from storage.read.long_polls import LongPolls
 from storage.stats import StoreStats
 
 FETCH_MAX_BYTES: Final = 128 << 20
-"""Most that one fetch returns, whatever it asks for (spec/storage.md §10)."""
+"""The most bytes that one fetch returns, whatever it asks for (spec/storage.md §10)."""
 
 
 class FetchService:
-    """The reading side of one store. Thread-safe. `check` raises when the store must not be read (any more)."""
+    """Answers the fetches of one store. Thread-safe. `check` raises when the store must not be read (any more)."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class FetchService:
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """`MessageStore.fetch`."""
+        """Carry out `requests`, at most `max_bytes` of records for all of them; see `MessageStore.fetch`."""
         if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
         max_bytes = min(max_bytes, FETCH_MAX_BYTES)
@@ -46,7 +46,7 @@ class FetchService:
         deadline_s = time.monotonic() + wait_s
         with self._polls.waiting((request.topic, request.queue_id) for request in requests) as event:
             while True:
-                # What the tags excluded is not looked at again.
+                # Messages that the tags excluded are not looked at again.
                 following = [
                     replace(request, queue_offset=result.next_offset)
                     for request, result in zip(requests, results, strict=True)
@@ -74,17 +74,18 @@ class FetchService:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
-        results, room = [], max_bytes
+        # Each queue gets an equal share of the bytes that are left for it and the ready queues behind it.
+        results, left_bytes = [], max_bytes
         for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
-            no_room = max_offset > request.queue_offset >= min_offset and max_bytes and room <= 0
-            if no_room or (patient and not min_offset <= request.queue_offset <= max_offset):
+            is_full = max_offset > request.queue_offset >= min_offset and max_bytes and left_bytes <= 0
+            if is_full or (patient and not min_offset <= request.queue_offset <= max_offset):
                 nothing = FetchResult(PullStatus.NO_NEW_MESSAGE, request.queue_offset, min_offset, max_offset, b"", 0)
                 results.append(nothing)
                 continue
-            share = max(room // max(ready, 1), 1) if max_bytes else 0
+            share = max(left_bytes // max(ready, 1), 1) if max_bytes else 0
             result = self._fetch_one(request, min_offset, max_offset, share)
             ready -= max_offset > request.queue_offset
-            room -= len(result.records)
+            left_bytes -= len(result.records)
             results.append(result)
         return results
 
@@ -95,17 +96,19 @@ class FetchService:
             # Retention was faster than this read: then the queue's first offset has moved already.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
-                # What is lost may be one of the later messages: those before it come first.
+                # The lost record may be one of the later messages: those before it come first.
                 request = replace(request, max_messages=1)
             return self._reader.fetch(request, min_offset, max_offset, max_bytes)
 
     def _readable(self, request: FetchRequest) -> tuple[int, int]:
+        """The first queue offset that can be read, and the end; 0 and 0 for a queue that is not there."""
         queue = self._queues.get(request.topic, request.queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.visible_offset)
 
 
 def _has_news(results: Sequence[FetchResult]) -> bool:
-    """Whether one is to be answered now: also if it has more to look through, which is the client's to ask for."""
+    """True if a result is to be returned now. So it is if the queue has more to look through, which the client asks
+    for."""
     return any(
         result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL)
         or (result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset)

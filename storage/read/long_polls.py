@@ -25,7 +25,7 @@ class LongPolls:
 
     @contextmanager
     def waiting(self, queues: Iterable[QueueKey]) -> Iterator[threading.Event]:
-        """An event that `wake` sets for any of `queues`. Look at the queues after entering, then wait.
+        """An event that `wake_queue` sets for any of `queues`. Look at the queues after entering, then wait.
 
         SystemBusyError if the limit is reached: nothing was registered.
         """
@@ -51,15 +51,15 @@ class LongPolls:
                     if not events:
                         del self._by_queue[key]
 
-    def wake(self, queue: QueueKey) -> None:
-        """Something changed in `queue`."""
+    def wake_queue(self, queue: QueueKey) -> None:
+        """Wake the fetches that wait for `queue`, in which something changed."""
         if queue in self._by_queue:  # Without the lock: a waiter registers before it looks at its queues.
             with self._lock:
                 for event in self._by_queue.get(queue, ()):
                     event.set()
 
     def wake_all(self) -> None:
-        """Something changed in every queue."""
+        """Wake every fetch that waits."""
         with self._lock:
             for event in self._all:
                 event.set()

@@ -1,6 +1,6 @@
-"""Finding messages other than by queue and offset: by key, by unique id, by place in the log, by time.
+"""Finding messages other than by queue and offset: by key, by unique id, by position in the log, by time.
 
-Nothing of this changes the store. What the index says is looked up in the log and compared with the key itself.
+Queries change nothing in the store. A record that the index names is read from the log and compared with the key.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from storage.queue.batch_consume_queue import BatchConsumeQueue
 from storage.queue.queue_table import AnyQueue
 
 UNIQUE_ID_MAX_NUM: Final = 32
-"""How many messages a query by unique id returns at most (spec/storage.md §3)."""
+"""The most messages that a query by unique id returns (spec/storage.md §3)."""
 
 
 class StoreQueries:
-    """The queries of one store. `visible` tells the physical offset up to which messages may be seen. Thread-safe."""
+    """The queries of one store. `visible` returns the physical offset up to which messages may be seen. Thread-safe."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class StoreQueries:
         low, high = first, end = queue.min_offset, queue.visible_offset
         while low < high:
             middle = (low + high) // 2
-            # Of an offset whose record is lost, the next one's time counts.
+            # For an offset whose record is lost, the time of the next record counts.
             stored_ms = self._store_timestamp_ms(queue.next_unit(middle, high))
             if stored_ms < timestamp_ms or (stored_ms == timestamp_ms and boundary is Boundary.UPPER):
                 low = middle + 1
@@ -94,7 +94,7 @@ class StoreQueries:
         return low if boundary is Boundary.LOWER else min(max(low - 1, first), end)
 
     def earliest_store_time_ms(self) -> int:
-        """When the first record that is still there was stored; -1 for an empty log."""
+        """The store time of the first record that is still there; -1 for an empty log."""
         start, end = self._log.min_offset, self._visible()
         while start < end:
             view = self._record_at(start, end)
@@ -134,7 +134,8 @@ class StoreQueries:
         return QueryResult(b"".join(records), len(records), complete)
 
     def _records_of(self, physical_offset: int, view: DispatchView) -> list[bytes]:
-        """The record there; of an inner batch, whose keys are those of all its messages, the messages' records."""
+        """The record at `physical_offset`. For an inner batch, whose keys are those of all its messages, the records of
+        its messages; none if it is damaged."""
         record = bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
             return [record]
@@ -144,7 +145,8 @@ class StoreQueries:
             return []
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
-        """The good record that starts there and says so itself; None for anything else, and if it was deleted."""
+        """The good record at `physical_offset` that names this offset itself; None for anything else, and if it was
+        deleted."""
         file_end = physical_offset - physical_offset % self._log.file_size + self._log.file_size
         try:
             data = self._reader.log_bytes(physical_offset, min(file_end, end))
@@ -157,5 +159,5 @@ class StoreQueries:
         return view if view.physical_offset == physical_offset else None
 
     def _store_timestamp_ms(self, units: NDArray[np.void]) -> float:
-        """When the record of a unit was stored; never, without a unit."""
+        """The store time of a unit's record; infinity without a unit."""
         return dispatch_view(self._reader.views(units)[0]).store_timestamp_ms if len(units) else math.inf

@@ -1,12 +1,12 @@
-"""What a store does to its files before it serves: find the good end of the log, and make the queues agree with it.
+"""Recovery: a store finds the good end of its log and makes the queues agree with it, before it serves.
 
-spec/storage.md §5, with a shorter walk where a snapshot allows it (snapshot.py). The consume queues are read up to
-their first unit that was never written. Then a newest part of the
-log is walked, record by record: after a clean stop from the newest file whose first record is in a queue, after a crash
-from the newest file whose first record is older than the checkpoint. The log ends before the first record that fails
-its checks. Records that are missing in their queue are put there; units that point behind the log's end are removed.
+It follows spec/storage.md §5, with a shorter walk where a snapshot allows it (snapshot.py). The consume queues are read
+up to their first unit that was never written. Then the newest part of the log is walked, record by record: after a
+clean stop from the newest file whose first record is in a queue, after a crash from the newest file whose first record
+is older than the checkpoint. The log ends before the first record that fails its checks. Records that are missing in
+their queue are put there; units that point behind the log's end are removed.
 
-Where RocketMQ guesses, this does not:
+In three cases RocketMQ guesses, and this does not:
 
 - A record whose queue offset is beyond its queue's end shows that units are lost which the walk does not reach (a queue
   directory was deleted). RocketMQ appends the unit at the wrong queue offset; here the walk starts again at the first
@@ -41,12 +41,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery found and did. `text` says it in words; the store logs it and shows it in its status."""
+    """The result of a recovery."""
 
     text: str
+    """The findings and changes in words; the store logs them and shows them in its status."""
     cut_bytes: int
+    """How much was cut off behind the last good record."""
     last_store_timestamp_ms: int
+    """The newest store time in the part that was walked or that the snapshot covers; 0 for an empty log."""
     last_record_offset: int
+    """The physical offset of the last record; -1 for an empty log."""
 
 
 class Recovery:
@@ -56,7 +60,10 @@ class Recovery:
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup, self._reader = parts.log, parts.queues, parts.dedup, parts.reader
-        self._checkpoint, self._snapshot = checkpoint, snapshot
+        self._checkpoint = checkpoint
+        """How far log and queues are known to be on disk; only after a crash of interest."""
+        self._snapshot = snapshot
+        """A position that a walk may begin at, with what is known before it; None without a usable one."""
         self._after_crash = parts.after_crash
         # The property CRC covers the whole record: with it, the body's own says nothing more.
         check_property_crc = settings.force_verify_prop_crc
@@ -67,10 +74,12 @@ class Recovery:
         self._last_store_timestamp_ms = 0
         self._last_record_offset = -1
         self._walked_from = 0
+        """The physical offset at which the last walk began."""
         self._walked = 0
+        """How many records were walked."""
 
     def run(self) -> Recovered:
-        """Recover. Nothing is lost but what is behind the first bad record of the part that is walked.
+        """Recover. Nothing is lost but the records behind the first bad one of the part that is walked.
 
         StoreCorruptError, and nothing is changed, when a disk with the log's end is not there.
         """
@@ -91,7 +100,7 @@ class Recovery:
         self._queues.end_deletions_at(end_offset)
         for start in self._log.starts:
             if start + self._log.file_size > self._walked_from:
-                # What the process before wrote may still be in memory only, and counts as flushed from here on.
+                # Bytes that the process before wrote may still be in memory only, and count as flushed from here on.
                 disk.flush_path(self._log.path(start))
         for queue in self._queues:
             queue.correct_min_offset(self._log.min_offset)
@@ -120,8 +129,8 @@ class Recovery:
         return text
 
     def _start_of_walk(self) -> int:
-        """The physical offset to walk from. Also finds the ends of the queues, and fills the dedup table with what is
-        known before that offset."""
+        """The physical offset to walk from. Also finds the ends of the queues, and fills the dedup table with the
+        producers that are known to have sent before that offset."""
         snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
         if self._after_crash:
             walk_from = self._log.starts[self._first_file_to_walk()] if snapshot is None else snapshot.end
@@ -139,12 +148,12 @@ class Recovery:
             return snapshot.end
         index = self._first_file_to_walk()
         if index > 0:
-            # Not checked and not dispatched: it only tells which messages producers may send again.
+            # This file is not checked and not dispatched: it only tells which messages producers may send again.
             self._remember_producers(self._log.starts[index - 1])
         return self._log.starts[index]
 
     def _reset_misplaced_queues(self) -> str:
-        """Empty the queues whose files are not their own, to be made again; returns what was found."""
+        """Empty the queues whose files are not their own, to be made again; returns a text that names them."""
         found = []
         for queue in self._queues.plain:
             misplaced = misplaced_file(queue, self._reader)
@@ -154,12 +163,13 @@ class Recovery:
         return "; ".join(found)
 
     def _cut_queues_at(self, physical_offset: int) -> None:
-        """Take from the queues what the walk from `physical_offset` on will put there again."""
+        """Remove the units that the walk from `physical_offset` on will put into the queues again."""
         for queue in self._queues:
             queue.recover_until(physical_offset)
 
     def _use_snapshot(self, snapshot: Snapshot) -> None:
-        """Take over what the snapshot knows of the log before its end."""
+        """Take over the producers and the last record from the snapshot. QueueGapError if a queue ends sooner than the
+        snapshot says."""
 
         @cache
         def is_deleted(topic: str) -> bool:
@@ -206,7 +216,7 @@ class Recovery:
         return self._reader.maps.get(str(self._log.path(start))).data
 
     def _walk_from(self, physical_offset: int) -> int:
-        """Walk the log from the start of a record on; returns where the last good record ends."""
+        """Walk the log from the start of a record on; returns the physical offset at which the last good one ends."""
         self._walked_from = physical_offset
         may_fill_gaps = physical_offset == self._log.min_offset
         end_offset = physical_offset
@@ -235,7 +245,8 @@ class Recovery:
                 position += size
 
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
-        """Walk one file from `position` on: where its last good record ends, and whether the log goes on there."""
+        """Walk one file from `position` on. Returns the physical offset at which its last good record ends, and True if
+        the log goes on there."""
         data = self._data(start)
         while True:
             block = None
@@ -258,7 +269,7 @@ class Recovery:
                 position += size
 
     def _walk_record(self, data: memoryview, start: int, position: int, *, may_fill_gaps: bool) -> int | None:
-        """Check and dispatch one record; its size, 0 for a BLANK, None for no good record."""
+        """Check and dispatch one record. Returns its size, 0 for a BLANK, None if it is not a good record."""
         size, good = check_record(data, position, **self._checks)
         if not good:
             return None

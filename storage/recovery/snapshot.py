@@ -1,4 +1,4 @@
-"""A snapshot of the dedup table, and with it a place from which recovery may walk the log instead of a file's start.
+"""A snapshot of the dedup table, with a position from which recovery may walk the log instead of from a file's start.
 
 On disk
     dedup           1a2b3c4d                the CRC-32 of what follows
@@ -7,8 +7,8 @@ On disk
 
 `end` is a physical offset up to which the log, the queues and this table agree and are on disk. The record that ends
 there starts at `last`; the log's bytes from `tail` to `end` have the CRC-32 `tail_crc`; `queues` tells how far each
-queue went. Without the file, or if the tail is not what it was, recovery walks whole files as RocketMQ does, which
-takes a few seconds for each GiB. Damage further back than the tail is found by neither: it shows when it is read.
+queue went. Without the file, or if the tail has changed, recovery walks whole files as RocketMQ does, which takes a few
+seconds for each GiB. Damage further back than the tail is found by neither: it shows when it is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueRow(NamedTuple):
-    """How far one queue went."""
+    """The end of one queue."""
 
     topic: str
     queue_id: int
@@ -41,7 +41,7 @@ class QueueRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is in the file; the module's docstring tells what it means."""
+    """The values in the file, which the module's docstring explains."""
 
     end: int
     last: int
@@ -51,7 +51,7 @@ class Snapshot:
     producers: list[ProducerRow]
 
     def fits(self, reader: LogReader) -> bool:
-        """Whether the log's bytes before `end` are those that the snapshot was taken behind."""
+        """True if the log's bytes before `end` are still those that the snapshot was taken behind."""
         try:
             return crc32(reader.log_bytes(self.tail, self.end)) == self.tail_crc
         except DataLossError:

@@ -204,7 +204,7 @@ class Cleaner:
         # How far a queue went is in its units alone once its records are gone.
         self._flush_queues()
         with self._parts.append_lock:
-            doomed = self._log.forget_before(limit)
+            doomed = self._log.drop_files_before(limit)
         if not doomed:
             return 0
         min_offset = self._log.min_offset
@@ -215,7 +215,7 @@ class Cleaner:
                 if self._queues.get(queue.topic, queue.queue_id) is queue:
                     young = None if young_from is None else queue.first_at_or_after(young_from)
                     queue.correct_min_offset(min_offset)
-                    queue_files += queue.forget_before_min()
+                    queue_files += queue.drop_files_before_min()
                     if young is not None and young < queue.min_offset:
                         lost.append(DeletedRange(queue.topic, queue.queue_id, young, queue.min_offset))
         logger.info("deleting %d log files before physical offset %d: %s", len(doomed), min_offset, reason)
@@ -257,4 +257,4 @@ class Cleaner:
         """Delete one file, on disk on return: a power cut must not bring an old file back without a newer one."""
         disk.unlink(path)
         disk.sync_directory(path.parent)
-        self._parts.reader.maps.forget(str(path))
+        self._parts.reader.maps.drop_map(str(path))

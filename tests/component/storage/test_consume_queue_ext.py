@@ -60,7 +60,7 @@ def queues_of(root: Path) -> dict[str, bytes]:
 
 
 def codes_in(root: Path, count: int, first: int = 0) -> list[int]:
-    """What the consume queue's units hold in the place of tag codes."""
+    """The numbers that the consume queue's units hold instead of tag codes."""
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
     codes = []
     while len(codes) < count:
@@ -141,7 +141,7 @@ def test_tags_are_compared_with_the_codes_in_the_extension(root):
     store.close()
 
 
-def test_who_cannot_find_the_extension_leaves_the_tags_to_the_client(root):
+def test_a_reader_that_cannot_find_the_extension_leaves_the_tags_to_the_client(root):
     store = open_store(root, **ON)
     fill(store, 0, 120)
     request = FetchRequest("orders", 0, 0, 1000, frozenset([CODES["odd"]]))

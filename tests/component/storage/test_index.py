@@ -56,17 +56,17 @@ def test_fact_21_an_index_file_however_the_entries_come(tmp_path, sizes):
     rest = entries(*FACT_21)
     for size in sizes:
         part = IndexEntries(rest.key_hashes[:size], rest.physical_offsets[:size], rest.store_timestamps[:size])
-        assert file.put(part) == size
+        assert file.put_entries(part) == size
         rest = rest.from_entry(size)
     assert file.is_full
-    assert file.put(entries((HASH_2, 303, 1700000010000))) == 0
+    assert file.put_entries(entries((HASH_2, 303, 1700000010000))) == 0
     file.close()
     assert (tmp_path / "1").read_bytes().hex() == FACT_21_BYTES
 
 
 def test_fact_22_times_are_rounded_down_to_a_second(tmp_path):
     file = make_file(tmp_path)
-    file.put(entries(*FACT_21))
+    file.put_entries(entries(*FACT_21))
     file.close()
     data = memoryview((tmp_path / "1").read_bytes())
     assert [found.physical_offset for found in find_entries(data, SHAPE, HASH_2, 1700000002001, 2**62)] == [101]
@@ -77,11 +77,11 @@ def test_fact_22_times_are_rounded_down_to_a_second(tmp_path):
 def test_the_first_entry_of_a_rolled_file_holds_the_gap_to_the_file_before(tmp_path):
     """RocketMQ's quirk: begin is set from that entry only after its seconds were computed."""
     file = make_file(tmp_path)
-    file.put(entries(*FACT_21))
+    file.put_entries(entries(*FACT_21))
     file.close()
     rolled = make_file(tmp_path, previous=tmp_path / "1", name="2")
     assert rolled.header[:4] == (1700000009999, 1700000009999, 202, 202)
-    rolled.put(entries((HASH_1, 303, 1700000012345), (HASH_2, 404, 1700000014345)))
+    rolled.put_entries(entries((HASH_1, 303, 1700000012345), (HASH_2, 404, 1700000014345)))
     rolled.close()
     data = (tmp_path / "2").read_bytes()
     header = read_header(data)
@@ -94,7 +94,7 @@ def test_the_first_entry_of_a_rolled_file_holds_the_gap_to_the_file_before(tmp_p
 
 def test_seconds_before_the_begin_count_as_0_and_the_longest_are_capped(tmp_path):
     file = make_file(tmp_path)
-    file.put(entries((1, 0, 10_000), (1, 1, 5_000), (1, 2, 2**62)))
+    file.put_entries(entries((1, 0, 10_000), (1, 1, 5_000), (1, 2, 2**62)))
     file.close()
     data = memoryview((tmp_path / "1").read_bytes())
     assert [found.timestamp_ms for found in find_entries(data, SHAPE, 1, 0, 2**63)] == [
@@ -104,7 +104,7 @@ def test_seconds_before_the_begin_count_as_0_and_the_longest_are_capped(tmp_path
 def test_a_chain_that_leads_nowhere_or_in_circles_ends(tmp_path):
     shape = IndexShape(1, 10)
     file = make_file(tmp_path, shape)
-    file.put(entries(*[(7, place, 1) for place in range(5)]))
+    file.put_entries(entries(*[(7, place, 1) for place in range(5)]))
     file.close()
     good = bytearray((tmp_path / "1").read_bytes())
     for previous in (3, 4, 9, -1, 2**31 - 1):

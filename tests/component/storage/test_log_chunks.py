@@ -93,7 +93,7 @@ def test_reading_outside_the_log_is_an_error(tmp_path):
     with pytest.raises(InvalidArgumentError):
         store.chunks.read_chunk(end + 1, 1000)
     with store._parts.append_lock:
-        store._log.forget_before(LOG_FILE_BYTES)
+        store._log.drop_files_before(LOG_FILE_BYTES)
     with pytest.raises(DataLossError):
         store.chunks.read_chunk(0, 1000)
     store.close()

@@ -231,7 +231,7 @@ def _drop_first_file(group: LocalReplicas) -> None:
     for replica in group.replicas.values():
         store = replica.any_store
         with store._parts.append_lock:
-            for path in store._log.forget_before(store._log.file_size + 1):
+            for path in store._log.drop_files_before(store._log.file_size + 1):
                 path.unlink()
             for queue in store._queues:
                 queue.correct_min_offset(store._log.min_offset)

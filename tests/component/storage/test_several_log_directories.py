@@ -56,7 +56,7 @@ class Disks:
         return [sorted(int(path.name) // LOG_FILE_BYTES for path in log.glob("0*")) for log in self.logs]
 
     def copied(self, top: Path) -> Disks:
-        """What a kill would leave now."""
+        """A copy of the files as a kill would leave them now."""
         return Disks(killed_copy(self.top, top))
 
 

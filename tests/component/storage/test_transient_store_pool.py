@@ -62,7 +62,7 @@ def numbers(store: MessageStore) -> list[int]:
 
 
 def shown(store: MessageStore) -> list[int]:
-    """What consumers see once they see all there is."""
+    """The messages that consumers see once they see all there is."""
     eventually(lambda: store.visible_offset == store.end_offset, "all is shown")
     return numbers(store)
 

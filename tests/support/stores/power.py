@@ -189,7 +189,7 @@ class LossyDisk:
                     self._change({Path(entry.path): _DIRECTORY})
 
     def _seen(self) -> dict[int, bytes]:
-        """What the process sees of every file, by the file's identity."""
+        """The bytes of every file as the process sees them, by the file's identity."""
         return {id(file): _content(path) for path, file in self._now.items() if file is not _DIRECTORY}
 
     def _write_back(self) -> None:

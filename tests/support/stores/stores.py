@@ -92,7 +92,7 @@ def bodies_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> 
 
 
 def killed_copy(root: Path, target: Path) -> Path:
-    """What SIGKILL would leave of the open store at `root`: every file as it is in the page cache now."""
+    """A copy of the open store at `root` as SIGKILL would leave it: every file as it is in the page cache now."""
     shutil.copytree(root, target, copy_function=_copy_if_there)
     return target
 

@@ -74,7 +74,7 @@ def test_fact_13_a_file_of_109_bytes_takes_one_such_record_and_one_of_108_none(t
 
 def test_fact_16_consume_queue_units(queue):
     queue.reserve(2)
-    queue.append(0, np.array([101, 101], np.int32), np.array([65, 2598919], np.int64))
+    queue.append_units(0, np.array([101, 101], np.int32), np.array([65, 2598919], np.int64))
     assert unit_bytes(queue).hex() == (
         "0000000000000000000000650000000000000041000000000000006500000065000000000027a807"
     )
@@ -83,7 +83,7 @@ def test_fact_16_consume_queue_units(queue):
 def test_fact_17_a_queue_that_does_not_start_at_0_is_filled_with_pre_blank_units(queue):
     queue.start_at(2)
     queue.reserve(1)
-    queue.append(500, np.array([101], np.int32), np.array([65], np.int64))
+    queue.append_units(500, np.array([101], np.int32), np.array([65], np.int64))
     assert unit_bytes(queue)[:40].hex() == "00000000000000007fffffff0000000000000000" * 2
     assert (queue.min_offset, queue.next_offset) == (2, 3)
 

@@ -1,4 +1,4 @@
-"""Where the last byte of a preallocated file is, without reading what was never written."""
+"""The last byte of a preallocated file is found without reading blocks that were never written."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BLOCK = 4096
 @pytest.fixture(params=["the file system tells", "the file system cannot tell"])
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MappedFile]:
     """A preallocated file, all of which counts as much."""
-    monkeypatch.setattr(mapped_file, "_ASK_BYTES", 0)
+    monkeypatch.setattr(mapped_file, "_FLUSH_FIRST_BYTES", 0)
     if request.param == "the file system cannot tell":
 
         def refuse(*arguments: object) -> None:
             raise OSError(errno.EOPNOTSUPP, "not supported")
 
-        monkeypatch.setattr(storage.files.written_extents, "_ask", refuse)
+        monkeypatch.setattr(storage.files.written_extents, "_next_extents", refuse)
     file = MappedFile.create(tmp_path / "file", 0, SIZE, scratch=tmp_path / "scratch")
     yield file
     file.close()

@@ -1,4 +1,4 @@
-"""Which directory a log file goes to, and that it is found wherever it is."""
+"""A log file goes to the directory whose turn it is, and is found wherever it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def disks(tmp_path: Path) -> list[Path]:
 
 def made(paths: LogPaths, count: int) -> list[str]:
     """The names of the directories that files 0, 1, 2 … go to."""
-    return [paths.choose(index * SIZE)[0].parent.name for index in range(count)]
+    return [paths.choose_path(index * SIZE)[0].parent.name for index in range(count)]
 
 
 def write_file(directory: Path, start: int, size: int = SIZE) -> None:
@@ -33,7 +33,7 @@ def test_without_a_setting_all_is_in_one_directory_below_the_root(tmp_path):
     paths = LogPaths(tmp_path, SIZE)
     assert made(paths, 3) == ["commitlog"] * 3
     assert paths.path(200) == tmp_path / "commitlog" / file_name(200)
-    assert paths.choose(300)[1] == tmp_path / "commitlog.new"
+    assert paths.choose_path(300)[1] == tmp_path / "commitlog.new"
     assert not paths.is_elsewhere
 
 
@@ -59,16 +59,16 @@ def test_full_disks_are_skipped_unless_all_are_full(tmp_path, disks, monkeypatch
 
 def test_a_file_that_is_made_again_goes_where_it_is_already(tmp_path, disks, monkeypatch):
     paths = LogPaths(tmp_path, SIZE, disks, full_ratio=0.85)
-    path, _ = paths.choose(SIZE)
+    path, _ = paths.choose_path(SIZE)
     monkeypatch.setattr(log_paths, "disk_usage", lambda one: 1.0 if one == path.parent else 0.1)
-    assert paths.choose(SIZE)[0] != path
+    assert paths.choose_path(SIZE)[0] != path
     write_file(path.parent, SIZE)
     paths.find()
-    assert paths.choose(SIZE)[0] == path
+    assert paths.choose_path(SIZE)[0] == path
 
 
 def test_a_file_is_made_on_the_disk_where_it_will_be(tmp_path, disks):
-    path, scratch = LogPaths(tmp_path, SIZE, disks).choose(SIZE)
+    path, scratch = LogPaths(tmp_path, SIZE, disks).choose_path(SIZE)
     assert (path.parent, scratch.parent.parent) == (disks[2], disks[2])
     assert scratch.parent.is_dir()
 
@@ -79,7 +79,7 @@ def test_files_are_found_wherever_they_are(tmp_path, disks):
     paths = LogPaths(tmp_path, SIZE, disks[:2], read_only=disks[2:])
     assert paths.find() == [100, 200, 300, 400]
     assert [paths.path(start).parent for start in (100, 200, 300, 400)] == [disks[1], disks[1], disks[0], disks[2]]
-    assert paths.forget(100) == disks[1] / file_name(100)
+    assert paths.forget_file(100) == disks[1] / file_name(100)
 
 
 def test_a_missing_file_and_one_that_is_there_twice_are_told(tmp_path, disks):

@@ -47,7 +47,7 @@ def test_fact_28_a_batch_unit(tmp_path):
     assert fact.encode().hex() == text
     assert len(fact.encode()) == 46
     queue = open_queue(tmp_path)
-    queue.append(fact)
+    queue.append_unit(fact)
     assert (queue.directory / "00000000000000000000").read_bytes()[:46].hex() == text
     assert queue.holder_of(12) == fact
 
@@ -69,8 +69,8 @@ def test_the_record_that_holds_an_offset_is_found(queue):
 
 def test_an_offset_that_no_record_holds_is_not_found(tmp_path):
     queue = open_queue(tmp_path)
-    queue.append(unit(1))
-    queue.append(unit(4))
+    queue.append_unit(unit(1))
+    queue.append_unit(unit(4))
     assert queue.holder_of(2) is None
     assert queue.holder_of(6) is None
     assert queue.holder_of(13) == unit(4)
@@ -109,7 +109,7 @@ def test_the_log_starts_later_and_files_go(tmp_path, queue):
     assert queue.first_at_or_after(0) == 18
     assert queue.first_at_or_after(1801) == 27
     assert queue.first_at_or_after(5000) == 30
-    for path in queue.forget_before_min():
+    for path in queue.drop_files_before_min():
         path.unlink()
     assert names(queue) == [4, 8]
     assert queue.holder_of(18) == unit(6)
@@ -122,7 +122,7 @@ def test_the_log_starts_later_and_files_go(tmp_path, queue):
 def test_a_queue_all_of_whose_records_are_gone_keeps_its_end(queue):
     queue.correct_min_offset(9999)
     assert state(queue) == (30, 30, 2000)
-    assert len(queue.forget_before_min()) == 2
+    assert len(queue.drop_files_before_min()) == 2
 
 
 @pytest.mark.parametrize("limit", [2000, 1600, 1400, 1350])
