@@ -47,7 +47,7 @@ class WarmUp:
         self._crossed_s = 0.0
         """The time at which it was seen to have come there."""
         self._lead = 0
-        """How many segments ahead of the writer are to be warm."""
+        """The number of segments ahead of the writer that are to be warm."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-warm-up", daemon=True)

@@ -46,7 +46,7 @@ class Recovered:
     text: str
     """The findings and changes in words; the store logs them and shows them in its status."""
     cut_bytes: int
-    """How much was cut off behind the last good record."""
+    """The bytes that were cut off behind the last good record."""
     last_store_timestamp_ms: int
     """The newest store time in the part that was walked or that the snapshot covers; 0 for an empty log."""
     last_record_offset: int
@@ -61,7 +61,7 @@ class Recovery:
         self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup, self._reader = parts.log, parts.queues, parts.dedup, parts.reader
         self._checkpoint = checkpoint
-        """How far log and queues are known to be on disk; only after a crash of interest."""
+        """The store times up to which log and queues are known to be on disk; only used after a crash."""
         self._snapshot = snapshot
         """A position that a walk may begin at, with what is known before it; None without a usable one."""
         self._after_crash = parts.after_crash
@@ -76,7 +76,7 @@ class Recovery:
         self._walked_from = 0
         """The physical offset at which the last walk began."""
         self._walked = 0
-        """How many records were walked."""
+        """The number of records that were walked."""
 
     def run(self) -> Recovered:
         """Recover. Nothing is lost but the records behind the first bad one of the part that is walked.

@@ -63,10 +63,10 @@ def add_batch(store: MessageStore, index: int) -> None:
         )
 
     end = store.status().max_physical_offset
-    room = LOG_FILE_BYTES - end % LOG_FILE_BYTES
-    if len(record(end)) + 8 > room:
-        store.chunks.append_chunk(end, room.to_bytes(4) + bytes.fromhex("cbd43194") + bytes(room - 8))
-        end += room
+    left = LOG_FILE_BYTES - end % LOG_FILE_BYTES
+    if len(record(end)) + 8 > left:
+        store.chunks.append_chunk(end, left.to_bytes(4) + bytes.fromhex("cbd43194") + bytes(left - 8))
+        end += left
     store.chunks.append_chunk(end, record(end))
 
 

@@ -95,9 +95,9 @@ def manifest(root: Path) -> list[list[str]]:
 def check_queries(store: MessageStore, root: Path) -> None:
     """Every message of manifest.tsv is found by each of its keys, its unique id, its offset id and its time."""
     for _, topic, _, _, keys, _, physical_offset, _, message_id, crc in manifest(root):
-        place = parse_offset_message_id(message_id).physical_offset
-        assert place == int(physical_offset)
-        message = decode_record(store.queries.by_physical_offset(place))
+        found_at = parse_offset_message_id(message_id).physical_offset
+        assert found_at == int(physical_offset)
+        message = decode_record(store.queries.by_physical_offset(found_at))
         assert crc32(message.body) & 0x7FFFFFFF == int(crc)
         assert message.offset_message_id == message_id
         assert message.topic in (topic, "SCHEDULE_TOPIC_XXXX")

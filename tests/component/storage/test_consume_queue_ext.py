@@ -353,7 +353,7 @@ def test_a_disk_that_does_not_take_it_costs_nothing_but_the_extension(root, monk
     fill(store, 0, 5)
 
     def fail(self, units):
-        raise OSError(errno.ENOSPC, "no room")
+        raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as patch:
         patch.setattr(ConsumeQueueExt, "_append", fail)

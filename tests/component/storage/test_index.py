@@ -104,7 +104,7 @@ def test_seconds_before_the_begin_count_as_0_and_the_longest_are_capped(tmp_path
 def test_a_chain_that_leads_nowhere_or_in_circles_ends(tmp_path):
     shape = IndexShape(1, 10)
     file = make_file(tmp_path, shape)
-    file.put_entries(entries(*[(7, place, 1) for place in range(5)]))
+    file.put_entries(entries(*[(7, offset, 1) for offset in range(5)]))
     file.close()
     good = bytearray((tmp_path / "1").read_bytes())
     for previous in (3, 4, 9, -1, 2**31 - 1):
@@ -397,7 +397,7 @@ def keyed(first: int, count: int) -> EncodedBatch:
     return encode_batch(messages, 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=ids)
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE], ids=["no room", "no descriptor"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE], ids=["disk full", "no descriptor"])
 @pytest.mark.parametrize("kind", ["preallocate", "pwrite_all", "flush"])
 def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
     tmp_path, no_flushes, monkeypatch, kind, error

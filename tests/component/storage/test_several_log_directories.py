@@ -94,12 +94,12 @@ def test_the_same_bytes_as_in_one_directory(disks):
 
 def test_a_log_directory_belongs_to_one_store(disks):
     store, root = disks.filled(), disks.top / "other"
-    shared = {"store_path_commit_log": (disks.top / "c", disks.logs[1])}
+    of_another = {"store_path_commit_log": (disks.top / "c", disks.logs[1])}
     for _ in range(2):
         with pytest.raises(StoreLockedError, match=f"{disks.logs[1]} is in use by another store"):
-            open_store(root, **shared)
+            open_store(root, **of_another)
     with pytest.raises(StoreLockedError):
-        truncate_log(small_settings(root, **shared), 0)
+        truncate_log(small_settings(root, **of_another), 0)
     open_store(root, store_path_commit_log=(disks.top / "c",)).close()
     assert bodies_of(store) == BODIES
     store.close()
@@ -250,11 +250,11 @@ def test_a_damaged_record_cuts_the_files_behind_it_on_every_disk(disks):
 
 def test_a_log_that_is_cut_on_purpose_opens(disks):
     store = disks.filled()
-    place = store.append([make_batch([b"last"])])[0].physical_offset
+    last_offset = store.append([make_batch([b"last"])])[0].physical_offset
     for body in BODIES[:100]:
         store.append([make_batch([body])])
     store.close()
-    assert truncate_log(small_settings(disks.root, **disks.settings()), place) > LOG_FILE_BYTES
+    assert truncate_log(small_settings(disks.root, **disks.settings()), last_offset) > LOG_FILE_BYTES
     store = disks.open()
     assert bodies_of(store) == BODIES
     store.close()

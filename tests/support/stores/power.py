@@ -96,11 +96,11 @@ class LossyDisk:
         """Write what the next boot finds below `target`."""
         assert self.image is not None
         for path, content in self.image.items():
-            place = target / path.relative_to(self._directory)
+            copy = target / path.relative_to(self._directory)
             if content is None:
-                place.mkdir()
+                copy.mkdir()
             else:
-                place.write_bytes(content)
+                copy.write_bytes(content)
 
     # What stands in for the functions of storage.files.disk.
 

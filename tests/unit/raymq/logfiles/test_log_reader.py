@@ -1,4 +1,4 @@
-"""Reading a store's files in place."""
+"""Reading a store's files in index."""
 
 from __future__ import annotations
 

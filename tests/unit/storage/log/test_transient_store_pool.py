@@ -53,11 +53,11 @@ def test_nothing_is_in_the_file_before_the_commit_and_all_of_it_after(files):
 def test_appends_over_the_ends_of_buffers_and_files_are_all_committed(files):
     pool = TransientStorePool(FILE, 8)
     expected = bytearray(3 * FILE)
-    places = [(0, 900), (900, 300), (1200, 8), (FILE, 10), (FILE + 10, 990), (FILE + 1000, 8), (2 * FILE, 20)]
-    for place, size in places:
-        data = bytes([place % 251 + 1]) * size
-        assert put(pool, place, data)
-        expected[place : place + size] = data
+    spans = [(0, 900), (900, 300), (1200, 8), (FILE, 10), (FILE + 10, 990), (FILE + 1000, 8), (2 * FILE, 20)]
+    for offset, size in spans:
+        data = bytes([offset % 251 + 1]) * size
+        assert put(pool, offset, data)
+        expected[offset : offset + size] = data
     pool.commit(2 * FILE + 20, files)
     assert b"".join(file.path.read_bytes() for file in files.values()) == expected
 

@@ -29,7 +29,7 @@ def queue(tmp_path) -> BatchConsumeQueue:
     """Ten units in three files."""
     made = open_queue(tmp_path)
     for index in range(10):
-        made.append(unit(index))
+        made.append_unit(unit(index))
     return made
 
 
@@ -56,7 +56,7 @@ def test_a_queue_is_found_again_as_it_was(tmp_path, queue):
     again = open_queue(tmp_path)
     again.recover()
     assert state(again) == state(queue) == (0, 30, 2000)
-    again.append(unit(10))
+    again.append_unit(unit(10))
     assert again.holder_of(32) == unit(10)
     assert names(again) == [0, 4, 8]
 
