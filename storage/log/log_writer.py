@@ -62,7 +62,8 @@ class LogWriter:
         `stamp` is applied to a copy of them; None: they are stamped already. Unless `whole`, it neither reads nor
         writes the first 8 bytes. OSError: some of it may be written, but not the first 8 bytes.
         """
-        self._end_file(end_offset, physical_offset)
+        if physical_offset != end_offset:
+            self._end_file(end_offset, physical_offset)
         if stamp is not None:
             records = self._stamped(records, stamp)
         start = physical_offset - physical_offset % self._file_size
@@ -79,10 +80,9 @@ class LogWriter:
         """Release what `start` made. Idempotent."""
 
     def _end_file(self, end_offset: int, physical_offset: int) -> None:
-        """Write the BLANK that ends a file at `end_offset`, if the records go to the next one."""
-        if physical_offset != end_offset:
-            left = self.files[physical_offset - physical_offset % self._file_size - self._file_size]
-            left.write(end_offset - left.start, self._blank(end_offset, physical_offset))
+        """Write the BLANK that ends a file at `end_offset`, as the records go to the next one."""
+        left = self.files[physical_offset - physical_offset % self._file_size - self._file_size]
+        left.write(end_offset - left.start, self._blank(end_offset, physical_offset))
 
     def _blank(self, end_offset: int, physical_offset: int) -> bytes:
         """The BLANK from `end_offset` to the start of the file that holds `physical_offset`."""

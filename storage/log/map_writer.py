@@ -29,7 +29,8 @@ class MapWriter(LogWriter):
         if window is None:
             super().write(end_offset, physical_offset, records, stamp, whole=whole)
             return
-        self._end_file(end_offset, physical_offset)
+        if physical_offset != end_offset:
+            self._end_file(end_offset, physical_offset)
         if stamp is not None and whole:
             # A stamp that uses the first 8 bytes cannot work in the window, which must get them last.
             records, stamp = self._stamped(records, stamp), None
