@@ -33,7 +33,7 @@ from raymq.protocol.store import (
 )
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import IPV6_HOST_BYTES, encode_host
-from storage.append.durability import Put, ReplicaAcks, WriteBatches, append_durably
+from storage.append.durability import ReplicaAcks, WriteBatches, Written, append_durably
 from storage.append.fit_batch import FittedWrite
 from storage.append.multi_dispatch_appender import open_appender
 from storage.append.write_gate import WriteGate
@@ -100,7 +100,7 @@ class MessageStore:
         self._log, self._queues = parts.log, parts.queues
         checkpoint = read_checkpoint(root / "checkpoint")
         self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE)).run()
-        parts.deliveries.fit(parts.queues.plain)
+        parts.deliveries.clamp_to_queues(parts.queues.plain)
         parts.visibility.advance(parts.log.end_offset)
         disk.write_file(self._abort, str(os.getpid()).encode())
         disk.sync_directory(root)
@@ -153,7 +153,12 @@ class MessageStore:
         """The way that batches take to the log, as the settings and the store's own address want it."""
         property_crc, ipv6_store_host = self._settings.enabled_append_prop_crc, len(host) == IPV6_HOST_BYTES
         if property_crc or ipv6_store_host:
-            return FittedWrite(self._write_checked, property_crc=property_crc, ipv6_store_host=ipv6_store_host)
+            return FittedWrite(
+                self._write_checked,
+                property_crc=property_crc,
+                ipv6_store_host=ipv6_store_host,
+                on_refused=self._stats.count_failed_put,
+            )
         return self._write_checked
 
     def _make_private(self) -> None:
@@ -230,24 +235,21 @@ class MessageStore:
         full, or an earlier failure), InSyncReplicasError (`acks`). StoreFailedError when the disk fails now: then it is
         unknown which batches are stored, and the store takes no more appends.
         """
-        return append_durably(self._write_counted, batches, timeout_s, acks)
+        return append_durably(self._write, batches, timeout_s, acks)
 
-    def _write_counted(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Put:
-        """Write batches and count them, or the failure; the time counts up to the flush, not up to the replicas."""
+    def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Written:
+        """Check batches, write them, and count them or the failure: the time up to the flush, not up to the
+        replicas."""
         start_s = time.monotonic()
         try:
-            put = self._write(batches, timeout_s, wait=wait)
+            checked = self._appender.check(batches)
+            written = self._gate.write(partial(self._appender.append, checked), timeout_s, wait=wait)
         except RaymqError:
             self._stats.count_failed_put()
             raise
         took_s = time.monotonic() - start_s
-        self._stats.count_puts([(batch.topic, len(batch), len(batch.records)) for batch in put.batches], took_s)
-        return put
-
-    def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Put:
-        """Check batches and write them."""
-        checked = self._appender.check(batches)
-        return Put(batches, *self._gate.write(partial(self._appender.append, checked), timeout_s, wait=wait))
+        self._stats.count_puts([(batch.topic, len(batch), len(batch.records)) for batch in batches], took_s)
+        return written
 
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
@@ -267,7 +269,7 @@ class MessageStore:
         return self._fetcher.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
 
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """What consumers may read of a queue; zeros for a queue that does not exist."""
+        """The offsets of a queue that consumers may read; zeros for a queue that does not exist."""
         self._require_readable()
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -278,11 +280,11 @@ class MessageStore:
 
     @property
     def _first_in_memory(self) -> int:
-        """Where what is likely still in memory begins in the log."""
+        """The physical offset from which on the log is likely in memory."""
         return self._log.end_offset - _MEMORY_BYTES * self._settings.access_message_in_memory_max_ratio // 100
 
     def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a queue's messages from an offset on are likely in memory (access_message_in_memory_max_ratio)."""
+        """True if a queue's messages from an offset on are likely in memory (access_message_in_memory_max_ratio)."""
         if self._first_in_memory <= self._log.min_offset:
             return True
         queue = self._queues.get(topic, queue_id)
@@ -347,7 +349,7 @@ class MessageStore:
 
     @property
     def min_offset(self) -> int:
-        """Where the log begins."""
+        """The physical offset where the log begins."""
         return self._log.min_offset
 
     @property
@@ -366,11 +368,12 @@ class MessageStore:
         return self._visible_offset()
 
     def show(self, physical_offset: int) -> None:
-        """Let consumers see what is stored before an offset; for a store that was opened with `on_stored`."""
+        """Let consumers see the messages that are stored before an offset; for a store that was opened with
+        `on_stored`."""
         self._gate.show(physical_offset)
 
     def flush_all(self) -> int:
-        """Have all that is written now on disk; returns its end. ServiceNotAvailableError if the disk is too slow."""
+        """Flush all that is written now; returns its end. ServiceNotAvailableError if the disk is too slow."""
         end_offset = self._log.end_offset
         if not self._gate.wait_flushed(end_offset):
             raise ServiceNotAvailableError(f"the disk of {self._root} is too slow, or has failed: nothing was changed")
@@ -384,7 +387,7 @@ class MessageStore:
             pass
 
     def statistics(self) -> StoreStatistics:
-        """A snapshot of what the store counts: RocketMQ's runtime keys, puts by topic, latencies."""
+        """The store's counters as they are now: RocketMQ's runtime keys, puts by topic, latencies."""
         retention = self.cleaner.status()
         runtime = self._stats.runtime(time.monotonic(), system_clock_ms())
         runtime |= {

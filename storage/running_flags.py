@@ -9,7 +9,7 @@ from enum import IntFlag
 
 
 class RunningFlag(IntFlag):
-    """Why a store must not be read or written."""
+    """A reason why a store must not be read or written."""
 
     NOT_READABLE = 1
     NOT_WRITABLE = 2

@@ -202,7 +202,7 @@ class Replica:
         try:
             with self._changed:
                 if newest is not None:
-                    self._files.note(newest)
+                    self._files.note_set(newest)
             self._carry_out(order)
         except NotMasterError as error:
             logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
@@ -225,7 +225,7 @@ class Replica:
                 if self._sync is not None:
                     self._sync.silent(order.dead)
                     self._sync.decided(order.sync_state_set)
-                    self._files.note(self._sync.sync_state_set)
+                    self._files.note_set(self._sync.sync_state_set)
                 self._show_confirmed()
                 self._copied.notify_all()  # the lease or the set may have changed
         elif isinstance(order, Drain):
@@ -240,7 +240,7 @@ class Replica:
             self._epochs.truncate_from(end)
             self._begin_epoch(first.epoch, end)
         with self._changed:
-            self._files.note(first)
+            self._files.note_set(first)
             if not self._role.lead(first.epoch, order.clock_s + self._rules.lease_s):
                 return
             end = self._store.stored_offset
@@ -463,7 +463,7 @@ class Replica:
 
     def _begin_epoch(self, epoch: int, start_offset: int) -> None:
         """Write an epoch to the epoch file, and drop those whose records retention has deleted."""
-        self._epochs.append(epoch, start_offset)
+        self._epochs.begin_epoch(epoch, start_offset)
         self._epochs.forget_before(self._store.min_offset - 1)
 
     def _last_epoch(self) -> int:

@@ -41,7 +41,7 @@ QUEUE_ID_MAX: Final = 2**31 - 1
 
 
 class AppendPlan(NamedTuple):
-    """Where an append will write, once every file for it is there."""
+    """The queues and the spans of the log that an append will write to, once every file for it is there."""
 
     # For each batch, or each delivery, the queue it goes to.
     queues: list[ConsumeQueue]
@@ -138,7 +138,8 @@ class Appender:
 
     def _stored_before(self, batches: Sequence[CheckedBatch]) -> list[list[int]]:
         """For each batch the queue offsets of its first messages that an earlier send stored."""
-        self._refuse_repeats_within(batches)
+        if len(batches) > 1:
+            self._refuse_repeats_within(batches)
         return [self._stored_prefix(checked.batch) for checked in batches]
 
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan:
@@ -237,14 +238,13 @@ class Appender:
     def _refuse_repeats_within(self, batches: Sequence[CheckedBatch]) -> None:
         """Raise MessageIllegalError if two batches are of one producer for one queue: the dedup table learns of the
         first only once it is written."""
-        if len(batches) > 1:
-            keys = [
-                (batch.producer.producer_id, batch.topic, batch.queue_id)
-                for batch in (checked.batch for checked in batches)
-                if batch.producer is not None
-            ]
-            if len(set(keys)) < len(keys):
-                raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
+        keys = [
+            (batch.producer.producer_id, batch.topic, batch.queue_id)
+            for batch in (checked.batch for checked in batches)
+            if batch.producer is not None
+        ]
+        if len(set(keys)) < len(keys):
+            raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
 
     def _stored_prefix(self, batch: EncodedBatch) -> list[int]:
         """The queue offsets of the first messages of `batch` that an earlier send stored."""
@@ -276,7 +276,7 @@ class Appender:
             self._write_part(checked.part(span.first, span.last), queue, span.physical_offset)
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
         if batch.producer is not None:
-            self._dedup.record(batch.producer, batch.topic, batch.queue_id, len(batch), first_queue_offset)
+            self._dedup.record_messages(batch.producer, batch.topic, batch.queue_id, len(batch), first_queue_offset)
         self.messages_appended += len(batch)
         return AppendResult(
             SendStatus.SEND_OK, first_queue_offset, spans[0].physical_offset, self.last_store_timestamp_ms

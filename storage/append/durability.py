@@ -9,31 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from raymq.errors import InSyncReplicasError
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
 from raymq.record.encode import EncodedBatch
 
-
-class Put(NamedTuple):
-    """The outcome of writing batches."""
-
-    # The batches as they were written (storage.append.fit_batch).
-    batches: Sequence[EncodedBatch]
-    # One for each batch, with SEND_OK.
-    results: list[AppendResult]
-    # A physical offset before which all of them lie.
-    end_offset: int
-    # False if the disk was too slow for what the flush setting promises.
-    on_disk: bool
+Written = tuple[list[AppendResult], int, bool]
+"""The outcome of writing batches: a result with SEND_OK for each, a physical offset before which all of them lie, and
+false if the disk was too slow for what the flush setting promises."""
 
 
 class WriteBatches(Protocol):
     """Writes batches and, if it is to `wait`, waits for the disk as the flush setting says."""
 
-    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Put: ...
+    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Written: ...
 
 
 class WaitForCopies(Protocol):
@@ -44,7 +35,7 @@ class WaitForCopies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAcks:
-    """What an append on a master waits for at its replicas."""
+    """The copies that an append on a master waits for."""
 
     # Raised, before anything is written, for an append that waits: too few replicas are in sync. None if enough are.
     not_enough: InSyncReplicasError | None
@@ -63,7 +54,7 @@ def append_durably(
     waits = any(batch.wait_store_msg_ok for batch in batches)
     if waits and acks is not None and acks.not_enough is not None:
         raise acks.not_enough
-    _, results, end_offset, on_disk = write(batches, timeout_s, wait=waits)
+    results, end_offset, on_disk = write(batches, timeout_s, wait=waits)
     if not on_disk:
         results = _degraded(results, batches, SendStatus.FLUSH_DISK_TIMEOUT)
     if waits and acks is not None and not acks.wait_for_copies(end_offset):

@@ -8,11 +8,12 @@ here: `MessageStore.open` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from raymq.errors import RaymqError
 from raymq.protocol.store import AppendResult
 from raymq.record.check import validate_batch
 from raymq.record.encode import EncodedBatch
@@ -25,25 +26,32 @@ from raymq.record.layout import (
     windows,
 )
 from raymq.record.stamp import with_property_crc
-from storage.append.durability import Put, WriteBatches
+from storage.append.durability import WriteBatches, Written
 
 
 class FittedWrite:
     """Fits batches before `write` gets them, and names in the results the offsets that the producer cannot know."""
 
-    def __init__(self, write: WriteBatches, *, property_crc: bool, ipv6_store_host: bool) -> None:
-        """Fit for the property CRC, for an IPv6 store host, or for both."""
-        self._write = write
+    def __init__(
+        self, write: WriteBatches, *, property_crc: bool, ipv6_store_host: bool, on_refused: Callable[[], None]
+    ) -> None:
+        """Fit for the property CRC, for an IPv6 store host, or for both. `on_refused` is told when that fails."""
+        self._write, self._on_refused = write, on_refused
         self._property_crc, self._ipv6_store_host = property_crc, ipv6_store_host
 
-    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Put:
+    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Written:
         """`WriteBatches`. MessageIllegalError, before anything is written, as `fit_batch` raises it."""
-        fitted = [
-            fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
-            for batch in batches
-        ]
-        put = self._write(fitted, timeout_s, wait=wait)
-        return put._replace(results=[name_offsets(*row) for row in zip(put.results, batches, fitted, strict=True)])
+        try:
+            fitted = [self._fit(batch) for batch in batches]
+        except RaymqError:
+            self._on_refused()
+            raise
+        results, end_offset, on_disk = self._write(fitted, timeout_s, wait=wait)
+        named = [name_offsets(*row) for row in zip(results, batches, fitted, strict=True)]
+        return named, end_offset, on_disk
+
+    def _fit(self, batch: EncodedBatch) -> EncodedBatch:
+        return fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
 
 
 def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool) -> EncodedBatch:

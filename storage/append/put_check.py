@@ -34,7 +34,7 @@ from storage.log.commit_log import CommitLog
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 """The most that a record may have beside a body of the size limit."""
 BUSY_MAX_MS: Final = 10_000_000
-"""An append that takes longer is a clock's error, not a busy disk (RocketMQ's bound)."""
+"""RocketMQ's bound: an append that takes longer does not count as a busy disk."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
 _MULTI_OFFSETS: Final = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 

@@ -1,6 +1,6 @@
-"""Putting inner-batch records where they belong: into the batch consume queue of their topic and queue id.
+"""Puts inner-batch records into the batch consume queue of their topic and queue id.
 
-Used where records are found that this store did not append itself: by recovery, and for another replica's chunks.
+It is used for records that this store did not append itself: by recovery, and for another replica's chunks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class QueueGapError(Exception):
-    """Units are missing that the walk does not reach."""
+    """A queue lacks units of records that lie before the start of the walk."""
 
 
 def is_good_batch(view: DispatchView) -> bool:
-    """Whether the record is an inner batch that says what it holds."""
+    """True if the record is an inner batch whose properties tell its base offset and its messages."""
     try:
         return bool(view.sys_flag & SYS_FLAG_INNER_BATCH and inner_batch(view))
     except RecordError:
@@ -29,10 +29,10 @@ def is_good_batch(view: DispatchView) -> bool:
 
 
 def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-    """Put a record at `physical_offset` into its batch queue, if it is not there; whether it was put.
+    """Put a record at `physical_offset` into its batch queue, if it is not there; true if it was put.
 
-    QueueGapError when records before it are missing in the queue, unless gaps may be filled: then those are lost. Of
-    what does not belong there (RocketMQ would not take it either) nothing is put, and it is logged.
+    QueueGapError when records before it are missing in the queue, unless gaps may be filled: then those are lost. A
+    record that does not belong into such a queue (RocketMQ would not put it there either) is logged and put nowhere.
     """
     name = f"{view.topic}:{view.queue_id}"
     try:

@@ -1,7 +1,8 @@
-"""Who sent the records of a block, told to the dedup table and to the deliveries as if record by record.
+"""Finds the producers of a block's records, and notes them in the dedup table and the delivery progress.
 
-A delayed message that RocketMQ's scheduler delivered still has the sequence that its producer gave it in the queue
-where it waited. In the queue where it is now that says nothing: it does not count there.
+The result is as if the records were noted one by one. A delayed message that RocketMQ's scheduler delivered still has
+the sequence that its producer gave it in the queue where it waited. In the queue where it is now the sequence means
+nothing, and is not noted.
 """
 
 from __future__ import annotations
@@ -21,39 +22,44 @@ from storage.dispatch.delivery_progress import DeliveryProgress, Source
 from storage.dispatch.record_blocks import Block, was_moved
 
 
-class _Run(NamedTuple):
+class ProducerRange(NamedTuple):
     """Messages of one producer in one queue, with consecutive sequences at consecutive offsets."""
 
+    # The row of the last message in its block: the first field, so that ranges sort by it.
     last_row: int
+    # The producer, and the sequence of the first message.
     producer: ProducerSequence
     topic: str
     queue_id: int
+    # The queue offset of the first message.
     queue_offset: int
+    # The number of messages.
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProducers:
-    """The producers of a block's records: `runs` by their last messages, and what the scheduler delivered, in order,
-    as `DeliveryProgress.advance` takes it."""
+    """The producers of a block's records."""
 
-    runs: list[_Run]
+    # Messages that producers sent, in the order of each range's last message.
+    ranges: list[ProducerRange]
+    # Messages that the scheduler delivered, in order: source, epoch and next offset (`DeliveryProgress.advance`).
     delivered: list[tuple[Source, int, int]]
 
     @property
     def topics(self) -> set[str]:
-        """Where producers sent to."""
-        return {run.topic for run in self.runs}
+        """The topics that producers sent to."""
+        return {sent.topic for sent in self.ranges}
 
-    def fit(self, dedup: DedupTable) -> bool:
-        """Whether the table takes them without forgetting somebody: then their order would count."""
-        return dedup.has_room_for(len({(run.producer.producer_id, run.topic, run.queue_id) for run in self.runs}))
+    def fits_into(self, dedup: DedupTable) -> bool:
+        """True if the table can take all producers without forgetting one: otherwise their order would matter."""
+        return dedup.can_take(len({(sent.producer.producer_id, sent.topic, sent.queue_id) for sent in self.ranges}))
 
-    def remember(self, dedup: DedupTable, deliveries: DeliveryProgress) -> None:
-        """Tell both."""
-        # In the order of their last messages: so the table knows who was silent longest.
-        for run in self.runs:
-            dedup.record(run.producer, run.topic, run.queue_id, run.messages, run.queue_offset)
+    def remember_in(self, dedup: DedupTable, deliveries: DeliveryProgress) -> None:
+        """Note the producers' messages in the table, and the scheduler's in the progress."""
+        # In the order of their last messages: so the table knows which producer was silent longest.
+        for sent in self.ranges:
+            dedup.record_messages(sent.producer, sent.topic, sent.queue_id, sent.messages, sent.queue_offset)
         for source, epoch, next_offset in self.delivered:
             deliveries.advance(source, epoch, next_offset)
 
@@ -61,43 +67,48 @@ class BlockProducers:
 def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
     """The producers of the records for which `counted` is true."""
     rows, codes, sequences, instances = block.producers
+    # For each instance the queue that it delivers from, if it is the scheduler.
     sources = [delivery_source(producer_id) for producer_id, _ in instances]
     of_scheduler = np.array([source is not None for source in sources], bool)
     delivered = []
-    for place in np.flatnonzero(of_scheduler[codes] & counted[rows]).tolist():
-        code = int(codes[place])
+    # The counted records of the scheduler, as indices into `rows`.
+    for index in np.flatnonzero(of_scheduler[codes] & counted[rows]).tolist():
+        code = int(codes[index])
         source = sources[code]
         assert source is not None
-        delivered.append((source, instances[code][1], int(sequences[place]) + 1))
-    return BlockProducers(sorted(_runs(block, counted & ~block.was_moved, ~of_scheduler)), delivered)
+        delivered.append((source, instances[code][1], int(sequences[index]) + 1))
+    return BlockProducers(sorted(_ranges(block, counted & ~block.was_moved, ~of_scheduler)), delivered)
 
 
 def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: DeliveryProgress) -> None:
-    """Tell who sent one record. Without `dedup` only what the scheduler delivered counts."""
+    """Note the producer of one record. Without `dedup` only a record that the scheduler delivered is noted."""
     producer = view.producer
     source = None if producer is None else delivery_source(producer.producer_id)
     if producer is not None and source is not None:
         deliveries.advance(source, producer.epoch, producer.first_sequence + 1)
     elif producer is not None and dedup is not None and not was_moved(view):
-        dedup.record(producer, view.topic, view.queue_id, 1, view.queue_offset)
+        dedup.record_messages(producer, view.topic, view.queue_id, 1, view.queue_offset)
 
 
-def _runs(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[_Run]:
-    """The messages of producers, as runs. `of_producer` tells which instances are not the scheduler."""
+def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[ProducerRange]:
+    """The counted messages of producers, as ranges. `of_producer` is true for instances that are not the scheduler."""
     rows, codes, sequences, instances = block.producers
+    # Only the counted records of producers.
     chosen = np.flatnonzero(of_producer[codes] & counted[rows])
     rows, codes, sequences = rows[chosen], codes[chosen], sequences[chosen]
     if not len(rows):
         return
     queues, offsets = block.queue_keys[rows], block.queue_offsets[rows]
+    # Sorted by queue, then producer, then row: the records of one range are neighbours.
     order = np.lexsort((rows, codes, queues))
     rows, codes, sequences, queues, offsets = (column[order] for column in (rows, codes, sequences, queues, offsets))
+    # True where a record continues the range of the one before it; a range starts wherever it is false.
     goes_on = (np.diff(queues) == 0) & (np.diff(codes) == 0) & (np.diff(sequences) == 1) & (np.diff(offsets) == 1)
     firsts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
     lasts = np.concatenate((firsts[1:], [len(rows)])) - 1
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         row, (producer_id, epoch) = int(rows[first]), instances[int(codes[first])]
-        yield _Run(
+        yield ProducerRange(
             int(rows[last]),
             ProducerSequence(producer_id, epoch, int(sequences[first])),
             block.topics[int(block.topic_codes[row])],

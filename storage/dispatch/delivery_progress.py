@@ -1,13 +1,13 @@
-"""How far the scheduler got in each queue where messages wait (raymq.delay), and what those queues' units hold.
+"""The progress of delivery in each delay queue (raymq.delay), in memory and on disk, and the codes of their units.
 
 On disk
     config/delayOffset.json     {"offsetTable": {"3": 17}}      level 3 is delivered up to offset 17 of its queue
     config/timerOffset.json     {"offsetTable": {"5": [1700000000000, 17, 12]}}
-                                timer queue 5 is delivered up to the unit with this time and offset 17 - 1; no unit
-                                before offset 12 waits any more
+                                timer queue 5 is delivered up to the unit with this time and offset 17 - 1, in the
+                                order of (time, offset); no unit before offset 12 waits any more
 
-The files are a shortcut; the log has the rest. What the scheduler delivers carries the queue it came from as its
-producer, its offset there as its sequence, and (from a timer queue) the unit's time as its epoch. Each queue is
+The files are a shortcut; the log has the rest. A record that the scheduler delivered names as its producer the queue
+it waited in, as its sequence its offset there, and as its epoch (from a timer queue) the unit's time. Each queue is
 delivered in one order, that of (epoch, sequence), and the log keeps that order: so the last delivered record in the log
 says that everything before it is delivered too, however far behind the files are. They are written only when the
 deliveries they count are on disk, and before the checkpoint moves past those. Hence each message is delivered once.
@@ -33,52 +33,59 @@ DELAY_OFFSETS: Final = "delayOffset.json"
 TIMER_OFFSETS: Final = "timerOffset.json"
 
 Source = tuple[str, int]
-"""The topic and queue id of a queue where messages wait."""
+"""The topic and queue id of a delay queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message that is to be stored in `topic`:`queue_id` now: `record`, to be stamped in place, carries as its
-    producer where it waited, at `queue_offset`, with `epoch` before that in the order of its queue
-    (`SourceProgress`)."""
+    """A due message, to be stored in the queue it is for."""
 
+    # The queue it is for.
     topic: str
     queue_id: int
+    # Its record there, to be stamped in place. As its producer it names the queue where the message waited.
     record: bytearray
+    # The code of its unit there.
     tags_code: int
+    # Its epoch and offset in the queue where it waited (`SourceProgress`).
     epoch: int
     queue_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """Delivered are all units of a queue up to the one with time `epoch` and queue offset `next_offset` - 1, in the
-    order of (time, offset); `epoch` is 0 where that is the order of the offsets. No unit before `low` waits."""
+    """The progress of one delay queue. All units up to the one with time `epoch` and offset `next_offset` - 1 are
+    delivered, in the order of (time, offset)."""
 
+    # 0 in a queue whose order is that of the offsets.
     epoch: int = 0
     next_offset: int = 0
+    # The offset before which no unit waits.
     low: int = 0
 
 
 class DeliveryProgress:
-    """The progress of all queues where messages wait. Changed under the store's append lock, and read there."""
+    """The progress of all delay queues. Changed under the store's append lock, and read there."""
 
     def __init__(self) -> None:
+        # The progress now, and what the files say of it.
         self._table: dict[Source, SourceProgress] = {}
         self._saved: dict[Source, SourceProgress] = {}
 
     def get(self, source: Source) -> SourceProgress:
+        """The progress of a queue; that of a new one if nothing is known."""
         return self._table.get(source, SourceProgress())
 
     def advance(self, source: Source, epoch: int, next_offset: int) -> None:
-        """The unit before `next_offset`, whose time is `epoch`, was delivered or given up. Never goes back."""
+        """Note that the unit before `next_offset`, whose time is `epoch`, was delivered or given up. Never goes
+        back."""
         now = self.get(source)
         if (epoch, next_offset) > (now.epoch, now.next_offset):
             low = now.low if epoch else next_offset
             self._table[source] = SourceProgress(epoch, next_offset, low)
 
     def raise_low(self, source: Source, low: int) -> None:
-        """No unit of a timer queue before `low` waits any more."""
+        """Note that no unit of a timer queue before `low` waits any more."""
         now = self.get(source)
         if low > now.low:
             self._table[source] = replace(now, low=low)
@@ -91,8 +98,8 @@ class DeliveryProgress:
             self._table[TIMER_TOPIC, queue_id] = SourceProgress(*_numbers(TIMER_OFFSETS, values, 3))
         self._saved = dict(self._table)
 
-    def fit(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Correct what points outside its queue, after recovery (spec §12: out of range → min or max)."""
+    def clamp_to_queues(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Correct offsets that lie beyond their queue's end, after recovery (spec §12: out of range → min or max)."""
         ends = {(queue.topic, queue.queue_id): queue.next_offset for queue in queues}
         for source, known in list(self._table.items()):
             end = ends.get(source, 0)
@@ -117,7 +124,7 @@ class DeliveryProgress:
         self._saved = table
 
     def pinned_physical_offset(self, queues: Iterable[ConsumeQueue]) -> int | None:
-        """Where the first record starts that waits, by what is on disk of the table; None if none waits."""
+        """The physical offset of the first record that waits, by the progress that is on disk; None if none waits."""
         first = None
         for queue in queues:
             if is_waiting_topic(queue.topic):
@@ -153,9 +160,10 @@ def _damaged(name: str) -> StoreCorruptError:
 def waiting_codes(
     source: Source, deliver_at_ms: NDArray[np.int64], store_timestamp_ms: int, levels_ms: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """What the units of records hold that are stored now in `source` (raymq.delay.waiting_code says it of a record).
+    """The codes of units whose records are stored now in `source` (raymq.delay.waiting_code computes it for one
+    record).
 
-    `deliver_at_ms` is looked at in the timer queues only.
+    `deliver_at_ms` matters in the timer queues only.
     """
     topic, queue_id = source
     if topic == TIMER_TOPIC and queue_id != TIMER_ROLL_QUEUE:

@@ -1,7 +1,8 @@
-"""Queue units of records that are in the transient store pool and not in the log's files yet.
+"""Holds queue units back while their records are in the transient store pool and not in the log's files yet.
 
-A kill takes what is in the pool (transient_store_pool.py). Units that were on disk before their records would lead to
-nothing then, or, once RocketMQ has appended there, to other messages. So they are held, and written behind each commit.
+A kill loses the records in the pool (transient_store_pool.py). Units that were on disk before their records would lead
+to nothing then, or, once RocketMQ has appended there, to other messages. So they are held, and written after each
+commit.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class _Held(NamedTuple):
 
 
 class HeldUnits(WriteHandles):
-    """Open files of a store with a pool: what is written to them comes there with the commit of the log. Thread-safe.
+    """The write handles of a store with a pool: bytes reach the files with the commit of the log. Thread-safe.
 
-    What a commit that fails leaves here is never written.
+    Bytes that are still held when a commit fails are never written.
     """
 
     def __init__(self, max_open: int, *, mapped: bool, log: CommitLog) -> None:
@@ -58,6 +59,6 @@ class HeldUnits(WriteHandles):
     def _write_committed(self, end_offset: int) -> None:
         with self._lock:
             while self._held and self._held[0].end_offset <= end_offset:
-                # Taken away once it is written: who reads meanwhile has to wait here.
+                # Removed only once it is written: until then `settle` sees it and waits for the lock.
                 super().write(*self._held[0][1:])
                 self._held.popleft()

@@ -1,13 +1,13 @@
-"""Multi-dispatch: messages that are in other queues too, beside the one they were sent to (spec/storage.md §12).
+"""Reads multi-dispatch: a message may be in other queues too, beside the one it was sent to (spec/storage.md §12).
 
-A record says so itself, in two properties of lists separated by commas: INNER_MULTI_DISPATCH names the other queues,
-`%LMQ%…` and their queue 0, and INNER_MULTI_QUEUE_OFFSET the offsets that it has there. The producer sets the first, the
-store the second. Each of the queues is an ordinary consume queue, whose units point to the same record.
+The record itself says so, in two properties that are lists separated by commas: INNER_MULTI_DISPATCH names the other
+queues, `%LMQ%…` and their queue 0, and INNER_MULTI_QUEUE_OFFSET the record's offsets there. The producer sets the
+first, the store the second. Each of the queues is an ordinary consume queue, whose units point to the same record.
 
-This reads that, for recovery and for another replica's chunks, whatever the settings of this store; multi_append.py
-writes it. RocketMQ 4.9 also puts messages there that are delayed, retried or its own. RocketMQ 5 and this store do not,
-but a retried message of RocketMQ 5 may carry the stale offsets of the message that was given back: such a record is put
-where a queue goes on, and never begins one anew.
+The properties are read here, for recovery and for another replica's chunks, whatever the settings of this store;
+storage.append.multi_dispatch_appender writes them. RocketMQ 4.9 also puts messages there that are delayed, retried or
+its own. RocketMQ 5 and this store do not, but a retried message of RocketMQ 5 may carry the stale offsets of the
+message that was given back: such a record may continue a queue, and never begins one anew.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ QueueKey = tuple[str, int]
 
 
 class QueueUnit(NamedTuple):
-    """A place in a queue that a record has: `queue_offset` of the queue `key`."""
+    """A record's position in a queue: the queue's topic and id, and the offset there."""
 
     key: QueueKey
     queue_offset: int
 
 
 def is_dispatched(topic: str) -> bool:
-    """Whether this store, as RocketMQ 5, puts messages of `topic` into other queues too."""
+    """True if this store, like RocketMQ 5, puts messages of `topic` into other queues too."""
     return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC
 
 
 def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]:
-    """In which other queues the record at `physical_offset` is. What cannot be is left out: no CRC covers it.
+    """The units of the record at `physical_offset` in other queues. Impossible ones are left out: no CRC covers them.
 
     RocketMQ 4.9 puts records into queues of other names too, then into the one with the record's own queue id.
     """
@@ -74,7 +74,7 @@ def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]
 
 
 def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) -> list[QueueKey]:
-    """Put a record of another replica into the other queues that it is in; returns those where it was missing."""
+    """Put a record of another replica into the other queues that it names; returns those where it was missing."""
     put = []
     for key, queue_offset in units_elsewhere(view, physical_offset):
         if queues.holds_batches(*key):
@@ -91,11 +91,11 @@ def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) 
 
 
 def split_names(text: str) -> list[str]:
-    """The pieces of a list, as Java splits: empty ones at the end are none."""
+    """The items of a list, split as Java does: empty ones at the end are dropped."""
     stripped = text.rstrip(SEPARATOR)
     return stripped.split(SEPARATOR) if stripped.strip() else []
 
 
 def can_be_queue(name: str) -> bool:
-    """Whether a queue of that name can have a directory."""
+    """True if a queue of that name can have a directory."""
     return can_be_topic(name) and len(name.encode()) <= INTERNAL_TOPIC_NAME_MAX

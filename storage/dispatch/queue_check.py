@@ -1,9 +1,9 @@
-"""Whether the files of a consume queue are its own: what a hand that moved files about leaves to be found.
+"""Checks that the files of a consume queue are its own, in case somebody has moved files by hand.
 
-A unit says where its record is, and the record says whose it is and where in its queue. Recovery reads the newest part
-of the log only, so files of a queue that were swapped, or swapped with those of another queue, would stay unseen and
-serve one message in the place of another. One record for each file is read here, and that is enough: a file moves as
-a whole.
+A unit points to its record, and the record names its queue and its offset there. Recovery reads the newest part of the
+log only. So it would not see that files of a queue were swapped with each other or with those of another queue, and
+consumers would get wrong messages. One record for each file is read here, and that is enough: a file is moved as a
+whole.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from storage.queue.consume_queue import ConsumeQueue
 
 
 def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
-    """Why the files of `queue`, which has found its end, are not what it wrote; empty if they may be.
+    """The reason why the files of `queue`, which has found its end, cannot be its own; empty if they may be.
 
-    Their last units must ascend in the log, and the records they lead to, where the log still has them, must be the
-    queue's. Where a record says otherwise two more of its file are asked: a bit may be flipped in the record.
+    The last units of the files must ascend in the log, and their records, if the log still has them, must be the
+    queue's. If a record says otherwise, two more of its file are read: the record itself may be damaged.
     """
     if queue.out_of_order:
         return f"the file of {queue.topic}:{queue.queue_id} from offset {queue.next_offset} on is out of order"
@@ -39,6 +39,7 @@ def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
 
 
 def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
+    """False if the unit at `queue_offset` leads to a record of another queue."""
     [unit] = queue.units(queue_offset, 1)
     start = int(unit["physical_offset"])
     try:

@@ -1,8 +1,8 @@
-"""Thousands of log records at a time, checked and taken apart as recovery needs them.
+"""Reads thousands of log records at a time into columns: checked, and with the fields that recovery needs.
 
-A block says what `raymq.record.check.check_record` and `dispatch_view` say of each record, a column at a time. It says
-so only where nothing is out of the ordinary. On any doubt (damage, a record that cannot be, a property that is there
-twice, a number that is none) there is no block, and the reader has to look at those records one by one.
+A block holds what `raymq.record.check.check_record` and `dispatch_view` say of each record, a column at a time. There
+is a block only for ordinary records. On any doubt (damage, an implausible record, a property that occurs twice, a
+number with other characters than digits) there is none, and the caller has to read those records one by one.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from raymq.record.layout import (
 from storage.dispatch.record_check import can_be_topic, is_torn
 
 BLOCK_BYTES: Final = 4 << 20
+"""A block ends with the first record that reaches so many bytes."""
 
 _INTS: Final = struct.Struct(">ii")
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
@@ -54,36 +55,42 @@ _PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERT
 
 
 class Producers(NamedTuple):
-    """Who sent the records at `rows` of a block, with which sequence: `codes` are indices into `instances`, which are
-    (producer id, epoch)."""
+    """The producers of a block's records; one element of each array per record that has one."""
 
+    # The record's row in the block, ascending.
     rows: Ints
+    # The index of its producer's instance.
     codes: Ints
+    # Its sequence.
     sequences: Ints
+    # The different instances: (producer id, epoch).
     instances: list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Good records back to back, one element of each array per record, in order.
+    """Good records back to back; one element of each array per record, in order."""
 
-    The first record starts at byte 0 of the block; `length` is where the last ends. `physical_offsets` are what the
-    records say of themselves. `topics` are numbered by `topic_codes`.
-    """
-
+    # The end of the last record, counted like `starts` from the start of the first.
     length: int
     starts: Ints
     sizes: NDArray[np.int32]
+    # As the records themselves say.
     physical_offsets: Ints
     sys_flags: Ints
+    # The different topics, and for each record the index of its own.
     topics: list[str]
     topic_codes: Ints
     queue_ids: Ints
     queue_offsets: Ints
+    # The codes of the records' units: of tags, or in delay queues times.
     tags_codes: Ints
+    # The newest store time of all records, in ms.
     last_store_timestamp_ms: int
     producers: Producers
+    # True if a record may name other queues (multi_dispatch.py).
     has_units_elsewhere: bool
+    # True for records that a scheduler stored, which waited in another queue before.
     was_moved: NDArray[np.bool_]
 
     @property
@@ -93,35 +100,36 @@ class Block:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether each record is in one queue, of single messages: none is an inner batch, or names other queues."""
+        """True if no record is an inner batch, and none names other queues."""
         return not self.has_units_elsewhere and not (self.sys_flags & SYS_FLAG_INNER_BATCH).any()
 
     def is_queued(self) -> NDArray[np.bool_]:
-        """Which records have a unit in a queue."""
+        """True for each record that has a unit in a queue."""
         return ~np.isin(self.sys_flags & SYS_FLAG_TRANSACTION_MASK, _NOT_QUEUED)
 
     def by_queue(self, chosen: NDArray[np.bool_]) -> Iterator[Ints]:
-        """The rows for which `chosen` is true, by queue, each in order, the queue first that comes first."""
+        """The rows for which `chosen` is true, queue by queue, in order; the queue of the first row comes first."""
         rows = np.flatnonzero(chosen)
         keys = self.queue_keys[rows]
         if not len(rows) or (keys == keys[0]).all():
             return iter([rows] if len(rows) else [])
+        # Sorted by queue, each queue's rows still in order; then split wherever the queue changes.
         order = np.argsort(keys, kind="stable")
         groups = np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
         return iter(sorted(groups, key=lambda group: int(group[0])))
 
     def queue_of(self, rows: Ints) -> tuple[str, int]:
-        """The queue of `rows`, which are of one."""
+        """The topic and queue id of `rows`, all of one queue."""
         return self.topics[int(self.topic_codes[rows[0]])], int(self.queue_ids[rows[0]])
 
 
 def was_moved(view: DispatchView) -> bool:
-    """Whether a scheduler stored the record, which waited in another queue before."""
+    """True if a scheduler stored the record, which waited in another queue before."""
     return PROPERTY_REAL_TOPIC in view.properties and not is_waiting_topic(view.topic)
 
 
 def is_queued(sys_flag: int) -> bool:
-    """Whether a record with these flags has a unit in a queue."""
+    """True if a record with these flags has a unit in a queue."""
     return sys_flag & SYS_FLAG_TRANSACTION_MASK not in _NOT_QUEUED
 
 
@@ -134,52 +142,55 @@ def read_block(
     delay_levels_ms: tuple[int, ...],
     may_be_torn: bool = False,
 ) -> Block | None:
-    """The records from `position` of a log file on, about 4 MiB of them; None where they have to be looked at singly.
+    """The records from `position` of a log file on, about 4 MiB of them; None if they have to be read one by one.
 
     `physical_offset` is that of the first. The block ends before the first bytes that are no record. With `may_be_torn`
-    (after a crash) a block has no last record that is torn; those before it are not, as a good record follows.
+    (after a crash) the last record is checked, too: those before it are not torn, as a good record follows each.
     """
     starts = _hop(data, position)
     if not starts:
         return None
+    # From here on positions count from the first record's start.
     rest = data[position:]
     bytes_of = np.frombuffer(rest, np.uint8)
     try:
-        places = find_fields(bytes_of, np.array(starts, np.int64) - position)
+        fields = find_fields(bytes_of, np.array(starts, np.int64) - position)
     except RecordError:
         return None
-    if check_crc and not _crcs_hold(rest, places):
+    if check_crc and not _crcs_hold(rest, fields):
         return None
-    named_topics = _topics(bytes_of, places)
-    if named_topics is None or not _is_plausible(places, physical_offset):
+    named_topics = _topics(bytes_of, fields)
+    if named_topics is None or not _is_plausible(fields, physical_offset):
         return None
-    last, last_size = starts[-1], int(places.head["total_size"][-1])
+    last, last_size = starts[-1], int(fields.head["total_size"][-1])
     file_start = physical_offset - position
     if may_be_torn and is_torn(data, last, last_size, file_start=file_start, check_crc=check_crc):
         return None
+    # The properties: tags, producers, and whether a scheduler moved the record.
     topics, topic_codes = named_topics
-    properties = _PropertyTexts(bytes_of, places)
+    properties = _PropertyTexts(bytes_of, fields)
     codes, producers = _tags_codes(properties, len(starts)), _producers(properties)
     real_topics = properties.values(PROPERTY_REAL_TOPIC)
     if codes is None or producers is None or real_topics is None:
         return None
+    # Records in delay queues: their units hold a time instead of a tag's code.
     waits = np.array([is_waiting_topic(topic) for topic in topics])[topic_codes]
     moved = np.zeros(len(starts), bool)
     moved[real_topics[0]] = True
     for row in np.flatnonzero(waits).tolist():
-        codes[row] = dispatch_view(rest, int(places.starts[row]), delay_levels_ms=delay_levels_ms).tags_code
+        codes[row] = dispatch_view(rest, int(fields.starts[row]), delay_levels_ms=delay_levels_ms).tags_code
     return Block(
-        int(places.starts[-1]) + int(places.head["total_size"][-1]),
-        places.starts,
-        places.head["total_size"].astype(np.int32),
-        places.head["physical_offset"].astype(np.int64),
-        places.sys_flag,
+        int(fields.starts[-1]) + int(fields.head["total_size"][-1]),
+        fields.starts,
+        fields.head["total_size"].astype(np.int32),
+        fields.head["physical_offset"].astype(np.int64),
+        fields.sys_flag,
         topics,
         topic_codes,
-        places.head["queue_id"].astype(np.int64),
-        places.head["queue_offset"].astype(np.int64),
+        fields.head["queue_id"].astype(np.int64),
+        fields.head["queue_offset"].astype(np.int64),
         codes,
-        int(places.store_timestamp.max()),
+        int(fields.store_timestamp.max()),
         producers,
         properties.has(PROPERTY_INNER_MULTI_DISPATCH),
         moved & ~waits,
@@ -187,7 +198,7 @@ def read_block(
 
 
 def _hop(data: memoryview, position: int) -> list[int]:
-    """Where records start, by their sizes and magics."""
+    """The positions where records start, found by their sizes and magics alone."""
     starts = []
     end, limit, unpack_from = len(data), position + BLOCK_BYTES, _INTS.unpack_from
     while position < limit and position <= end - MIN_RECORD_SIZE:
@@ -199,16 +210,17 @@ def _hop(data: memoryview, position: int) -> list[int]:
     return starts
 
 
-def _crcs_hold(data: memoryview, places: FieldOffsets) -> bool:
-    ends = (places.body_at + places.body_size).tolist()
-    found = [crc32(data[at:end]) for at, end in zip(places.body_at.tolist(), ends, strict=True)]
-    same = (np.array(found, np.int64) & 0x7FFFFFFF) == places.head["body_crc"]
-    return bool((same | (places.body_size == 0)).all())
+def _crcs_hold(data: memoryview, fields: FieldOffsets) -> bool:
+    """True if each record's body has the CRC that its header says; a record without a body has none."""
+    ends = (fields.body_at + fields.body_size).tolist()
+    found = [crc32(data[at:end]) for at, end in zip(fields.body_at.tolist(), ends, strict=True)]
+    same = (np.array(found, np.int64) & 0x7FFFFFFF) == fields.head["body_crc"]
+    return bool((same | (fields.body_size == 0)).all())
 
 
-def _topics(data: Bytes, places: FieldOffsets) -> tuple[list[str], Ints] | None:
-    """The topics, and for each record the number of its own. None if one cannot be a topic, or is no text."""
-    names, codes = _distinct(data, places.topic_at, places.topic_at + places.topic_size)
+def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:
+    """The different topics, and for each record the index of its own. None if one cannot be a topic, or is no text."""
+    names, codes = _distinct(data, fields.topic_at, fields.topic_at + fields.topic_size)
     try:
         topics = [name.decode() for name in names]
     except UnicodeDecodeError:
@@ -216,54 +228,65 @@ def _topics(data: Bytes, places: FieldOffsets) -> tuple[list[str], Ints] | None:
     return (topics, codes) if all(map(can_be_topic, topics)) else None
 
 
-def _is_plausible(places: FieldOffsets, physical_offset: int) -> bool:
-    """What recovery asks of a good record beside its checks (storage.recovery.recovery)."""
-    queue_offsets = places.head["queue_offset"]
-    offsets_max = (places.starts + physical_offset) // MIN_RECORD_SIZE
-    holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (places.head["queue_id"] >= 0)
+def _is_plausible(fields: FieldOffsets, physical_offset: int) -> bool:
+    """True if no record is implausible (`record_check.is_implausible`, but for topics)."""
+    queue_offsets = fields.head["queue_offset"]
+    offsets_max = (fields.starts + physical_offset) // MIN_RECORD_SIZE
+    holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (fields.head["queue_id"] >= 0)
     return bool(holds.all())
 
 
 class _PropertyTexts:
-    """The properties of many records: all their pieces (name, 0x01, value) in one text."""
+    """The properties of many records, in one text: pieces (name, 0x01, value), each followed by a separator."""
 
-    def __init__(self, data: Bytes, places: FieldOffsets) -> None:
-        self.text, self._row_ends = _join(data, places.properties_at, places.properties_size)
+    def __init__(self, data: Bytes, fields: FieldOffsets) -> None:
+        # The text, and for each record where its properties end there.
+        self.text, self._row_ends = _join(data, fields.properties_at, fields.properties_size)
         self.bytes = np.frombuffer(self.text, np.uint8)
+        # Where each piece ends, at a separator, and where it starts, behind the one before.
         self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
         self._starts = np.empty_like(self._ends)
         self._starts[0] = 0
         self._starts[1:] = self._ends[:-1] + 1
+        # The first four bytes of each piece as a number: most pieces are told apart by comparing those.
         self._beginnings = windows(self.bytes, 4)[self._starts].view(np.uint32)
 
     def has(self, name: str) -> bool:
-        """Whether a record may have the property `name`, perhaps as a part of something else."""
+        """True if a record may have the property `name`; the name may also be a part of some other text."""
         return f"{name}\x01".encode() in self.text
 
     def values(self, name: str) -> tuple[Ints, Ints, Ints] | None:
-        """In which records `name` is, and there the place of its value in `text`: from, to. Empty values are none. None
-        if a record has it twice: then the last one counts."""
+        """The rows of the records that have `name`, and the start and end of each value in `text`.
+
+        An empty value counts as none. None if a record has the property twice: then the last one counts, and the caller
+        has to read the records one by one.
+        """
         mark = f"{name}\x01".encode()
+        # Pieces that begin like the name; of those with a value, the ones that have the whole name.
         pieces = np.flatnonzero(self._beginnings == np.frombuffer(mark, np.uint32, 1)[0])
         at, end = self._starts[pieces] + len(mark), self._ends[pieces]
         filled = at < end
         at, end = at[filled], end[filled]
         same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
         at, end = at[same], end[same]
+        # The record of each value: the first whose properties end behind it.
         rows = np.searchsorted(self._row_ends, at, "right")
         return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
 
 
 def _distinct(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]:
-    """The different texts at these places, of which there are some, and for each place the number of its own."""
+    """The different texts among those from `at` to `end`, at least one, and for each the index of its own."""
     sizes, width = end - at, int((end - at).max())
+    # The texts that differ from the one before; all of them, unless they can be compared quickly.
     firsts = np.arange(len(at))
     if 0 < width <= _COMPARED_MAX_BYTES and int(at.max()) + width <= len(data):
-        # Neighbours are mostly alike: only where they differ a text is taken out.
+        # Neighbours are mostly alike: only where they differ a text is copied. Each row is a text, zeros behind its
+        # end.
         texts = windows(data, width)[at].view(np.uint8).reshape(-1, width)
         texts[np.arange(width) >= sizes[:, None]] = 0
         differs = (texts[1:] != texts[:-1]).any(axis=1) | (sizes[1:] != sizes[:-1])
         firsts = np.concatenate(([0], np.flatnonzero(differs) + 1))
+    # Number the copied texts, then repeat each number up to the next text that differs.
     view = data.data
     found = [bytes(view[one:other]) for one, other in zip(at[firsts].tolist(), end[firsts].tolist(), strict=True)]
     code_of = {text: code for code, text in enumerate(dict.fromkeys(found))}
@@ -272,18 +295,21 @@ def _distinct(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]:
 
 
 def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
-    """The texts at `at`, a separator or more between each two, then room for windows; and where the rows end."""
+    """The texts of `sizes` bytes at `at` in one text, each followed by a separator or more, then 16 bytes for windows
+    that reach beyond the end; and for each where it ends there."""
     ends, width = at + sizes, int(sizes.max()) + 1
     if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
+        # Rows of equal width that end with the text and begin with separators: one copy for all, if they are not much
+        # longer than the texts.
         rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
         rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
         return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
-    places = zip(at.tolist(), ends.tolist(), strict=True)
-    texts = [data.data[start:end] for start, end in places]
+    texts = [data.data[start:end] for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
     return b"\x02".join(texts) + b"\x02" + bytes(16), np.cumsum(sizes + 1)
 
 
 def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
+    """The code of each record's tags, 0 for a record without; None if a record has tags twice."""
     found = properties.values(PROPERTY_TAGS)
     if found is None:
         return None
@@ -296,7 +322,8 @@ def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
 
 
 def _producers(properties: _PropertyTexts) -> Producers | None:
-    """None where a record has some but not all of the three properties, or a number that is more than digits."""
+    """The producers of the records; None if a record has some but not all of the three properties, has one twice, or
+    has a number with other characters than digits."""
     nobody = np.zeros(0, np.int64)
     found = [properties.values(name) for name in _PRODUCER_NAMES]
     if any(values is None for values in found):
@@ -311,18 +338,20 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
     epochs, epoch_codes = _distinct(properties.bytes, epoch_at, epoch_end)
     if sequences is None or not all(epoch.isdigit() and len(epoch) <= _DIGITS_MAX for epoch in epochs):
         return None
+    # Each pair of a producer id and an epoch is an instance, numbered by their indices.
     pairs, codes = np.unique(id_codes * len(epochs) + epoch_codes, return_inverse=True)
-    places = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
-    instances = [(decode_utf8(ids[code]), int(epochs[epoch_code])) for code, epoch_code in places]
+    indices = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
+    instances = [(decode_utf8(ids[code]), int(epochs[epoch_code])) for code, epoch_code in indices]
     return Producers(rows, codes, sequences, instances)
 
 
 def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:
-    """The decimal numbers there; None if one is not all digits, or too long."""
+    """The decimal numbers from `at` to `end` in the text; None if one is not all digits, or too long."""
     sizes = end - at
     numbers = np.zeros(len(at), np.int64)
     if sizes.max() > _DIGITS_MAX:
         return None
+    # Numbers of one length at a time: a row of digits each, times the powers of ten.
     for size in np.unique(sizes).tolist():
         chosen = np.flatnonzero(sizes == size)
         digits = windows(text, size)[at[chosen]].view(np.uint8).reshape(-1, size) - np.uint8(ord("0"))

@@ -1,7 +1,7 @@
-"""What a good record is beside the checks of its own fields and CRC (`raymq.record.check.check_record`).
+"""Further checks of a record, beside those of its own fields and CRC (`raymq.record.check.check_record`).
 
-A record's CRC covers its body only. Recovery ends the log before a record that is not good by these rules either. A
-replica takes none that is implausible; whether one is torn only the store can tell that crashed.
+A record's CRC covers its body only. Recovery also ends the log before a record that is implausible or torn. A replica
+refuses an implausible one; only the store that crashed can tell that one is torn.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, find_sections, read_header
 
 SECTOR_BYTES: Final = 512
-"""What a disk writes as a whole, or not at all."""
+"""The size of the pieces that a disk writes as a whole, or not at all."""
 
 
 def can_be_topic(topic: str) -> bool:
-    """Whether a queue of that name can have a directory."""
+    """True if a queue of that name can have a directory."""
     return topic not in ("", ".", "..") and {"/", "\0"}.isdisjoint(topic)
 
 
 def is_implausible(view: DispatchView, physical_offset: int) -> bool:
-    """Whether the record asks for a queue that cannot exist, or for a place in it that it cannot have."""
+    """True if the record names a queue that cannot exist, or an offset there that it cannot have."""
     return (
         not can_be_topic(view.topic)
         or view.queue_id < 0
@@ -32,7 +32,7 @@ def is_implausible(view: DispatchView, physical_offset: int) -> bool:
 
 
 def is_torn(data: memoryview, position: int, size: int, *, file_start: int, **checks: bool) -> bool:
-    """Whether a crash took the end of the record at `position` of a log file's `data`, whose fields are good.
+    """True if a crash took the end of the record at `position` of a log file's `data`, whose fields are good.
 
     Such a record ends in zeros. So does one whose last property ends in NUL, where RocketMQ 4.9 wrote it: it leaves the
     last separator out. A record is whole in any case if a good record or a BLANK follows. As the last one it is torn if
@@ -54,7 +54,7 @@ def is_torn(data: memoryview, position: int, size: int, *, file_start: int, **ch
 
 
 def _good_one_follows(data: memoryview, position: int, file_start: int, checks: dict[str, bool]) -> bool:
-    """Whether the log goes on at `position` of a file's `data`."""
+    """True if a good record, or a BLANK that fills the file, is at `position` of a file's `data`."""
     size, good = check_record(data, position, **checks)
     if size == 0:
         return int.from_bytes(data[position : position + 4]) == len(data) - position

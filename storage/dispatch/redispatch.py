@@ -1,8 +1,9 @@
-"""Putting the records of a walk where they belong: missing units into the queues, producers into the dedup table.
+"""Dispatches the records of a recovery again: missing units to the queues, producers to the dedup table.
 
-One record at a time, or a block of them (record_blocks.py) with the same result. A block that holds something out of
-the ordinary (a gap, a topic deleted in its middle, offsets out of order, an inner batch, a record in several queues) is
-refused before anything is changed; its records have to come one at a time.
+Records come one at a time, or as a block (record_blocks.py) with the same result. A block with anything out of the
+ordinary (a gap, a topic deleted in its middle, offsets out of order, an inner batch, a record in several queues) is
+refused before anything is changed; its records have to come one at a time. The records tell what they are, not this
+store's settings: RocketMQ may have written them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from storage.queue.queue_table import QueueTable
 logger = logging.getLogger(__name__)
 
 _UNITS_HELD: Final = 4096
+"""Missing units of a queue are written when there are so many."""
 
 
 @dataclass(slots=True)
@@ -42,10 +44,11 @@ class _Missing:
 
     @property
     def next_offset(self) -> int:
-        """What the queue's next offset is with these units."""
+        """The queue's next offset, once these units are written."""
         return self.queue.next_offset + len(self.sizes)
 
     def write(self) -> None:
+        """Write the units to the queue's files and forget them."""
         if self.sizes:
             self.queue.reserve(len(self.sizes))
             self.queue.append_scattered(
@@ -57,6 +60,7 @@ class _Missing:
                 column.clear()
 
     def write_if_many(self) -> None:
+        """Write the units if there are enough of them."""
         if len(self.sizes) >= _UNITS_HELD:
             self.write()
 
@@ -69,21 +73,24 @@ class _Addition(NamedTuple):
 
 
 class Redispatch:
-    """What one recovery puts into the queues, the dedup table and the deliveries. `queued` counts units."""
+    """The dispatch of one recovery to the queues, the dedup table and the delivery progress. For one thread."""
 
     def __init__(
         self, queues: QueueTable, dedup: DedupTable, deliveries: DeliveryProgress, *, after_crash: bool
     ) -> None:
         self._queues, self._dedup, self._deliveries = queues, dedup, deliveries
         self._after_crash = after_crash
+        # The missing units of each queue that a record named, of queues of single messages only.
         self._missing: dict[tuple[str, int], _Missing] = {}
+        # The end of the last record that a queue points to; after a crash nobody knows it.
         self.dispatched_end = -1
-        """Where the last record ends that a queue points to; after a crash nobody knows."""
+        # Set by recovery when a queue has less than the snapshot says: all queues are made again then.
         self.queues_were_lost = False
+        # The units that were put into queues.
         self.queued = 0
 
     def queues_reach(self, physical_offset: int) -> None:
-        """A queue points to records up to `physical_offset`."""
+        """Note that a queue points to records up to `physical_offset`."""
         self.dispatched_end = max(self.dispatched_end, physical_offset)
 
     def start_again(self) -> None:
@@ -95,9 +102,12 @@ class Redispatch:
         for missing in self._missing.values():
             missing.write()
 
-    def put(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
-        """Put a good record where it belongs, if it is not there. QueueGapError unless gaps may be filled: then the
-        walk started at the first record, so what is not there is lost."""
+    def put_record(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
+        """Put a good record into the queues it belongs to, if it is missing there, and remember its producer.
+
+        QueueGapError when units before it are missing, unless gaps may be filled: then the walk started at the log's
+        first record, so that the records of missing units are lost.
+        """
         if not is_queued(view.sys_flag):
             return
         if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
@@ -106,20 +116,20 @@ class Redispatch:
             return
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         if self._put_unit(own, view, physical_offset, may_fill_gaps=may_fill_gaps):
-            self.remember(view, physical_offset)
+            self.remember_record(view, physical_offset)
         for unit in units_elsewhere(view, physical_offset):
             if self._queues.holds_batches(*unit.key) or self._may_be_stale(unit, view):
                 continue
             self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
 
     def _may_be_stale(self, unit: QueueUnit, view: DispatchView) -> bool:
-        """Whether an offset before its queue's beginning may be that of another message
+        """True if an offset before its queue's beginning may be that of another message
         (storage.dispatch.multi_dispatch)."""
         queue = self._queues.get_plain(*unit.key)
         return not is_dispatched(view.topic) and queue is not None and unit.queue_offset < queue.first_offset
 
     def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Put one unit of a record into a queue, if it is not there. False: the queue was deleted since."""
+        """Put one unit of a record into a queue, if it is missing. False if the queue was deleted since."""
         (topic, queue_id), queue_offset = unit
         missing = self._missing.get(unit.key)
         if missing is None:
@@ -139,16 +149,19 @@ class Redispatch:
             missing.write_if_many()
         return True
 
-    def remember(self, view: DispatchView, physical_offset: int) -> None:
-        """Remember who sent a record."""
+    def remember_record(self, view: DispatchView, physical_offset: int) -> None:
+        """Note the producer of a record."""
         was_deleted = self._queues.was_deleted_after(view.topic, physical_offset)
         remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
     def put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """`put` for the records of a block, the first of which is at `physical_offset`. False: nothing was done."""
+        """`put_record` for the records of a block, the first of which is at `physical_offset`. False if nothing was
+        done: the records have to come one at a time."""
         if not block.is_ordinary:
             return False
+        # True for each record that has a unit, in a queue that was not deleted since.
         counted = block.is_queued()
+        # Nothing is changed before every queue's rows are known to be in order.
         additions: list[_Addition] = []
         for rows in block.by_queue(counted):
             if self._were_deleted(block, rows, physical_offset):
@@ -169,39 +182,47 @@ class Redispatch:
         return True
 
     def remember_block(self, block: Block, physical_offset: int) -> bool:
-        """`remember` for the records of a block. False: nothing was done."""
+        """`remember_record` for the records of a block. False if nothing was done."""
         return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
 
     def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
-        """Whether all of `rows`, which are of one queue, belong to a topic that was deleted since."""
+        """True if all of `rows`, which are of one queue, belong to a topic that was deleted since."""
         topic, queue_id = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
         return (topic, queue_id) not in self._missing and self.was_deleted(topic, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
-        """What of `rows`, all of one queue, is missing there; None where it takes more than to put it at the end."""
+        """The units missing from the queue of `rows`, all of one queue, if they can be appended to it; None if the rows
+        must be handled one by one."""
         topic, queue_id = block.queue_of(rows)
+        # Single messages are not appended to a queue of inner batches.
         if self._queues.holds_batches(topic, queue_id):
             return None
+        # The topic was deleted after the first row, and not after the last: the rows are of two queues.
         if self.was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
             return None
         missing = self._missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
+        # So many of the rows the queue has already; negative if units before the first row are missing.
         known = missing.next_offset - int(offsets[0])
+        # True if each offset follows the one before it.
         in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
+        # The queue has lost units that are not at its end.
         lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
+        # Rows out of order can be skipped only if the queue has all of them.
         if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
             return None
         return _Addition(missing, rows[min(known, len(rows)) :] if in_order else rows[:0])
 
     def _missing_in(self, topic: str, queue_id: int) -> _Missing:
+        """The missing units of a queue, which is made if there is none."""
         missing = self._missing.get((topic, queue_id))
         if missing is None:
             missing = self._missing[topic, queue_id] = _Missing(self._queues.get_or_create(topic, queue_id))
         return missing
 
     def was_deleted(self, topic: str, physical_offset: int) -> bool:
-        """Whether the topic of a record at `physical_offset` was deleted since, by this store or by RocketMQ."""
+        """True if the topic of a record at `physical_offset` was deleted since, by this store or by RocketMQ."""
         if self._queues.was_deleted_after(topic, physical_offset):
             return True
         if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
@@ -210,6 +231,7 @@ class Redispatch:
         return not self._queues.has_topic(topic)
 
     def _skip_lost_units(self, missing: _Missing, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
+        """Let the queue go on at `unit`, behind a gap. QueueGapError unless gaps may be filled."""
         queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:
             raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {unit.queue_offset}")
@@ -219,11 +241,11 @@ class Redispatch:
         missing.queue.start_at(unit.queue_offset)
 
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
-        """Remember who sent the records for which `counted` is true. False, and nothing is done, if one is of a deleted
-        topic, or if producers would be forgotten: then their order counts."""
+        """Note the producers of the records for which `counted` is true. False, and nothing is done, if one is of a
+        deleted topic, or if producers would be forgotten: then their order matters."""
         found = producers_of(block, counted)
         was_deleted = any(self._queues.was_deleted_after(topic, physical_offset) for topic in found.topics)
-        if was_deleted or not found.fit(self._dedup):
+        if was_deleted or not found.fits_into(self._dedup):
             return False
-        found.remember(self._dedup, self._deliveries)
+        found.remember_in(self._dedup, self._deliveries)
         return True

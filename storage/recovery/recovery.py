@@ -187,7 +187,7 @@ class Recovery:
                 )
         for row in snapshot.producers:
             if not is_deleted(row.topic):
-                self._dedup.load(row)
+                self._dedup.load_row(row)
         self._last_record_offset = snapshot.last
         last = dispatch_view(self._reader.log_bytes(snapshot.last, snapshot.end))
         self._last_store_timestamp_ms = last.store_timestamp_ms
@@ -241,7 +241,7 @@ class Recovery:
                 size, good = check_record(data, position, check_crc=False)
                 if not good or size <= 0:
                     return
-                self._redispatch.remember(dispatch_view(data, position), start + position)
+                self._redispatch.remember_record(dispatch_view(data, position), start + position)
                 position += size
 
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
@@ -279,7 +279,7 @@ class Recovery:
                 return None
             if self._after_crash and is_torn(data, position, size, file_start=start, **self._checks):
                 return None
-            self._redispatch.put(view, start + position, may_fill_gaps=may_fill_gaps)
+            self._redispatch.put_record(view, start + position, may_fill_gaps=may_fill_gaps)
             self._note_walked(1, start + position, view.store_timestamp_ms)
         return size
 

@@ -1,9 +1,10 @@
-"""Appending another replica's chunks of the log (log_chunks.py): records, queues, dedup table and deliveries.
+"""Appends another replica's chunks (log_chunks.py): to the log, the queues, the dedup table and the deliveries.
 
-A chunk of many records, none out of the ordinary, is taken as one block (record_blocks.py), a column at a time. On any
-doubt nothing is done, and the chunk is looked at record by record, which comes to the same and can also say what is
-wrong, put inner batches into their queues (batch_dispatch.py) and messages into several (multi_dispatch.py), and delete
-a topic in the chunk's middle. It is also faster for few records.
+A chunk of many ordinary records is appended as one block (record_blocks.py), a column at a time. On any doubt nothing
+is done, and the chunk is read record by record. That has the same result and can do more: say what is wrong, put inner
+batches into their queues (batch_dispatch.py) and messages into several (multi_dispatch.py), and delete a topic in the
+chunk's middle. It is also faster for few records. Which way a chunk goes is seen from its records, not from this
+store's settings: the master may have others.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 
 BLOCK_RECORDS_MIN: Final = 128
+"""A chunk with fewer records is read record by record."""
 
 
 class _Units(NamedTuple):
-    """What a chunk adds to the queue of `key`, whose first of these units is at `queue_offset`."""
+    """The units that a chunk adds to one queue, in order; one element of each array per unit."""
 
+    # The topic and queue id.
     key: tuple[str, int]
+    # The queue offset of the first unit; the others follow it without gaps.
     queue_offset: int
     physical_offsets: Ints
     sizes: NDArray[np.int32]
@@ -43,7 +47,7 @@ class _Units(NamedTuple):
 
 
 class _Last(NamedTuple):
-    """A chunk's last record, and the newest store time of all."""
+    """The physical offset of a chunk's last record, and the newest store time of all its records."""
 
     physical_offset: int
     store_timestamp_ms: int
@@ -52,14 +56,15 @@ class _Last(NamedTuple):
 def parse_chunk(
     data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...]
 ) -> list[DispatchView]:
-    """The records of a chunk that is to lie at `physical_offset`. InvalidArgumentError unless it is whole and good."""
+    """The records of a chunk that is to be written at `physical_offset`. InvalidArgumentError unless it is whole and
+    good."""
     views: list[DispatchView] = []
-    position, room = 0, file_size - physical_offset % file_size
-    if len(data) > room:
+    position, left = 0, file_size - physical_offset % file_size
+    if len(data) > left:
         raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} goes over its file's end")
     while position < len(data):
         size, good = check_record(data, position)
-        if good and size == 0 and len(data) == room:
+        if good and size == 0 and len(data) == left:
             return views
         try:
             view = dispatch_view(data, position, delay_levels_ms=delay_levels_ms) if good and size > 0 else None
@@ -73,12 +78,12 @@ def parse_chunk(
 
 
 def _has_many(data: memoryview) -> bool:
-    """Whether there are so many records, if all are like the first, that they are faster as a block."""
+    """True if the chunk has so many records, if all are as long as the first, that it is faster as a block."""
     return len(data) >= BLOCK_RECORDS_MIN * int.from_bytes(data[:4])
 
 
 def _fits(view: DispatchView, physical_offset: int) -> bool:
-    """Whether the record is one of this place, and one that recovery would take."""
+    """True if the record says that it is at this offset, and recovery would keep it."""
     return view.physical_offset == physical_offset and not is_implausible(view, physical_offset)
 
 
@@ -89,11 +94,12 @@ class ChunkAppender:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
+        # The units that the chunk under way put into queues: topic, messages, bytes.
         self._puts: list[tuple[str, int, int]] = []
 
     def append_chunk(self, physical_offset: int, data: bytes) -> list[tuple[str, int, int]]:
-        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns what
-        was put into queues: topic, messages, bytes.
+        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns the
+        units that were put into queues: topic, messages, bytes.
 
         InvalidArgumentError, and nothing is written, unless the chunk is whole, good, and continues log and queues.
         OSError: the disk failed in the middle.
@@ -115,6 +121,7 @@ class ChunkAppender:
         singly."""
         if len(data) > self._log.file_size - physical_offset % self._log.file_size:
             return False
+        # Its records' own fields must be good, and each record must say that it is where it will be.
         block = read_block(data, 0, physical_offset, check_crc=True, delay_levels_ms=self._delay_levels_ms)
         if block is None or not block.is_ordinary or not self._ends_with(data, block.length, physical_offset):
             return False
@@ -122,8 +129,9 @@ class ChunkAppender:
             return False
         counted = block.is_queued()
         producers = producers_of(block, counted)
-        if not producers.fit(self._dedup):
+        if not producers.fits_into(self._dedup):
             return False
+        # The units of each queue. One whose offsets have gaps is left out, so that the count below does not agree.
         units = [
             _Units(
                 block.queue_of(rows),
@@ -138,22 +146,23 @@ class ChunkAppender:
         if sum(len(one.sizes) for one in units) < np.count_nonzero(counted) or not all(map(self._continues, units)):
             return False
         self._write(physical_offset, data, _Last(int(block.physical_offsets[-1]), block.last_store_timestamp_ms), units)
-        producers.remember(self._dedup, self._deliveries)
+        producers.remember_in(self._dedup, self._deliveries)
         return True
 
     def _ends_with(self, data: memoryview, position: int, physical_offset: int) -> bool:
-        """Whether the chunk ends at `position`, or with its file and a BLANK from there on."""
+        """True if the chunk ends at `position`, or has a BLANK there and ends with its file."""
         if position == len(data):
             return True
         at_file_end = (physical_offset + len(data)) % self._log.file_size == 0
         return at_file_end and check_record(data, position) == (0, True)
 
     def _continues(self, units: _Units) -> bool:
-        """Whether these units go on where their queue ends, or begin one. None go into a queue of inner batches."""
-        if self._queues.holds_batches(*units.key):
-            return False
-        queue = self._queues.get_plain(*units.key)
-        return queue is None or not queue.exists or queue.next_offset == units.queue_offset
+        """True if these units follow the last one of their queue, or begin a queue. They never follow inner batches."""
+        queue = self._queues.get(*units.key)
+        if queue is None:
+            return True
+        follows = not queue.exists or queue.next_offset == units.queue_offset
+        return follows and isinstance(queue, ConsumeQueue)
 
     def _append_views(self, physical_offset: int, data: memoryview, views: Sequence[DispatchView]) -> None:
         """`append_chunk` record by record."""
@@ -182,7 +191,7 @@ class ChunkAppender:
             remember_producer(view, self._dedup, self._deliveries)
 
     def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, str] | None:
-        """The first record that begins a queue anew, and the queue's topic."""
+        """The first record that begins a queue anew, and the queue's topic; None if there is none."""
         seen: set[tuple[str, int]] = set()
         for view in views:
             is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
@@ -200,8 +209,9 @@ class ChunkAppender:
         return None
 
     def _by_kind(self, views: Sequence[DispatchView]) -> tuple[list[DispatchView], list[DispatchView]]:
-        """The records for queues of single messages; and those for batch queues, with what is in neither: `put_batch`
-        says so. A queue that is not there is of the kind of its first record, as when they come one at a time."""
+        """Divide records into those for queues of single messages, and those for `put_batch`, which also logs the ones
+        that belong to no queue. A queue that does not exist yet is of the kind of its first record, as if the records
+        came one at a time."""
         singles: list[DispatchView] = []
         batches: list[DispatchView] = []
         of_batches: dict[tuple[str, int], bool] = {}
@@ -217,17 +227,19 @@ class ChunkAppender:
         return singles, batches
 
     def _put_batch(self, view: DispatchView) -> None:
+        """Put an inner batch into its queue, if it belongs there."""
         if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
             self._show_end_of((view.topic, view.queue_id))
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _show_end_of(self, key: tuple[str, int]) -> None:
-        """Show what was put into a queue when the rest of the chunk is shown."""
+        """Let consumers see the queue's end once they see the rest of the chunk."""
         queue = self._queues.get(*key)
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, physical_offset: int, views: Sequence[DispatchView]) -> list[_Units]:
+        """The units of these records, by queue. InvalidArgumentError unless they continue their queues."""
         by_queue: dict[tuple[str, int], list[DispatchView]] = {}
         for view in views:
             by_queue.setdefault((view.topic, view.queue_id), []).append(view)
@@ -242,7 +254,7 @@ class ChunkAppender:
         return units
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[_Units]) -> None:
-        """Write a chunk that was found good, with `last` unless it holds no record, and its units."""
+        """Write a chunk that was found good, and its units. `last` is None for a chunk without a record."""
         self._log.reserve(physical_offset + len(data) - 1)
         queues: list[ConsumeQueue] = []
         for one in units:

@@ -1,7 +1,7 @@
-"""Which master epoch began where in the log: what a replica compares with its master's before it follows (spec §11.2).
+"""The file of a replica's epochs: the offset at which each began, to compare with its master's (spec §11.2).
 
 On disk
-    epochFileCheckpoint         2                   how many lines of epochs follow
+    epochFileCheckpoint         2                   the number of lines of epochs
                                 1895893516          CRC-32 of those lines, top bit cleared; 0 says unchecked
                                 1-0                 epoch 1 began at physical offset 0
                                 2-1073741824
@@ -56,8 +56,8 @@ class EpochFile:
         self._backup = root / f"{EPOCH_FILE}.bak"
         self.entries: tuple[EpochEntry, ...] = tuple(self._read())
 
-    def append(self, epoch: int, start_offset: int) -> None:
-        """A new epoch began. InvalidArgumentError unless both numbers are larger than the last ones."""
+    def begin_epoch(self, epoch: int, start_offset: int) -> None:
+        """Note that a new epoch began. InvalidArgumentError unless both numbers are larger than the last ones."""
         entry = EpochEntry(epoch, start_offset)
         last = self.entries[-1] if self.entries else EpochEntry(-1, -1)
         if epoch <= last.epoch or start_offset <= last.start_offset:
@@ -65,11 +65,11 @@ class EpochFile:
         self._write((*self.entries, entry))
 
     def truncate_from(self, physical_offset: int) -> None:
-        """The log was cut at `physical_offset`: forget the epochs that began there or later."""
+        """Forget the epochs that began at `physical_offset` or later: the log was cut there."""
         self._write(tuple(entry for entry in self.entries if entry.start_offset < physical_offset))
 
     def forget_before(self, physical_offset: int) -> None:
-        """The log starts at `physical_offset` now: forget the epochs that ended at or before it. The last one stays."""
+        """Forget the epochs that ended at or before `physical_offset`, where the log starts now. The last one stays."""
         ends = [entry.start_offset for entry in self.entries[1:]]
         self._write(tuple(e for e, end in zip(self.entries, [*ends, 2**63], strict=False) if end > physical_offset))
 

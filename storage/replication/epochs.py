@@ -1,8 +1,9 @@
 """Epochs and sync-state sets: the values by which the replicas of a broker group compare their logs.
 
-A broker group has replicas 0, 1, …; each is a store of its own. One of them leads (the master) in an *epoch*, a number
-that grows with each start of leading; the others follow. The *sync-state set* are the replicas that have everything
-up to the *confirm offset*: any of them may lead next, and consumers see nothing beyond it (spec/storage.md §11.2).
+A broker group has replicas 0, 1, …; each is a store of its own. One of them, the master, leads in an *epoch*, a number
+that grows each time a replica begins to lead; the others follow. The *sync-state set* consists of the replicas that
+have the whole log up to the *confirm offset*: any of them may lead next, and consumers see nothing beyond that offset
+(spec/storage.md §11.2).
 
 A change of how two logs are compared, or of a value that is both sent and on disk, belongs here; values that are only
 sent are in actors.core.replica.orders.
@@ -36,6 +37,7 @@ class SyncStateSet:
 
     epoch: int
     version: int
+    # The id of each member's store directory. A directory that was lost and begun anew is no member.
     stores: Mapping[int, str]
 
     @property
@@ -54,6 +56,7 @@ class EpochHistory:
     """A master's epochs and the bounds of its log on disk, which a follower compares with its own."""
 
     entries: tuple[EpochEntry, ...]
+    # The log's first offset, and the end of what is on the master's disk.
     min_offset: int
     end_offset: int
 
@@ -65,9 +68,13 @@ class LogChunk:
     Empty when there was nothing in time. `confirm_offset` is the master's, `end_offset` the end of the log on its disk.
     """
 
+    # The offset of the first byte.
     physical_offset: int
+    # Empty when nothing came in time.
     data: bytes
+    # The epoch of the records; None for a log of before there were epochs.
     entry: EpochEntry | None
+    # The master's confirm offset, and the end of what is on its disk.
     confirm_offset: int
     end_offset: int
 

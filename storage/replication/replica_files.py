@@ -1,11 +1,12 @@
-"""Who a store directory is among the replicas of its broker group, and what it last heard of their sync-state set.
+"""The files by which a store directory is known as a replica: its id, and the newest sync-state set it heard of.
 
 On disk
     config/replica.json         {"storeId": "9f…", "incarnation": 4}
     config/syncStateSet.json    {"epoch": 6, "version": 9, "stores": {"0": "9f…", "1": "c2…"}}
 
-The id is made with the directory and goes with it: what is at the same path later, begun anew, is another replica's
-beginning. The incarnation counts the openings; it is on disk before the directory is used. A crash leaves either text.
+The id is made with the directory and goes with it: a directory that is begun anew at the same path is another store.
+The incarnation counts the openings; it is on disk before the directory is used. A crash leaves the old text or the new
+one.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class ReplicaFiles:
         config.write(REPLICA_FILE, json.dumps({"storeId": self.store_id, "incarnation": self.incarnation}))
         self.sync_state_set = self._read_set()
 
-    def note(self, newest: SyncStateSet) -> None:
-        """Remember a set, if it is newer than the one that is known."""
+    def note_set(self, newest: SyncStateSet) -> None:
+        """Write down a set, if it is newer than the one that is known."""
         known = self.sync_state_set
         if known is None or newest.order > known.order:
             stores = {str(replica): store_id for replica, store_id in sorted(newest.stores.items())}

@@ -191,12 +191,12 @@ class Cleaner:
         if full:
             reason = (
                 f"the disk of {self._log.paths} is {self._usage:.0%} full, over "
-                "disk_space_warning_level_ratio; make room, or delete topics and shorten file_reserved_time_hours"
+                "disk_space_warning_level_ratio; free some space, or delete topics and shorten file_reserved_time_hours"
             )
             if self._flags.set_flag(RunningFlag.DISK_FULL, reason):
                 logger.error("%s; no appends are taken", reason)
         elif self._flags.clear_flag(RunningFlag.DISK_FULL):
-            logger.info("the disk of %s has room again; appends are taken", self._log.paths)
+            logger.info("the disk of %s has space again; appends are taken", self._log.paths)
 
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
         """Delete the log files that end at or before `limit`, and the files that lead only there; returns how many log

@@ -66,7 +66,7 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 
 
 def outcome(store: MessageStore, physical_offset: int, data: bytes) -> str:
-    """What appending the chunk comes to: an error's text, or nothing."""
+    """Append the chunk; returns the error's text, or nothing."""
     try:
         store.chunks.append_chunk(physical_offset, data)
     except InvalidArgumentError as error:

@@ -40,7 +40,7 @@ def settings(dice: random.Random) -> dict[str, int | bool]:
 
 
 def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) -> None:
-    """What is there before the recovery: a log, and queues that know all, some or nothing of it."""
+    """Make the state before a recovery: a log, and queues that know all, some or nothing of it."""
     log = Log(dice)
     log.write(dice.choice((0, 3, 30, 100)))
     log.put(root)
@@ -97,7 +97,7 @@ def state_of(store: MessageStore, root: Path) -> dict[str, object]:
 
 
 def outcomes(root: Path, changes: dict[str, int | bool]) -> dict[str, object]:
-    """What opening the store comes to."""
+    """The state of the store once it is opened."""
     store = open_store(root, **changes, flush_interval_consume_queue_ms=60_000)
     try:
         return state_of(store, root)

@@ -61,7 +61,7 @@ class Files:
 
 
 class Queue:
-    """What `DeliveryProgress.fit` looks at."""
+    """A queue, as far as `DeliveryProgress.clamp_to_queues` reads it."""
 
     def __init__(self, source: Source, next_offset: int) -> None:
         self.topic, self.queue_id = source
@@ -96,7 +96,7 @@ class Model:
                 properties["TIMER_DELIVER_MS"] = str(self.due_ms[entry.number])
             code = waiting_code(*entry.queue, properties, entry.store_ms) or 0
             self._write(entry, code, evidence=index >= self.saved_log)
-        self.deliveries.fit([Queue(source, len(codes)) for source, codes in self.units.items()])
+        self.deliveries.clamp_to_queues([Queue(source, len(codes)) for source, codes in self.units.items()])
 
     def _write(self, entry: Entry, code: int, *, evidence: bool = True) -> None:
         self.log.append(entry)
@@ -142,8 +142,8 @@ class Model:
         return self.queues[source]
 
     def round(self, stop_after: int | None = None) -> bool:
-        """What storage.schedule.scheduler does in a round; whether there was anything. It may be killed after some
-        puts."""
+        """Do what storage.schedule.scheduler does in a round; true if there was anything to do. It may be killed after
+        some puts."""
         self.store_ms = max(self.store_ms, self.clock_ms)
         busy = False
         for source in [source for source in list(self.units) if source != TARGET]:

@@ -36,7 +36,7 @@ tags = st.sampled_from(TAGS)
 
 
 class Stored(NamedTuple):
-    """A message of the model; its queue offset is its place in the list."""
+    """A message of the model; its queue offset is its index in the list."""
 
     body: bytes
     tag: str | None
@@ -128,8 +128,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         for (queue, _, tag), batch, result in zip(work, batches, results, strict=True):
             assert result.queue_offset == before[queue]
             assert not result.duplicate
-            places = zip(self.bodies[queue], physical_offsets(batch, result), strict=True)
-            self.model[queue] += [Stored(body, tag, place) for body, place in places]
+            offsets = zip(self.bodies[queue], physical_offsets(batch, result), strict=True)
+            self.model[queue] += [Stored(body, tag, offset) for body, offset in offsets]
             self.last_batch[queue] = batch, before[queue]
 
     @precondition(lambda self: self.last_batch)
@@ -221,7 +221,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store.close()
         file_bytes = self.changes["mapped_file_size_commit_log_bytes"]
         # Recovery after a clean stop looks at the last file only, which may hold a deleted topic's records alone.
-        last = [offset for offset in self.places() if offset // file_bytes == (end - 1) // file_bytes]
+        last = [offset for offset in self.offsets_left() if offset // file_bytes == (end - 1) // file_bytes]
         if last:
             offset = last[min(int(len(last) * share), len(last) - 1)]
             path = self.root / "commitlog" / f"{offset - offset % file_bytes:020d}"
@@ -233,17 +233,19 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def truncate_the_log_and_open(self, share: float) -> None:
-        """What a replica does that has more than its master."""
+        """Cut the log, as a replica does that has more than its master."""
         end = self.store.status().max_physical_offset
-        places = [*self.places(), end]
+        offsets = [*self.offsets_left(), end]
         self.store.close()
-        truncate_log(small_settings(self.root, **self.changes), places[min(int(len(places) * share), len(places) - 1)])
+        truncate_log(
+            small_settings(self.root, **self.changes), offsets[min(int(len(offsets) * share), len(offsets) - 1)]
+        )
         self.store = open_store(self.root, **self.changes)
         assert self.store.status().cut_bytes == 0
         self.forget_what_is_behind_the_end()
 
-    def places(self) -> list[int]:
-        """Where the messages that are left are in the log, in order."""
+    def offsets_left(self) -> list[int]:
+        """The physical offsets of the messages that are left, in order."""
         return sorted(message.physical_offset for queue in QUEUES for message in self.readable(queue))
 
     def min_offset(self, queue: tuple[str, int]) -> int:

@@ -259,9 +259,9 @@ def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_q
     while data := source.chunks.read_chunk(target.end_offset, 1 << 20):
         target.chunks.append_chunk(target.end_offset, data)
     for store in (source, target):
-        [(producer, topic, _, _, runs), *others] = sorted(store._parts.dedup.rows(), reverse=True)
-        assert (producer, topic, runs) == ("P", "T", [(0, 1, 0)])
-        assert [(row.producer_id, row.topic, row.runs) for row in others] == [("P", SCHEDULE_TOPIC, [(0, 200, 0)])]
+        [(producer, topic, _, _, ranges), *others] = sorted(store._parts.dedup.rows(), reverse=True)
+        assert (producer, topic, ranges) == ("P", "T", [(0, 1, 0)])
+        assert [(row.producer_id, row.topic, row.ranges) for row in others] == [("P", SCHEDULE_TOPIC, [(0, 200, 0)])]
         assert store._parts.deliveries.get((SCHEDULE_TOPIC, 0)).next_offset == 150
         [result] = store.append([make_batch([b"new"], topic="T", producer=("P", 1, 1))])
         assert (result.duplicate, result.queue_offset) == (False, 251)

@@ -1,4 +1,4 @@
-"""When the files of consume queues are flushed: by pages now and then, all of them where something counts on it."""
+"""The files of consume queues are flushed by pages now and then, and all of them before a file says they are."""
 
 from __future__ import annotations
 

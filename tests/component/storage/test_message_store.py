@@ -76,7 +76,7 @@ def fetch_one(
 
 
 def open_below(root: Path) -> list[str]:
-    """What this process has open below `root`, or had when it was deleted; mapped files count, too."""
+    """The files below `root` that this process has open, or had when they were deleted; mapped files count, too."""
     links = []
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as this very listing
@@ -775,7 +775,7 @@ def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
 def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush):
-    """What is flushed to files without names ends with this process."""
+    """Files without names end with this process, however well they are flushed."""
     root = tmp_path / "store"
     store = open_store(
         root,

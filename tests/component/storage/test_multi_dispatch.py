@@ -29,7 +29,7 @@ def batch_for(names: str, *bodies: bytes, **arguments: Any) -> EncodedBatch:
 
 
 def messages_in(store: MessageStore, name: str) -> list[MessageExt]:
-    """What is in a queue that messages are dispatched to, none left out."""
+    """The messages of a queue that messages are dispatched to, none left out."""
     bounds = store.queue_bounds(name, 0)
     messages: list[MessageExt] = []
     while len(messages) < bounds.max_offset - bounds.min_offset:

@@ -91,7 +91,7 @@ def timed(body: bytes, deliver_at_ms: int) -> Message:
 
 
 def delivered(store: MessageStore) -> list[MessageExt]:
-    """What is in the queue that the messages are for, which may grow meanwhile."""
+    """The messages of the queue that they are for, which may grow meanwhile."""
     end = store.queue_bounds("orders", 3).max_offset
     [result] = store.fetch([FetchRequest("orders", 3, 0, max(end, 1))], max_bytes=1 << 24, wait_s=0)
     return decode_records(result.records, broker_name="broker-a")

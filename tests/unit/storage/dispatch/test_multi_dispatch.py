@@ -1,4 +1,4 @@
-"""Which other queues a record is in: what its properties say, and what of it cannot be."""
+"""A record's units in other queues: those that its properties name, without the impossible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which record is torn: one that ends in zeros, with nothing good behind it, in the way a crash leaves it."""
+"""A record is torn if it ends in zeros the way a crash leaves it, with nothing good behind it."""
 
 from __future__ import annotations
 

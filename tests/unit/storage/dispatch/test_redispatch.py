@@ -1,4 +1,4 @@
-"""What a block of records must not hide: lost units, deleted topics, producers that have to be forgotten."""
+"""A block of records must not hide lost units, deleted topics, or producers that have to be forgotten."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_block_with_an_offset_before_the_queue_s_first_unit_is_left_to_the_car
     redispatch = walk(queues, DedupTable(10))
     assert not redispatch.put_block(block_of(data), 0, may_fill_gaps=False)
     with pytest.raises(QueueGapError, match="has lost its offset 3"):
-        redispatch.put(dispatch_view(data), 0, may_fill_gaps=False)
+        redispatch.put_record(dispatch_view(data), 0, may_fill_gaps=False)
     assert redispatch.put_block(block_of(data), 0, may_fill_gaps=True)
 
 
@@ -109,7 +109,7 @@ def test_a_producer_is_forgotten_when_it_is_its_turn(room: int) -> None:
     data = records(("a", 0, "p", 0), ("b", 0, "q", 0), ("c", 0, "r", 0), ("a", 1, "p", 1))
     singly, together = DedupTable(room), DedupTable(room)
     for start in record_starts(data).tolist():
-        walk(Queues(), singly).remember(dispatch_view(data, start), start)
+        walk(Queues(), singly).remember_record(dispatch_view(data, start), start)
     block = block_of(data)
     redispatch = walk(Queues(), together)
     if redispatch.remember_block(block, 0):
@@ -122,7 +122,7 @@ def test_a_producer_is_forgotten_when_it_is_its_turn(room: int) -> None:
 
 def test_a_run_of_which_the_beginning_is_known_goes_on_where_it_ends() -> None:
     known = DedupTable(10)
-    known.record(ProducerSequence("p", 0, 0), "a", 0, 2, 0)
+    known.record_messages(ProducerSequence("p", 0, 0), "a", 0, 2, 0)
     assert walk(Queues(), known).remember_block(block_of(records(*(("a", n, "p", n) for n in range(5)))), 0)
-    assert known.rows()[0].runs == [(0, 5, 0)]
+    assert known.rows()[0].ranges == [(0, 5, 0)]
     assert np.array_equal(known.stored_prefix(ProducerSequence("p", 0, 3), "a", 0, 4), [3, 4])

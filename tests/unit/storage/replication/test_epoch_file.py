@@ -21,8 +21,8 @@ def test_fact_25_the_epoch_file():
 def test_epochs_are_kept_with_the_text_before_as_bak(tmp_path):
     file = EpochFile(tmp_path)
     assert file.entries == ()
-    file.append(1, 0)
-    file.append(2, GIB)
+    file.begin_epoch(1, 0)
+    file.begin_epoch(2, GIB)
     assert (tmp_path / EPOCH_FILE).read_bytes() == b"2\n1895893516\n1-0\n2-1073741824\n"
     assert (tmp_path / f"{EPOCH_FILE}.bak").read_bytes() == b"1\n1725254278\n1-0\n"
     assert EpochFile(tmp_path).entries == ((1, 0), (2, GIB))
@@ -33,8 +33,8 @@ def test_epochs_are_kept_with_the_text_before_as_bak(tmp_path):
 )
 def test_a_damaged_file_gives_way_to_its_bak_and_two_are_an_error(tmp_path, damage):
     file = EpochFile(tmp_path)
-    file.append(1, 0)
-    file.append(2, 5)
+    file.begin_epoch(1, 0)
+    file.begin_epoch(2, 5)
     (tmp_path / EPOCH_FILE).write_text(damage)
     assert EpochFile(tmp_path).entries == ((1, 0),)
     (tmp_path / f"{EPOCH_FILE}.bak").write_text(damage)
@@ -45,16 +45,16 @@ def test_a_damaged_file_gives_way_to_its_bak_and_two_are_an_error(tmp_path, dama
 @pytest.mark.parametrize("entry", [(2, 200), (1, 200), (3, 100), (3, 50)])
 def test_an_epoch_must_have_a_larger_number_and_begin_later(tmp_path, entry):
     file = EpochFile(tmp_path)
-    file.append(2, 100)
+    file.begin_epoch(2, 100)
     with pytest.raises(InvalidArgumentError):
-        file.append(*entry)
+        file.begin_epoch(*entry)
     assert EpochFile(tmp_path).entries == ((2, 100),)
 
 
 def test_epochs_leave_with_the_log(tmp_path):
     file = EpochFile(tmp_path)
     for epoch, start in ((1, 0), (2, 100), (4, 300)):
-        file.append(epoch, start)
+        file.begin_epoch(epoch, start)
     file.forget_before(100)
     assert file.entries == ((2, 100), (4, 300))
     file.truncate_from(300)

@@ -1,4 +1,4 @@
-"""Who a store directory is, over openings and losses."""
+"""The identity of a store directory, over openings and losses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_the_newest_set_is_remembered(tmp_path):
     files = ReplicaFiles(ConfigFiles(tmp_path))
     assert files.sync_state_set is None
     newer = SyncStateSet(2, 7, {0: "x", 1: "y"})
-    files.note(newer)
-    files.note(SyncStateSet(1, 99, {0: "x"}))
+    files.note_set(newer)
+    files.note_set(SyncStateSet(1, 99, {0: "x"}))
     assert ReplicaFiles(ConfigFiles(tmp_path)).sync_state_set == newer
 
 
