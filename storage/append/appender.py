@@ -97,7 +97,8 @@ class Appender:
         return [self._check(batch) for batch in batches]
 
     def _check(self, batch: EncodedBatch) -> CheckedBatch:
-        _check_queue_id(batch.queue_id)
+        if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
+            raise _negative_queue_id(batch.queue_id)
         ends = record_ends(batch.sizes)
         facts = validate_batch(batch, ends)
         refused = refuse_batch(
@@ -121,7 +122,9 @@ class Appender:
         failed in the middle.
         """
         stored = self._stored_before(batches)
-        rests = [checked.without(len(prefix)) for checked, prefix in zip(batches, stored, strict=True)]
+        rests = [
+            checked.without(len(prefix)) if prefix else checked for checked, prefix in zip(batches, stored, strict=True)
+        ]
         plan = self._plan(rests)
         self._reserve(plan.units, plan.spans)
         return self._write_batches(batches, rests, stored, plan)
@@ -171,7 +174,8 @@ class Appender:
         """Plan where deliveries go, and run the checks that depend on it; also returns where each record ends, counted
         from the first one's start."""
         for item in deliveries:
-            _check_queue_id(item.queue_id)
+            if not 0 <= item.queue_id <= QUEUE_ID_MAX:
+                raise _negative_queue_id(item.queue_id)
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
         ends = np.cumsum([len(item.record) for item in deliveries])
         spans = self._log.plan_append([ends])
@@ -333,6 +337,5 @@ class Appender:
         )
 
 
-def _check_queue_id(queue_id: int) -> None:
-    if not 0 <= queue_id <= QUEUE_ID_MAX:
-        raise MessageIllegalError(f"queue id {queue_id} is negative")
+def _negative_queue_id(queue_id: int) -> MessageIllegalError:
+    return MessageIllegalError(f"queue id {queue_id} is negative")

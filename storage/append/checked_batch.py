@@ -5,7 +5,8 @@ How a checked batch is divided, because some of its messages are stored already 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from raymq.record.encode import EncodedBatch
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedBatch:
+class CheckedBatch(NamedTuple):
     """A batch that may be stored."""
 
     # The batch; of a part of one, only its sizes, tag codes and producer are those of the part.
