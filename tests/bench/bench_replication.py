@@ -40,7 +40,7 @@ from tests.support.clusters.cluster import sandbox
 from tests.support.clusters.nodes import nodes
 from tests.support.replicas.local_replicas import GROUP, LocalReplicas
 from tests.support.replicas.placed_group import PlacedGroup
-from tests.support.replicas.ray_replicas import LocalReplicas as Group
+from tests.support.replicas.ray_replicas import RayReplicas
 from tests.support.stores.stores import small_settings
 
 BODY = b"x" * 1024
@@ -202,7 +202,7 @@ def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
     with raymq.connect(embedded=True, config=config, data_dir=directory / f"data-{replicas}") as client:
         client.admin.create_topic("bench", queues=PRODUCERS)
         if replicas > 1:
-            Group("broker-a", replicas).settled()
+            RayReplicas("broker-a", replicas).settled()
         yield client
     shutil.rmtree(directory / f"data-{replicas}")
 
@@ -262,7 +262,7 @@ def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callab
     return gaps
 
 
-def bench_failover(client: raymq.Client, group: Group, kills: int) -> None:
+def bench_failover(client: raymq.Client, group: RayReplicas, kills: int) -> None:
     """How long nothing is acknowledged when the master's process is killed."""
     gaps = failover_gaps(client, kills, lambda: partial(os.kill, group.pid(group.settled()["master"]), signal.SIGKILL))
     p50, p99 = median(gaps), quantiles(gaps, n=100, method="inclusive")[98]
@@ -315,7 +315,7 @@ def main() -> None:
                 with cluster(directory, copies) as client:
                     rates[copies] = cluster_rate(client, options.seconds)
                     if copies == 3:
-                        bench_failover(client, Group("broker-a", copies), options.kills)
+                        bench_failover(client, RayReplicas("broker-a", copies), options.kills)
             print_rates("cluster", rates)
             bench_node_failover(options.node_kills)
     finally:
