@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TESTS := tests/unit tests/component tests/property tests/integration
 PYTEST := $(BIN)/python -m pytest --durations 10
 # tests/conftest.py says which worker runs what
-TWO_WORKERS := --numprocesses 2 --dist loadscope --no-loadscope-reorder
+TWO_WORKERS := --numprocesses 2 --dist loadscope
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test chaos unit check bench soak lock clean

@@ -50,7 +50,7 @@ class RayApart(LoadScopeScheduling):
     meanwhile, one by one, and then those with several nodes, all of them.
 
     Ray is waited for most of the time, so the two fill two cores. A worker that has no more of its own takes from the
-    other's, so that neither waits for long.
+    other's, so that neither waits for long; of the files with Ray, those with the most tests come first.
 
     Not pytest-xdist's marks for groups: it does not see them with pytest 9.2.
     """
@@ -82,11 +82,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             os.setpriority(os.PRIO_PROCESS, 0, 0 if group_of(item.path) else NICE_MAX)
         except PermissionError:
             return  # only root may become less nice again
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: ("ray", "", "nodes").index(group_of(item.path)))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How fast a whole cluster is, beside what people use instead: `ray.util.queue.Queue`, in the same run.
+"""A bench of a whole cluster, beside the queue that people use instead: `ray.util.queue.Queue`, in the same run.
 
     python tests/bench/bench_cluster.py [--messages 50000]
 

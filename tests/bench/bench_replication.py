@@ -1,4 +1,4 @@
-"""What copies cost: how fast a log is copied, how much slower appends are that wait for copies, how long a failover is.
+"""A bench of replication: the speed of copying a log, of appends that wait for copies, and the length of a failover.
 
     python tests/bench/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster]
         [--kills 10] [--node-kills 3]
@@ -113,7 +113,7 @@ def bench_copy(directory: Path, mib: int) -> None:
 
 
 class Carriers:
-    """What the Replicators do, as threads."""
+    """The Replicators' work, in threads."""
 
     def __init__(self, group: LocalReplicas) -> None:
         self._group, self._stopping = group, threading.Event()
@@ -171,7 +171,7 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
 
 
 def timed(call: Callable[[], object], calls: int) -> list[float]:
-    """How long each call took, in ms."""
+    """The time that each call took, in ms."""
     times = []
     for _ in range(calls):
         started = time.perf_counter()
@@ -263,7 +263,7 @@ def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callab
 
 
 def bench_failover(client: raymq.Client, group: RayReplicas, kills: int) -> None:
-    """How long nothing is acknowledged when the master's process is killed."""
+    """The time for which nothing is acknowledged when the master's process is killed."""
     gaps = failover_gaps(client, kills, lambda: partial(os.kill, group.pid(group.settled()["master"]), signal.SIGKILL))
     p50, p99 = median(gaps), quantiles(gaps, n=100, method="inclusive")[98]
     row(

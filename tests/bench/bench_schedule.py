@@ -1,4 +1,4 @@
-"""How late delayed messages come, and what a million of them that wait cost.
+"""A bench of delayed messages: their lateness, and the cost of a million of them that wait.
 
     python tests/bench/bench_schedule.py [--directory DIR] [--pending N] [--due N] [--over SECONDS]
 
@@ -80,7 +80,7 @@ def fill(store: MessageStore, pending: int, due: int, over_s: float, dice: rando
 
 
 def lateness_ms(store: MessageStore, due: int, timeout_s: float) -> np.ndarray:
-    """How late each of the `due` messages was, once all are there."""
+    """The lateness of each of the `due` messages, once all are there."""
     deadline_s = time.monotonic() + timeout_s
     while sum(store.queue_bounds("soon", queue_id).max_offset for queue_id in range(QUEUES)) < due:
         if time.monotonic() > deadline_s:

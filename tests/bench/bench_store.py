@@ -1,4 +1,4 @@
-"""How fast the store appends, reads and recovers, beside a loop that copies the same bytes into a warm mapped file.
+"""A bench of the store: appends, reads and recovery, beside a loop that copies the same bytes into a warm mapped file.
 
     python tests/bench/bench_store.py [--directory DIR] [--seconds S] [--rounds N] [--large]
 
@@ -76,7 +76,7 @@ def row(name: str, value: str, aim: str = "") -> None:
 
 
 def timed(seconds: float, action: Callable[[], object]) -> float:
-    """How often `action` ran per second."""
+    """The number of calls of `action` per second."""
     runs, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         action()
@@ -118,8 +118,8 @@ def touch_memory(directory: Path, size: int) -> None:
 
 
 def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> tuple[list[float], float]:
-    """How long each append of `batch` took in a new store, up to `size` bytes in all, and how long the index took to
-    catch up then."""
+    """The time that each append of `batch` took in a new store, up to `size` bytes in all, and the time that the index
+    then took to catch up."""
     touch_memory(directory, size + TOUCHED_MORE)
     times = []
     with open_store(directory / "store", **changes) as store:
@@ -218,7 +218,7 @@ def bench_recovery(directory: Path) -> None:
 
 
 def bench_memory(directory: Path) -> None:
-    """What the process holds beyond the page cache once it has written and read 10 GiB."""
+    """The memory that the process holds beyond the page cache once it has written and read 10 GiB."""
     batch = make_batch(1000)
     with open_store(directory / "store", ASYNC) as store:
         while store.status().max_physical_offset < 10 * GIB:

@@ -52,7 +52,7 @@ class Cluster:
         self._journals = journals
 
     def acknowledged(self, name: str) -> int:
-        """How many sends of the program on a machine were acknowledged."""
+        """The number of acknowledged sends of the program on a machine."""
         return acknowledged_in(self._journals[name])
 
     def more(self, name: str) -> None:

@@ -63,7 +63,7 @@ class RayCommand:
         print(self._machines.run("ray", "down", "--yes", str(self._config), timeout_s=UP_S))
 
     def on_head(self, command: str) -> str:
-        """What a command on the head writes to its standard output."""
+        """The standard output of a command on the head."""
         answer = self._machines.root("head") / "answer.json"
         shell = f"{{ {command}; }} > ~/{answer.name}"
         print(self._machines.run("ray", "exec", str(self._config), shell, timeout_s=UP_S))

@@ -46,7 +46,7 @@ def test_a_pull_actor_that_is_restarted_while_no_nameserver_answers_reads_when_o
 
 
 def begun(subscription: PushSubscription) -> bool:
-    """Whether the Pull actor would read all its queues now."""
+    """True if the Pull actor would read all its queues now."""
     try:
         [status] = subscription.status()
     except raymq.RaymqError:
@@ -56,7 +56,7 @@ def begun(subscription: PushSubscription) -> bool:
 
 
 def nameservers_know_by_themselves() -> bool:
-    """Whether the NameServers have been there for longer than they wait for brokers that they were not told about."""
+    """True if the NameServers have been there for longer than they wait for brokers that they were not told about."""
     ages_s = [time.time() - process.create_time() for process in actor_processes("NameServer")]
     return bool(ages_s) and min(ages_s) > WARM_UP_S + 2
 

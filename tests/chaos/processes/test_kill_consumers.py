@@ -67,7 +67,7 @@ def heard_in(notes: ListenerNotes) -> list[Heard]:
 
 
 def steps_back(heard: Sequence[Heard]) -> list[int]:
-    """How far each queue was taken back, each time. AssertionError where one jumps ahead: that is an order break."""
+    """The distance that each queue was taken back, each time. AssertionError where one jumps ahead, out of order."""
     place: dict[str, int] = {}
     steps = []
     for call in heard:

@@ -45,19 +45,19 @@ class Scene:
         assert all(future.result(60).status is raymq.SendStatus.SEND_OK for future in futures)
 
     def committed(self) -> bool:
-        """Whether nothing of what both consumers got would come again, however long they stay alone."""
+        """True if both groups have committed everything, so that no message would come again."""
         self.reader.commit()
         return all(
             sum(entry.lag for entry in self.mq.admin.describe_group(group)) == 0 for group in ("listeners", "readers")
         )
 
     def consumed(self) -> bool:
-        """Whether both consumers have got everything."""
+        """True if both consumers have got everything."""
         self.read.update(int(message.body) for message in self.reader.poll(timeout_s=0.05))
         return len(self.read) == len(set(self.notes.numbers())) == self.sent
 
     def facts(self) -> tuple[object, ...]:
-        """What must be the same before and after: topics with their messages, groups, a group's committed offsets."""
+        """The facts that a kill must not change: topics with their messages, groups, a group's committed offsets."""
         admin = self.mq.admin
         return (
             {topic: admin.describe_topic(topic) for topic in admin.list_topics()},
@@ -66,7 +66,7 @@ class Scene:
         )
 
     def answers(self, before: tuple[object, ...]) -> bool:
-        """Whether the facts are as before; the servers may just be starting again."""
+        """True if the facts are as before; the servers may just be starting again."""
         try:
             return self.facts() == before
         except raymq.RaymqError:

@@ -44,7 +44,7 @@ def replicas(mq: raymq.Client) -> RayReplicas:
 
 
 class Faults:
-    """What is done to the processes, one after another, each when all replicas are in sync."""
+    """The faults of the processes, one after another, each when all replicas are in sync."""
 
     def __init__(self, replicas: RayReplicas, rng: random.Random) -> None:
         self._replicas, self._rng = replicas, rng

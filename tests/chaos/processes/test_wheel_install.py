@@ -73,7 +73,7 @@ class Installed:
     library: Path
 
     def run(self, program: str, *arguments: str, lines: str = "") -> str:
-        """What one of the environment's programs prints, given `lines` in the user's directory; it must not fail."""
+        """The output of one of the environment's programs, given `lines` in the user's directory; it must not fail."""
         done = subprocess.run(
             [str(self.root / "bin" / program), *arguments],
             cwd=self.user,

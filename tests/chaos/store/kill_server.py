@@ -50,7 +50,7 @@ KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlin
 
 
 class Known(NamedTuple):
-    """How many messages of each queue were acknowledged; if not all of them must be there, how many must, and how many
+    """The number of acknowledged messages of each queue; if not all of them must be there, how many must, and how many
     were lost in all."""
 
     acknowledged: list[int]
@@ -100,8 +100,8 @@ def options_of(flush: str) -> dict[str, Any]:
 def check(
     store: MessageStore, acknowledged: list[int], batch_max: int = BATCH_MAX, safe: list[int] | None = None
 ) -> list[int]:
-    """What was acknowledged (with `safe`: so many) is there once and in order; of what was under way, the beginning or
-    nothing. Returns how many are there."""
+    """Check that the acknowledged messages (with `safe`: so many) are there once and in order, and of those under way,
+    the first ones or none. Returns the number of messages in each queue."""
     found = []
     for queue_id, end in enumerate(acknowledged):
         bodies = [message.body for message in read_queue(store, queue_id=queue_id)]

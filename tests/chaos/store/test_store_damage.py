@@ -354,8 +354,8 @@ LAYOUT = {
     "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
     "properties": (LAST_SIZE - 2, True),
 }
-"""Where a bit of the last record is flipped, and whether RocketMQ's checks let the record pass. Those that pass change
-what the record says of itself, not where it is nor what its body is; the property CRC would find them."""
+"""Bits of the last record that are flipped, each with True if RocketMQ's checks let the record pass. Those that pass
+change a header field, but neither the record's position nor its body; the property CRC would find them."""
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])

@@ -113,7 +113,7 @@ class Script:
             self.texts = {text}
 
     def flush_queues(self) -> None:
-        """What the store's own thread does each second, and what it does about an error."""
+        """Do what the store's own thread does each second, and what it does about an error."""
         assert self.store is not None
         try:
             self.store._checkpoints.flush_queues()
@@ -210,7 +210,7 @@ class PoolScript:
         self.sent += 1
 
     def flush(self) -> None:
-        """What is on disk from here on must be there again."""
+        """Flush everything: from here on the messages sent so far must be there again."""
         assert self.store is not None
         count = self.sent
         try:

@@ -54,7 +54,7 @@ def tag_of(sequence: int) -> str:
 
 @dataclass
 class Expected:
-    """What the outside knows. Counts are of messages from the queue's start; a message's sequence is its offset.
+    """The knowledge of the clients. Counts are of messages from the queue's start; a message's sequence is its offset.
     `gone` counts those that went by their age."""
 
     stored: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
@@ -137,7 +137,7 @@ class Life:
         return disk
 
     def note(self) -> None:
-        """What must be there after a loss now: all that was acknowledged, and all that a fetch could see."""
+        """Note the messages that a loss now must leave: all that were acknowledged, and all that a fetch could see."""
         known, store = self.known, self.store
         if store is None:
             return  # It is opening: what had to be there after the last loss, has to be there after this one.
@@ -190,7 +190,7 @@ class Life:
         return first, end
 
     def min_offset(self, store: MessageStore, queue: Queue) -> int:
-        """Where a queue begins for its readers; it moves before the first file goes."""
+        """The offset at which a queue begins for its readers; it moves before the first file goes."""
         found = store._queues.get(*queue)
         return 0 if found is None else found.min_offset
 
@@ -239,7 +239,7 @@ class Life:
             assert result.queue_offset == first
 
     def flush_queues(self) -> None:
-        """What the store's own thread does each second."""
+        """Do what the store's own thread does each second."""
         assert self.store is not None
         self.store._checkpoints.flush_queues()
 
@@ -254,7 +254,7 @@ class Life:
         self.known.passing_recovered -= self.aged(self.store)
 
     def aged(self, store: MessageStore) -> set[bytes]:
-        """What was sent to the topic that comes and goes, and is gone by its age."""
+        """The bodies that were sent to the topic that comes and goes, and are gone by their age."""
         return {body for body, place in self.passing_places.items() if place < store._log.min_offset}
 
     def write_config(self) -> None:

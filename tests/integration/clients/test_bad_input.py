@@ -378,7 +378,7 @@ print(json.dumps(outcomes))
 
 @pytest.fixture(scope="module")
 def outcomes(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What came of connecting in a program that has started a Ray of its own, by what was wrong."""
+    """The outcomes of connecting in a program that has started a Ray of its own, by the mistake it makes."""
     place = tmp_path_factory.mktemp("elsewhere")
     (place / "file").write_text("in the way")
     settings = StoreSettings(

@@ -1,4 +1,4 @@
-"""What users of one raymq see: producing, consuming in both ways, administration, plain handles."""
+"""One raymq as its users see it: producing, consuming in both ways, administration, plain handles."""
 
 from __future__ import annotations
 

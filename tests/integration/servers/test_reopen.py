@@ -51,7 +51,7 @@ with raymq.connect(embedded=True) as mq:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What an opening of the store has shown."""
+    """The contents of the store as one opening has shown them."""
 
     bodies: dict[MessageQueue, list[int]]
     topics: list[str]

@@ -39,7 +39,7 @@ def _java_processes() -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def sent(mq: raymq.Client) -> dict[MessageQueue, dict[int, bytes]]:
-    """What a topic holds: body by queue and queue offset. Message 3 has an empty set of keys and no tag."""
+    """The bodies in a topic, by queue and queue offset. Message 3 has an empty set of keys and no tag."""
     mq.admin.create_topic(TOPIC, queues=QUEUES)
     messages = [
         raymq.Message(

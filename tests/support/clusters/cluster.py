@@ -182,7 +182,7 @@ def assert_untouched(box: Sandbox) -> None:
 
 
 def describe(process: psutil.Process) -> str:
-    """What a leftover process is, for a failing test's message."""
+    """A leftover process in words, for a failing test's message."""
     try:
         return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"
     except psutil.NoSuchProcess:

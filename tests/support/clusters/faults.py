@@ -46,7 +46,7 @@ class _Killer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.killed: list[str] = []
-        """What was done, in words, for the report."""
+        """The faults, in words, for the report."""
 
     def start(self) -> None:
         self._thread.start()

@@ -93,9 +93,9 @@ class World:
         return _first_process(self.process)
 
     def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:
-        """What a command writes, run on the machine with this first process, or as the operator, in the repository.
+        """Run a command in the repository, on the machine with this first process or as the operator.
 
-        AssertionError, with what it said, when it fails.
+        Returns its output. AssertionError, with what it said, when it fails.
         """
         done = subprocess.run(
             self.command(command, machine),
@@ -111,7 +111,7 @@ class World:
         return done.stdout
 
     def command(self, command: Sequence[str], machine: int | None = None) -> list[str]:
-        """What to call to have a command run there."""
+        """The start of a command line that runs a command there."""
         return [*_enter(machine or self.pid, mount=True), *_inside(REPOSITORY), *command]
 
     def start(self, name: str, address: str) -> None:

@@ -71,7 +71,7 @@ class Network:
         return self._world.root(name)
 
     def run(self, name: str, *command: str) -> str:
-        """What a command on a machine writes."""
+        """The output of a command on a machine."""
         return self._world.run(*command, timeout_s=START_S, machine=self._pids[name])
 
     def spawn(self, name: str, *command: str, **streams: IO[bytes] | int) -> subprocess.Popen[bytes]:

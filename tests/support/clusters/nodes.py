@@ -43,14 +43,14 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        """Where a program connects to."""
+        """The address that a program connects to."""
         return str(self._cluster.address)
 
     def data(self, name: str) -> Path:
         return self._box.data / name
 
     def runs(self, name: str) -> bool:
-        """Whether it was started, and not killed."""
+        """True if it was started, and not killed."""
         return name in self._nodes
 
     def node_id(self, name: str) -> str:

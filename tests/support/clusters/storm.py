@@ -18,8 +18,12 @@ WHOLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What a storm does. `kills` and `stops`: classes of actors, such as "Storage", to how often they are chosen among
-    the others. A stop lasts `stop_s`, from the shortest to the longest; `calm_s` is between two bursts."""
+    """The faults of a storm.
+
+    `kills` and `stops` have the weight of each class of actors, such as "Storage", in the choice. A stop lasts
+    `stop_s`, from the shortest to the longest; the second blow follows the first after `again_s`; `calm_s` is the time
+    between two bursts, and a burst strikes `at_once` processes at most.
+    """
 
     kills: Mapping[str, int]
     stops: Mapping[str, int]
@@ -35,14 +39,14 @@ class Storm:
     def __init__(self, weather: Weather, rng: random.Random, seconds: float) -> None:
         self._weather, self._rng, self._seconds = weather, rng, seconds
         self._stopped: dict[psutil.Process, float] = {}
-        """Who stands still, and until when."""
+        """The processes that stand still, each with the time at which it goes on."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storm", daemon=True)
         self.started_s = time.monotonic()
         self.ended_s = 0.0
         """When the last fault was over, on `time.monotonic`'s clock."""
         self.faults: list[str] = []
-        """What was done, in words, for the report."""
+        """The faults, in words, for the report."""
 
     def start(self) -> None:
         self._thread.start()

@@ -1,4 +1,4 @@
-"""What a workload did, as it saw it: one operation per message, with its outcome.
+"""The history of a workload, as it saw it: one operation per message, with its outcome.
 
 An outcome is ok (acknowledged), failed (refused, and known not to be stored) or unknown (it may be stored).
 """
@@ -40,7 +40,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """How sending one message ended; `queue` and `queue_offset` are known where it is ok."""
+    """The outcome of sending one message; `queue` and `queue_offset` are known where it is ok."""
 
     sent: Sent
     outcome: Outcome
@@ -84,11 +84,11 @@ class HistoryFile:
         self._file.close()
 
     def handed_over(self, run: Sequence[Sent]) -> None:
-        """These are sent from now on; how that ends is unknown."""
+        """Note messages that are sent from now on, with an unknown outcome."""
         self._write([[*astuple(sent), Outcome.UNKNOWN.value, ""] for sent in run])
 
     def ended(self, operations: Sequence[Operation]) -> None:
-        """These ended so."""
+        """Note the outcomes of messages."""
         lines = []
         for operation in operations:
             queue = [] if operation.queue is None else [*astuple(operation.queue), operation.queue_offset]
@@ -100,12 +100,12 @@ class HistoryFile:
 
 
 def acknowledged_in(path: Path) -> int:
-    """How many sends a journal says were acknowledged."""
+    """The number of sends that a history file says were acknowledged."""
     return sum(operation.outcome is Outcome.OK for operation in read_history_file(path).values())
 
 
 def read_history_file(path: Path) -> dict[Sent, Operation]:
-    """The last that a journal says of each message. A last line that is torn does not count."""
+    """The last operation of each message in a history file. A last line that is torn does not count."""
     operations: dict[Sent, Operation] = {}
     for line in path.read_bytes().split(b"\n")[:-1]:
         producer, sequence, outcome, error, *place = json.loads(line)

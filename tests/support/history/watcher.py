@@ -23,7 +23,7 @@ class Watcher:
         self._failures: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self.seen: Counter[tuple[MessageQueue, int, bytes]] = Counter()
-        """How often each message came: its queue, its queue offset and its body."""
+        """The number of deliveries of each message, by its queue, queue offset and body."""
 
     def __enter__(self) -> Watcher:
         self._thread.start()

@@ -85,7 +85,7 @@ class LocalReplicas:
             orders.clear()
 
     def copy(self, name: int, chunk_bytes: int = 1 << 20) -> None:
-        """What the Replicator of `name` does until there is nothing left to copy."""
+        """Copy as the Replicator of `name` does, until nothing is left to copy."""
         with self._copying[name]:
             self._copy(name, chunk_bytes)
 
