@@ -71,7 +71,7 @@ def test_while_a_broker_cannot_register_its_keys_and_its_topics_are_waited_for(m
     assert {queue.broker_name for queue in before.values()} == {"broker-a", "broker-b"}
     store = ray.get(ray.get_actor("storage-broker-b-0", namespace=NAMESPACE).describe.remote()).pid
     with ThreadPoolExecutor(2) as threads, raymq.connect() as fresh, fresh.producer(send_timeout_s=TIMEOUT_S) as late:
-        with standing_still([store]):
+        with standing_still(store):
             kill_actors("NameServer")
             kill_actors("Broker")
             eventually(lambda: brokers(fresh) == ["broker-a"], "the broker that can register")
