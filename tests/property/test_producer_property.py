@@ -79,7 +79,7 @@ class Run:
         self.batches: list[list[Future[SendResult]]] = []
 
     def step(self):
-        """What one attempt does."""
+        """The outcome of one attempt."""
         if self.chance.random() < 0.4:
             return None
         if self.refusing and self.chance.random() < 0.5:

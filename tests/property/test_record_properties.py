@@ -168,7 +168,7 @@ def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_
 
 
 def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the call returns, or RecordError if it raises that; any other exception passes."""
+    """The result of the call, or RecordError if it raises that; any other exception passes."""
     try:
         return call(*args, **kwargs)
     except RecordError:

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = ["raymq", "storage", "actors", "placement", "raydp_jobs"]
 MODULES_MAX = 15
+RELATIVE_WORDS = ("What", "Where", "Whether", "Who", "Whom", "Whose", "Which")
 NOT_A_MODULE = {"__init__.py", "conftest.py"}
 
 
@@ -132,3 +133,21 @@ def test_the_drawing_lists_every_room_and_no_other():
     listed = re.findall(rf"^\| `((?:{'|'.join(FLOORS)})/[\w/]*)` \|", text, re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert {name.rstrip("/") for name in listed} == rooms_on_disk()
+
+
+def docstrings(tree: ast.AST) -> Iterator[str]:
+    """The docstrings in a module, those of constants and attributes too."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                text = statement.value.value
+                if isinstance(text, str):
+                    yield text.strip()
+
+
+def test_no_docstring_begins_with_a_relative_word():
+    """A docstring survives being read alone: its subject comes first."""
+    texts = [(name, text) for name, tree in trees().items() for text in docstrings(tree)]
+    assert len(texts) > 1000
+    assert [f"{name}: {text}" for name, text in texts if text.split(" ")[0] in RELATIVE_WORDS] == []

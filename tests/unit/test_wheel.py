@@ -1,4 +1,4 @@
-"""What the wheel of raymq installs, and that its lower floors are found there."""
+"""The contents of raymq's wheel: two packages at the top, the lower floors below, and servers that find them there."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Cluster:
         assert [self.acknowledged(name) for name in names] == before
 
     def replica_on(self, name: str) -> int:
-        """Which replica's directory a machine has."""
+        """The replica whose directory a machine has."""
         [store] = (self.machines.root(name) / ".raymq/store").glob(f"{BROKER}-*")
         return int(store.name.rpartition("-")[2])
 
