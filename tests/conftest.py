@@ -1,7 +1,7 @@
 """Fixtures of several kinds of tests.
 
-For those that start Ray: one embedded raymq per test module, in a sandbox checked at the end; two broker groups unless
-the module's `SETTINGS` say otherwise.
+For those that start Ray: one embedded raymq per test module, in a sandbox checked at the end, with two broker groups
+unless the module's `SETTINGS` say otherwise; the modules of tests/integration/clients share one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 TESTS = Path(__file__).parent
 NICE_MAX = 19
+SHARED = "shared"
+"""What pytest-xdist calls the tests on the SharedCluster, which all run in one worker."""
 
 
 def group_of(path: Path) -> str:
@@ -43,6 +46,11 @@ def group_of(path: Path) -> str:
     if folders[:2] == ("chaos", "nodes"):
         return "nodes"
     return "ray" if folders[:1] == ("integration",) or folders[:2] == ("chaos", "processes") else ""
+
+
+def shares(path: Path) -> bool:
+    """True if the file's tests run on the SharedCluster, as those of tests/integration/clients do."""
+    return path.relative_to(TESTS).parts[:2] == ("integration", "clients")
 
 
 class RayApart(LoadScopeScheduling):
@@ -57,6 +65,8 @@ class RayApart(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if shares(TESTS.parent / file):
+            return SHARED
         return {"ray": file, "nodes": "nodes", "": nodeid}[group_of(TESTS.parent / file)]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -68,6 +78,8 @@ class RayApart(LoadScopeScheduling):
 
 @cache
 def _group_of_scope(scope: str) -> str:
+    if scope == SHARED:
+        return "ray"
     return scope if scope == "nodes" else group_of(TESTS.parent / scope.partition("::")[0])
 
 
@@ -84,16 +96,66 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             return  # only root may become less nice again
 
 
+class SharedCluster:
+    """An embedded raymq with the default settings, in a sandbox, for one test module after the other.
+
+    It is started for the first that wants it and ended, with the checks of a sandbox, before the first that does not.
+    """
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._box: Sandbox | None = None
+        self._client: raymq.Client | None = None
+
+    def box(self) -> Sandbox:
+        """The sandbox, which is made if there is none."""
+        if self._box is None:
+            self._box = self._open.enter_context(sandbox())
+        return self._box
+
+    def client(self) -> raymq.Client:
+        """The client of the cluster, which is started if it does not run."""
+        if self._client is None:
+            self._client = self._open.enter_context(embedded(self.box()))
+        return self._client
+
+    def close(self) -> None:
+        """End the cluster and remove its sandbox."""
+        opened, self._open = self._open, ExitStack()
+        self._box = self._client = None
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    tmp_path_factory.getbasetemp()  # before TMPDIR points into a sandbox
+    shared = SharedCluster()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_cluster_of_others(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> None:
+    """A module that does not share the cluster does not find it running."""
+    if not shares(request.path):
+        shared_cluster.close()
+
+
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def box(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """The module's sandbox; with the module's `SETTINGS`, if it has any, for raymq.yaml."""
-    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
+    if shares(request.path):
+        yield shared_cluster.box()
+        return
     with sandbox(getattr(request.module, "SETTINGS", SETTINGS)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
+def mq(box: Sandbox, shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> Iterator[raymq.Client]:
+    if shares(request.path):
+        yield shared_cluster.client()
+        return
     with embedded(box) as client:
         yield client
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.rebalance.group import RebalanceGroup
+from actors.core.rebalance.group import RebalanceGroup, Sender
 from raymq.protocol.group import CommitAnswer
 from tests.support.group_sim.invariants import LawBrokenError
 from tests.support.group_sim.processes import Broker, Member, Rebalance
@@ -67,8 +67,9 @@ class HeedsLateHeartbeats(RebalanceGroup):
 class AdmitsTheDead(RebalanceGroup):
     """Does not ask which of the processes of one name speaks."""
 
-    def _admits(self, heartbeat):
-        return heartbeat.session > 0
+    def _sender(self, heartbeat):
+        sender = super()._sender(heartbeat)
+        return Sender.INVITED if sender is Sender.STRANGER and heartbeat.session > 0 else sender
 
 
 class ForgetsGrace(Rebalance):

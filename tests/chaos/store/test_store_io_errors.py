@@ -118,7 +118,7 @@ class Script:
         try:
             self.store._checkpoints.flush_queues()
         except OSError as error:
-            self.store._fail(error)
+            self.store._gate.fail(error)
 
 
 def counted_calls(tmp_path: Path) -> dict[str, int]:

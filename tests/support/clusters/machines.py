@@ -28,6 +28,7 @@ from tests.support.clusters.cluster import title
 from tests.support.history.waiting import eventually
 
 SSHD = "/usr/sbin/sshd"
+START_TIMEOUT_S = 60.0
 OPERATOR = "operator"
 SEARCH_PATH = f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SCRIPT = Path(__file__).with_name("machine.sh")
@@ -168,7 +169,7 @@ def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
     process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdin=subprocess.DEVNULL)
     made = World(directory, process)
     try:
-        eventually(lambda: _first_process(process) != 0, "the world's first process", 20)
+        eventually(lambda: _first_process(process) != 0, "the world's first process", START_TIMEOUT_S)
         yield made
     finally:
         started = [process, *made.machines]
