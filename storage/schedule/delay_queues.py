@@ -1,7 +1,8 @@
 """Decides which messages of a delay queue are due, and in which order. Pure: the time is an argument.
 
 There are two kinds of delay queues, by the order of their units' times. Both return due messages in one fixed order,
-and both start from the progress of the last process (storage.dispatch.delivery_progress.SourceProgress).
+and both start from the progress of the last process (storage.dispatch.delivery_progress.SourceProgress). What `due`
+returns stays due until `done` is called with it.
 
     LevelQueue    Each message waits equally long: the one that was stored first is due first. The queue holds one
                   number, the next offset.
@@ -16,7 +17,7 @@ one. The store takes care of that (raymq.delay), as long as it was told that tim
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,18 +50,6 @@ class Bounds(NamedTuple):
 
     min_offset: int
     end: int
-
-
-class WaitingQueue(Protocol):
-    """A queue where messages wait. `due` changes nothing that matters: what it returns is due until it is `done`."""
-
-    def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]: ...
-
-    def done(self, dues: Sequence[Due]) -> None: ...
-
-    def wake_ms(self) -> int | None: ...
-
-    def pending(self, bounds: Bounds) -> int: ...
 
 
 class LevelQueue:
