@@ -36,10 +36,10 @@ from pyspark.sql.types import (
 
 from raydp_jobs.ranges import OffsetRange, OffsetsOption, QueueBoundsSource, plan_ranges
 from raymq.client import Client, connect
-from raymq.columnar.columns import SCHEMA, decode_columns
 from raymq.consumer.range_reader import RangeReader
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.errors import DataLossError
+from raymq.kernels.columns import SCHEMA, decode_columns
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.remoting.storage_clients import call_master
@@ -72,7 +72,7 @@ _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 _ARROW_SCHEMA: Final = pa.schema(
     [field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field for field in SCHEMA]
 )
-"""`raymq.columnar.columns.SCHEMA` with the only timestamp type that Spark accepts."""
+"""`raymq.kernels.columns.SCHEMA` with the only timestamp type that Spark accepts."""
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def read_ranges(
 
 
 def open_range(client: Client, queue_range: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
-    """The messages of one range, in order, with `raymq.columnar.columns.SCHEMA`.
+    """The messages of one range, in order, with `raymq.kernels.columns.SCHEMA`.
 
     DataLossError when some of them are gone; without `fail_on_data_loss` the rest of the range is read instead.
     """

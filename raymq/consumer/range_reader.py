@@ -1,7 +1,7 @@
 """RangeReader reads a fixed range of a queue, as a batch job does: record bytes and the position of each record.
 
 On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. Its
-chunks are arguments for `raymq.columnar.columns.decode_columns`.
+chunks are arguments for `raymq.kernels.columns.decode_columns`.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raymq.columnar.fields import Ints
 from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError
+from raymq.kernels.fields import Ints
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
 from raymq.record.check import validate_batch

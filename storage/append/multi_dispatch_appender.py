@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from raymq.columnar.fields import Ints, find_fields
 from raymq.config.store import StoreSettings
 from raymq.errors import MessageIllegalError
+from raymq.kernels.fields import Ints, find_fields
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
 from raymq.names import LMQ_PREFIX
 from raymq.protocol.store import AppendResult

@@ -16,9 +16,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.delay import is_waiting_topic
 from raymq.java_text import decode_utf8
+from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.message import (
     PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_PRODUCER_EPOCH,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Ints
+from raymq.kernels.fields import Ints
 from raymq.record.dispatch import DispatchView
 from raymq.record.layout import SYS_FLAG_INNER_BATCH
 from storage.dispatch.batch_dispatch import QueueGapError, put_batch

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.java_text import decode_utf8
+from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record.dispatch import dispatch_view
 from raymq.record.hashing import index_key_hash, java_hash

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raymq.columnar.fields import Bytes, Ints
+from raymq.kernels.fields import Bytes, Ints
 from raymq.logfiles.log_reader import LogReader
 from raymq.record.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
 

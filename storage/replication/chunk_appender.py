@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Ints
 from raymq.errors import InvalidArgumentError
+from raymq.kernels.fields import Ints
 from raymq.record.check import check_record
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.inner_batch import inner_batch

@@ -27,8 +27,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from raymq.columnar.columns import decode_columns
 from raymq.config.store import FlushDiskType, StoreSettings
+from raymq.kernels.columns import decode_columns
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import Message
 from raymq.record.encode import EncodedBatch, encode_batch

@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-import raymq.columnar.templates
-from raymq.columnar.columns import decode_columns
+import raymq.kernels.templates
+from raymq.kernels.columns import decode_columns
 from raymq.message import RESERVED_PROPERTIES, Message, MessageExt
 from raymq.record.check import check_record, record_starts, validate_batch
 from raymq.record.compression import Compression, CompressionType
@@ -163,7 +163,7 @@ def column_rows(data: bytes, starts: list[int], body_type: Any) -> list[dict[str
 def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_template: int) -> None:
     data = b"".join(stored.records for stored in batches)
     rows = [as_row(message) for message in decode_records(data, broker_name="broker-a")]
-    with mock.patch.object(raymq.columnar.templates, "_ROWS_PER_TEMPLATE", rows_per_template):
+    with mock.patch.object(raymq.kernels.templates, "_ROWS_PER_TEMPLATE", rows_per_template):
         assert column_rows(data, record_starts(data).tolist(), body_type) == rows
 
 

@@ -89,7 +89,7 @@ class PullConsumer:
         return as_messages(self._poll(decode_messages, max_messages, timeout_s))
 
     def poll_table(self, max_messages: int = 65_536, timeout_s: float = 1.0) -> pa.Table:
-        """Poll as `poll` does, and return an Arrow table with the columns of `raymq.columnar.columns.SCHEMA`, made
+        """Poll as `poll` does, and return an Arrow table with the columns of `raymq.kernels.columns.SCHEMA`, made
         without an object per message.
 
         A table has at most the messages that are buffered; a larger `threshold_count` makes larger tables.

@@ -104,7 +104,7 @@ def decode_tables(slices: Sequence[PolledRecords]) -> Columns:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from raymq.columnar import columns
+    from raymq.kernels import columns
 
     decoded: Columns = []
     for part in slices:
@@ -131,10 +131,10 @@ def as_messages(parts: Decoded) -> list[MessageExt]:
 
 
 def as_table(parts: Columns) -> pa.Table:
-    """The result of `poll_table`: a table with the columns of raymq.columnar.columns.SCHEMA."""
+    """The result of `poll_table`: a table with the columns of raymq.kernels.columns.SCHEMA."""
     import pyarrow as pa
 
-    from raymq.columnar.columns import SCHEMA
+    from raymq.kernels.columns import SCHEMA
 
     return pa.Table.from_batches([batch for _, batch in parts], schema=SCHEMA)
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.columnar.columns import decode_columns
 from raymq.consumer.range_reader import RangeReader
 from raymq.errors import DataLossError, MessageIllegalError
+from raymq.kernels.columns import decode_columns
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import Boundary, FetchRequest

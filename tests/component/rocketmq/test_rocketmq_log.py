@@ -10,8 +10,8 @@ import pytest
 
 import storage.recovery.recovery
 import storage.replication.chunk_appender
-from raymq.columnar.columns import decode_columns
 from raymq.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, delivery_producer_id, timer_queue
+from raymq.kernels.columns import decode_columns
 from raymq.message import Message
 from raymq.names import SCHEDULE_TOPIC
 from raymq.protocol.store import FetchRequest, QueueBounds

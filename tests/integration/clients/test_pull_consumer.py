@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import raymq
-from raymq.columnar.columns import SCHEMA
+from raymq.kernels.columns import SCHEMA
 from raymq.message import MessageQueue
 from tests.support.clients.twins import KINDS, Blocking, LoopThread
 from tests.support.history.waiting import eventually

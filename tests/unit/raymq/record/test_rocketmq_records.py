@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.columnar.columns import decode_columns
+from raymq.kernels.columns import decode_columns
 from raymq.message import MessageExt
 from raymq.record.check import check_record
 from raymq.record.crc import body_crc

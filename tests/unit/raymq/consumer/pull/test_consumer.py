@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.columnar.columns import SCHEMA
 from raymq.consumer import fetcher
 from raymq.consumer.pull import engine as pull_engine, group_member as pull_group, settings as pull_settings
 from raymq.consumer.pull.engine import PullEngine
@@ -25,6 +24,7 @@ from raymq.errors import (
     ServiceNotAvailableError,
     StoreCorruptError,
 )
+from raymq.kernels.columns import SCHEMA
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset

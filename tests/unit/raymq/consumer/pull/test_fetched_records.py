@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.columnar.columns import SCHEMA
 from raymq.consumer.pull.fetched_records import (
     FetchedRecords,
     PolledRecords,
@@ -16,6 +15,7 @@ from raymq.consumer.pull.fetched_records import (
 )
 from raymq.consumer.subscription import Subscription
 from raymq.errors import StoreCorruptError
+from raymq.kernels.columns import SCHEMA
 from raymq.message import MessageQueue
 from raymq.protocol.store import FetchRequest
 from raymq.record.layout import RecordError

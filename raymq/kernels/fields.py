@@ -1,7 +1,7 @@
 """The offsets of the fields of many records, found for all records at once.
 
 It serves readers that take some fields of each record and leave the rest where it is: the columns
-(raymq.columnar.columns) and the index.
+(raymq.kernels.columns) and the index.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-import raymq.columnar.columns
-import raymq.columnar.templates
-from raymq.columnar.columns import SCHEMA, BodyType, decode_columns
+import raymq.kernels.columns
+import raymq.kernels.templates
 from raymq.errors import InvalidArgumentError
+from raymq.kernels.columns import SCHEMA, BodyType, decode_columns
 from raymq.message import Message
 from raymq.record.check import record_starts
 from raymq.record.compression import Compression, CompressionType
@@ -95,7 +95,7 @@ def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = 
 @pytest.fixture(autouse=True, params=[1, 1 << 40], ids=["templates", "rows"])
 def rows_per_template(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test goes both ways: by templates, however few records share one, and without them."""
-    monkeypatch.setattr(raymq.columnar.templates, "_ROWS_PER_TEMPLATE", request.param)
+    monkeypatch.setattr(raymq.kernels.templates, "_ROWS_PER_TEMPLATE", request.param)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise AssertionError("went row by row")
 
-    monkeypatch.setattr(raymq.columnar.columns, "_decode_rows", refuse)
+    monkeypatch.setattr(raymq.kernels.columns, "_decode_rows", refuse)
 
 
 MIXED = [

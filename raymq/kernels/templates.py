@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Bytes, Ints
+from raymq.kernels.fields import Bytes, Ints
 from raymq.record import layout
 from raymq.record.layout import windows
 
@@ -120,7 +120,7 @@ class TemplatedRecords:
 
 
 def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
-    """The records at `starts` by their templates, checked as `raymq.columnar.fields.find_fields` does.
+    """The records at `starts` by their templates, checked as `raymq.kernels.fields.find_fields` does.
 
     None if a record is damaged, has IPv6 hosts, a long topic or odd properties, or if too few share a template: the
     caller then decodes by `find_fields`.

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raymq.columnar.fields import Bytes, FieldOffsets, Ints, find_fields
-from raymq.columnar.templates import INLINE_MAX, find_templates
 from raymq.errors import InvalidArgumentError
+from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
+from raymq.kernels.templates import INLINE_MAX, find_templates
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
 from raymq.record import layout
 from raymq.record.compression import decompress
