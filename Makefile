@@ -34,11 +34,9 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One table of everything, beside the peers that are installed (redis-server, nats-server); BENCH="--scale 0.1" is quick.
 bench: $(INSTALLED)
-	$(BIN)/python tests/bench/bench_store.py
-	$(BIN)/python tests/bench/bench_schedule.py
-	$(BIN)/python tests/bench/bench_cluster.py
-	$(BIN)/python tests/bench/bench_replication.py --cluster
+	$(BIN)/python -m tests.bench --json bench.json $(BENCH)
 
 # A machine may call Python 3.11 just python3.
 $(INSTALLED): requirements.lock pyproject.toml setup.py

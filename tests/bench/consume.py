@@ -1,0 +1,100 @@
+"""Consuming: polls of objects and of columns with a commit after each, a listener, and the commit alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import raymq
+from tests.bench.cluster import FROM_FIRST, joined_consumer, new_topic
+from tests.bench.figures import Figure, Goal, Sample
+from tests.bench.machine import cpu_s, percentile
+from tests.bench.produce import _send_tables, rate
+
+_groups = count()
+
+
+def consume(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: int, scale: float) -> Iterator[Figure]:
+    """The figures of consuming `scale` × 100,000 messages of 1 KiB from 4 queues."""
+    total = max(5000, int(scale * 100_000) // 5000 * 5000)
+    mode, body = "SYNC" if sync else "ASYNC", b"x" * 1024
+    topic = new_topic(client, f"consume-{mode}")
+    with client.producer("bench") as producer:
+        _send_tables(producer, topic, body, total)
+    for peer in peers.values():
+        peer.send_many(body, total)
+    read_peers = {
+        name: lambda peer=peer: rate(lambda: peer.read_all(f"g{next(_groups)}", total), total)
+        for name, peer in peers.items()
+        if name != "ray"
+    }
+    without = {peer.pid for peer in peers.values() if hasattr(peer, "pid")}
+    for name, poll, goal in (
+        ("poll(5000), each .body, commit", _drain_objects, 4.0),
+        ("poll_table(), commit", _drain_columns, 8.0),
+    ):
+        figure = Figure(f"consume {mode}", name, "msg/s", True, [Goal(">=", goal, "redis")])
+        with joined_consumer(client, f"{topic}-{next(_groups)}", topic) as consumer:
+            for _ in range(rounds):
+                for queue in consumer.assignment():
+                    consumer.seek_to_begin(queue)
+                figure.add_round(lambda: rate(lambda: poll(consumer, total), total, without), read_peers)
+        yield figure
+    figure = Figure(f"consume {mode}", "push, an empty listener", "msg/s", True, [Goal(">=", 2.0, "redis")])
+    for _ in range(rounds):
+        figure.add_round(lambda: _push(client, topic, total, without), read_peers)
+    yield figure
+    yield _commits(client, topic, mode, rounds)
+    for peer in peers.values():
+        peer.clear()
+
+
+def _drain_objects(consumer: Any, total: int) -> None:
+    left, read_bytes = total, 0
+    while left > 0:
+        messages = consumer.poll(5000)
+        for message in messages:
+            read_bytes += len(message.body)
+        consumer.commit()
+        left -= len(messages)
+
+
+def _drain_columns(consumer: Any, total: int) -> None:
+    left = total
+    while left > 0:
+        table = consumer.poll_table()
+        consumer.commit()
+        left -= table.num_rows
+
+
+def _push(client: raymq.Client, topic: str, total: int, without: set[int]) -> Sample:
+    """Messages per second at a listener that does nothing, from the first it was given to the last."""
+    push = client.push_consumer(f"{topic}-push-{next(_groups)}", consume_from=FROM_FIRST)
+    with push.subscribe(topic).on_message(lambda message: None).start() as subscription:
+        first, started, cpu = 0, 0.0, 0.0
+        while True:
+            consumed = subscription.status()[0].consumed
+            if consumed and not first:
+                first, started, cpu = consumed, time.perf_counter(), cpu_s(without)
+            if consumed >= total:
+                seconds = time.perf_counter() - started
+                return Sample((consumed - first) / seconds, (cpu_s(without) - cpu) / max(consumed - first, 1) * 1e6)
+            time.sleep(0.005)
+
+
+def _commits(client: raymq.Client, topic: str, mode: str, rounds: int) -> Figure:
+    """The time of a commit after a poll of one message, p50."""
+    goals = [Goal("<=", 1000)] if mode == "SYNC" else []
+    figure = Figure(f"consume {mode}", "commit() p50", "us", False, goals)
+    with joined_consumer(client, f"{topic}-{next(_groups)}", topic) as consumer:
+        for _ in range(rounds):
+            times = []
+            for _ in range(200):
+                consumer.poll(1)
+                start = time.perf_counter()
+                consumer.commit()
+                times.append((time.perf_counter() - start) * 1e6)
+            figure.add_round(lambda: percentile(sorted(times), 50), {})
+    return figure

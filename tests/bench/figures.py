@@ -1,0 +1,145 @@
+"""Figures of a bench: what was measured in each round, beside which peer, and the goal.
+
+A peer is measured in the same round, right after raymq, so that both see the same machine; a round's ratio is raymq's
+value by the peer's. The table shows the best round and the median ratio with its spread, from the least to the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from rich.table import Table
+
+
+class Sample(NamedTuple):
+    """One measurement: its value in the figure's unit, and the CPU time in µs per message where it was taken."""
+
+    value: float
+    cpu_us: float | None = None
+
+
+Measure = Callable[[], Sample | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound on the ratio to a peer or, with `peer` "", on raymq's own value; with `peer` "cpu" on its CPU µs."""
+
+    bound: Literal[">=", "<="]
+    number: float
+    peer: str = ""
+
+    def holds(self, value: float) -> bool:
+        """True if `value` keeps to the bound."""
+        return value >= self.number if self.bound == ">=" else value <= self.number
+
+    def __str__(self) -> str:
+        what = {"": "", "cpu": "cpu "}.get(self.peer, f"{self.peer} ")
+        return f"{what}{self.bound} {self.number:g}"
+
+
+@dataclass(slots=True)
+class Figure:
+    """One line of the table, with a sample of raymq and of each peer for each round."""
+
+    section: str
+    name: str
+    unit: str
+    more_is_better: bool
+    goals: Sequence[Goal] = ()
+    ours: list[Sample] = field(default_factory=list)
+    peers: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def add_round(self, ours: Measure, peers: dict[str, Measure]) -> None:
+        """Measure raymq, then each peer."""
+        self.ours.append(_sample(ours()))
+        for name, measure in peers.items():
+            self.peers.setdefault(name, []).append(_sample(measure()))
+
+    @property
+    def best(self) -> Sample:
+        """The best of raymq's samples."""
+        return (max if self.more_is_better else min)(self.ours)
+
+    def ratios(self, peer: str) -> list[float]:
+        """raymq's value by the peer's, for each round."""
+        return [ours.value / theirs.value for ours, theirs in zip(self.ours, self.peers[peer], strict=True)]
+
+    @property
+    def cpu_us(self) -> float | None:
+        """The least CPU time per message, in µs; None where it was not taken."""
+        taken = [sample.cpu_us for sample in self.ours if sample.cpu_us is not None]
+        return min(taken) if taken else None
+
+    def reached(self) -> bool | None:
+        """True if every goal whose peer was there is reached; None if there is none to look at."""
+        looked = []
+        for goal in self.goals:
+            if goal.peer == "cpu":
+                looked += [] if self.cpu_us is None else [goal.holds(self.cpu_us)]
+            elif not goal.peer:
+                looked.append(goal.holds(self.best.value))
+            elif goal.peer in self.peers:
+                looked.append(goal.holds(median(self.ratios(goal.peer))))
+        return all(looked) if looked else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figure for a JSON file."""
+        return {
+            "section": self.section,
+            "figure": self.name,
+            "unit": self.unit,
+            "best": self.best.value,
+            "rounds": [sample.value for sample in self.ours],
+            "cpu_us_per_message": self.cpu_us,
+            "peers": {
+                peer: {
+                    "rounds": [sample.value for sample in samples],
+                    "ratio": median(self.ratios(peer)),
+                    "ratio_min": min(self.ratios(peer)),
+                    "ratio_max": max(self.ratios(peer)),
+                }
+                for peer, samples in self.peers.items()
+            },
+            "goals": [str(goal) for goal in self.goals],
+            "reached": self.reached(),
+        }
+
+
+def as_table(figures: Sequence[Figure]) -> Table:
+    """The table of all figures, section by section."""
+    peers = sorted({peer for figure in figures for peer in figure.peers})
+    table = Table(title="raymq: the best of its rounds; beside each peer the median ratio and its spread")
+    table.add_column("figure")
+    for name in ("raymq", "cpu us/msg", *(f"x {peer}" for peer in peers), "goal", ""):
+        table.add_column(name, justify="right")
+    section = ""
+    for figure in figures:
+        if figure.section != section:
+            section = figure.section
+            table.add_section()
+        ratios = [_ratio(figure, peer) for peer in peers]
+        cpu = "" if figure.cpu_us is None else f"{figure.cpu_us:.2f}"
+        reached = {None: "", True: "yes", False: "NO"}[figure.reached()]
+        goals = ", ".join(map(str, figure.goals))
+        value = f"{_number(figure.best.value)} {figure.unit}"
+        table.add_row(f"{figure.section}: {figure.name}", value, cpu, *ratios, goals, reached)
+    return table
+
+
+def _ratio(figure: Figure, peer: str) -> str:
+    if peer not in figure.peers:
+        return ""
+    ratios = figure.ratios(peer)
+    return f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}" if abs(value) >= 1 else f"{value:,.3f}"
+
+
+def _sample(value: Sample | float) -> Sample:
+    return value if isinstance(value, Sample) else Sample(value)

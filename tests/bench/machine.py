@@ -1,0 +1,102 @@
+"""The machine under a bench: CPU time and memory of processes, and page-cache memory that was touched before."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+
+def touch_memory(directory: Path, size: int) -> None:
+    """Give the page cache `size` bytes that it had before. In a virtual machine a page that the guest never had costs
+    10 us and more, whoever asks for it; what a store costs is drowned in that."""
+    path = directory / "touch"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size >> 20):
+            file.write(bytes(1 << 20))
+    path.unlink()
+
+
+def processes(without: set[int] = frozenset()) -> list[psutil.Process]:  # type: ignore[assignment]
+    """This process and all that it and they have started, without those of the given ids and what those started."""
+    me = psutil.Process()
+    left_out = set(without)
+    for pid in without:
+        if psutil.pid_exists(pid):
+            left_out |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return [process for process in (me, *me.children(recursive=True)) if process.pid not in left_out]
+
+
+def cpu_s(without: set[int] = frozenset()) -> float:  # type: ignore[assignment]
+    """The CPU time that all `processes` have used, in s. A process that ends takes its part with it."""
+    total = 0.0
+    for process in processes(without):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def server_name(process: psutil.Process) -> str:
+    """The name of a process for people: the Ray actor's class, or the program."""
+    try:
+        line = process.cmdline()
+    except psutil.Error:
+        return "?"
+    if not line:
+        return process.name()
+    return line[0] if line[0].startswith("ray::") else Path(line[0]).name
+
+
+def rss_mib(process: psutil.Process) -> float:
+    """The memory that a process holds by itself (USS), in MiB."""
+    return float(process.memory_full_info().uss) / (1 << 20)
+
+
+def copy_bytes_per_s(directory: Path, data: bytes, seconds: float = 0.3) -> float:
+    """The speed at which `data` is copied into a mapped file whose pages are all there, in bytes per s."""
+    path = directory / "baseline"
+    with path.open("w+b") as file:
+        file.truncate(256 << 20)
+        mapped = mmap.mmap(file.fileno(), 256 << 20)
+        for page in range(0, len(mapped), mmap.PAGESIZE):
+            mapped[page] = 1
+        position = copied = 0
+        start = time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            if position + len(data) > len(mapped):
+                position = 0
+            mapped[position : position + len(data)] = data
+            position += len(data)
+            copied += len(data)
+        mapped.close()
+    path.unlink()
+    return copied / elapsed
+
+
+def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -> list[float]:
+    """The time that each of `count` calls took, in us, ascending."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+        if pause_s:
+            time.sleep(pause_s)
+    return sorted(times)
+
+
+def percentile(ascending: list[float], percent: float) -> float:
+    """The value below which `percent` of the values are."""
+    return ascending[min(int(len(ascending) * percent / 100), len(ascending) - 1)]
+
+
+def is_installed(program: str) -> bool:
+    """True if `program` is on the path."""
+    return any(os.access(Path(folder) / program, os.X_OK) for folder in (*os.get_exec_path(), "/usr/sbin"))

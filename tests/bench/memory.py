@@ -1,0 +1,23 @@
+"""The memory of each process, beyond what it shares with others (USS): an idle client, and each server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import raymq
+from tests.bench.cluster import workers
+from tests.bench.figures import Figure, Sample
+from tests.bench.machine import processes, rss_mib, server_name
+
+
+def memory(client: raymq.Client) -> Iterator[Figure]:
+    """A figure for each server of raymq, and for a worker process with a client that does nothing."""
+    with workers(1):
+        found = sorted(
+            (server_name(process), rss_mib(process)) for process in processes() if process.pid != os.getpid()
+        )
+    for name, mib in found:
+        if name.startswith("ray::") and not name.startswith("ray::IDLE"):
+            what = "an idle client's worker process" if "Worker" in name else name.removeprefix("ray::").split(".")[0]
+            yield Figure("memory", what, "MiB", False, ours=[Sample(mib)])

@@ -1,0 +1,238 @@
+"""The queues beside raymq in a bench, each used as its own pages say to go fast; any that is not installed is left out.
+
+    redis     streams over a Unix socket, with hiredis; appendonly, fsync each second beside ASYNC_FLUSH and
+              always beside SYNC_FLUSH; pipelines without a transaction
+    nats      JetStream with file storage over TCP on loopback; publish_async with a window of acknowledgements
+    ray       ray.util.queue.Queue: in memory, lost with its process; batches where it has them
+
+The servers are this program's children and end with it; they listen on loopback or on a Unix socket only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+START_TIMEOUT_S: Final = 10.0
+PIPELINE: Final = 1000
+"""Commands in one pipeline: of 100, 500, 1000 and 5000 this was the fastest."""
+WINDOW: Final = 2000
+"""Unacknowledged messages of NATS at a time."""
+READ: Final = 5000
+"""Messages of one read of Redis; 500 of NATS, whose client sends larger batches no faster."""
+STREAM: Final = "bench"
+
+
+class RedisPeer:
+    """One Redis server, and a client of it. `always`: each write is on disk before its answer."""
+
+    def __init__(self, directory: Path, *, always: bool) -> None:
+        self.socket = str(directory / "redis.sock")
+        self._server = subprocess.Popen(
+            [
+                *("redis-server", "--port", "0", "--unixsocket", self.socket, "--dir", str(directory), "--save", ""),
+                *("--appendonly", "yes", "--appendfsync", "always" if always else "everysec", "--daemonize", "no"),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        self.pid = self._server.pid
+        self.client = self.connect()
+        _wait_until(lambda: Path(self.socket).exists() and bool(self.client.ping()))
+
+    def connect(self) -> Any:
+        """A client of its own."""
+        import redis
+
+        return redis.Redis(unix_socket_path=self.socket, protocol=2)
+
+    def send(self, body: bytes) -> None:
+        """One message, acknowledged."""
+        self.client.xadd(STREAM, {b"b": body})
+
+    def send_many(self, body: bytes, count: int, pipeline: int = PIPELINE) -> None:
+        """`count` messages in pipelines, all acknowledged on return."""
+        for first in range(0, count, pipeline):
+            pipe = self.client.pipeline(transaction=False)
+            for _ in range(min(pipeline, count - first)):
+                pipe.xadd(STREAM, {b"b": body})
+            pipe.execute()
+
+    def read_all(self, group: str, count: int) -> None:
+        """Read `count` messages as a new group, from the first, and acknowledge each read."""
+        self.client.xgroup_create(STREAM, group, "0")
+        left = count
+        while left > 0:
+            [(_, entries)] = self.client.xreadgroup(group, "reader", {STREAM: ">"}, count=READ)
+            for _, fields in entries:
+                fields[b"b"]
+            self.client.xack(STREAM, group, *[entry_id for entry_id, _ in entries])
+            left -= len(entries)
+
+    def clear(self) -> None:
+        """Remove all messages and groups."""
+        self.client.flushall()
+
+    def close(self) -> None:
+        """End the server."""
+        self.client.close()
+        _end(self._server)
+
+
+class NatsPeer:
+    """One NATS server with JetStream in files, and a client whose loop runs while a call is made."""
+
+    def __init__(self, directory: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        store = directory / "nats"
+        self._server = subprocess.Popen(
+            [_program("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.pid = self._server.pid
+        self._loop = asyncio.new_event_loop()
+        _wait_until(lambda: _accepts(port))
+        self._run(self._connect(f"nats://127.0.0.1:{port}"))
+
+    async def _connect(self, url: str) -> None:
+        import nats
+        from nats.js.api import StorageType, StreamConfig
+
+        self._client = await nats.connect(url)
+        self._stream = self._client.jetstream(publish_async_max_pending=WINDOW)
+        await self._stream.add_stream(StreamConfig(name=STREAM, subjects=[STREAM], storage=StorageType.FILE))
+
+    def send(self, body: bytes) -> None:
+        """One message, acknowledged."""
+        self._run(self._stream.publish(STREAM, body))
+
+    def send_many(self, body: bytes, count: int) -> None:
+        """`count` messages with a window of acknowledgements, all acknowledged on return."""
+
+        async def publish() -> None:
+            for _ in range(count):
+                await self._stream.publish_async(STREAM, body)
+            await self._stream.publish_async_completed()
+
+        self._run(publish())
+
+    def read_all(self, group: str, count: int) -> None:
+        """Read `count` messages as a new durable consumer, from the first, and acknowledge each."""
+
+        async def read() -> None:
+            subscription = await self._stream.pull_subscribe(STREAM, durable=group)
+            left = count
+            while left > 0:
+                messages = await subscription.fetch(min(500, left), timeout=10)
+                for message in messages:
+                    await message.ack()
+                left -= len(messages)
+            await subscription.unsubscribe()
+
+        self._run(read())
+
+    def clear(self) -> None:
+        """Remove all messages."""
+        self._run(self._stream.purge_stream(STREAM))
+
+    def close(self) -> None:
+        """End the client and the server."""
+        self._run(self._client.close())
+        self._loop.close()
+        _end(self._server)
+
+    def _run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(work)
+
+
+class RayQueue:
+    """ray.util.queue.Queue of the Ray that this program is connected to."""
+
+    def __init__(self) -> None:
+        from ray.util.queue import Queue
+
+        self._queue = Queue()
+
+    def send(self, body: bytes) -> None:
+        """One message, taken by the queue's actor."""
+        self._queue.put(body)
+
+    def send_many(self, body: bytes, count: int) -> None:
+        """`count` messages in batches of PIPELINE."""
+        for first in range(0, count, PIPELINE):
+            self._queue.put_nowait_batch([body] * min(PIPELINE, count - first))
+
+    def read_all(self, group: str, count: int) -> None:
+        """Take `count` messages, in batches of PIPELINE. A queue has no groups."""
+        for first in range(0, count, PIPELINE):
+            self._queue.get_nowait_batch(min(PIPELINE, count - first))
+
+    def clear(self) -> None:
+        """Take what is left."""
+        while size := self._queue.qsize():
+            self._queue.get_nowait_batch(size)
+
+    def close(self) -> None:
+        """End its actor."""
+        self._queue.shutdown()
+
+
+@contextmanager
+def peers(directory: Path, *, sync: bool, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The peers of `names` that are installed, by name, until the block ends. `sync`: as durable as SYNC_FLUSH; of the
+    others only Redis can be that."""
+    with ExitStack() as stack:
+        found: dict[str, Any] = {}
+        if "redis" in names and shutil.which("redis-server"):
+            found["redis"] = RedisPeer(directory, always=sync)
+            stack.callback(found["redis"].close)
+        if "nats" in names and not sync and _program("nats-server"):
+            found["nats"] = NatsPeer(directory)
+            stack.callback(found["nats"].close)
+        if "ray" in names and not sync:
+            found["ray"] = RayQueue()
+            stack.callback(found["ray"].close)
+        yield found
+
+
+def _program(name: str) -> str:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin") or ""
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait_until(ready: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            if ready():
+                return
+        except Exception:  # whatever its client raises while the server is not there yet
+            if time.monotonic() > deadline_s:
+                raise
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"a peer's server does not answer within {START_TIMEOUT_S:g} s")
+        time.sleep(0.02)
+
+
+def _end(server: subprocess.Popen[Any]) -> None:
+    server.terminate()
+    try:
+        server.wait(START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

@@ -1,0 +1,104 @@
+"""Producing: one by one, asynchronously, in batches and as columns, beside the peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+import raymq
+from tests.bench.cluster import new_topic
+from tests.bench.figures import Figure, Goal, Sample
+from tests.bench.machine import cpu_s, latencies_us, percentile
+
+SIZES: Final = {"100 B": 100, "1 KiB": 1024, "100 KiB": 100 * 1024}
+
+
+def produce(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: int, scale: float) -> Iterator[Figure]:
+    """The figures of producing, for each size. `scale` makes the rounds longer or shorter."""
+    mode = "SYNC" if sync else "ASYNC"
+    without = {peer.pid for peer in peers.values() if hasattr(peer, "pid")}
+    topic = new_topic(client, f"produce-{mode}")
+    for label, size in SIZES.items():
+        body = np.random.default_rng(1).bytes(size)
+        lone = int(max(20, min(1000, scale * 400_000 / size)))
+        many = int(max(200, min(60_000, scale * 60_000 * 1024 / size)))
+        usual = size == 1024
+        with client.producer("bench") as producer:
+            message = raymq.Message(topic, body)
+            figure = Figure(
+                f"produce {mode}", f"{label}, one send p50", "us", False, [Goal("<=", 1.0, "redis")] if usual else []
+            )
+            for _ in range(rounds):
+                figure.add_round(
+                    lambda: percentile(latencies_us(lambda: producer.send(message), lone), 50),
+                    {
+                        name: lambda peer=peer: percentile(latencies_us(lambda: peer.send(body), lone), 50)
+                        for name, peer in peers.items()
+                    },
+                )
+            yield figure
+            ways: list[tuple[str, Callable[[int], None], list[Goal]]] = [
+                (
+                    "send_async, each result()",
+                    lambda count: _send_async(producer, topic, body, count),
+                    [Goal(">=", 3.0, "redis"), Goal("<=", 5.0, "cpu")],
+                ),
+                (
+                    "send_batch(500)",
+                    lambda count: _send_batches(producer, topic, body, count),
+                    [Goal(">=", 3.0, "redis"), Goal("<=", 4.0, "cpu")],
+                ),
+                (
+                    "send_table(5000)",
+                    lambda count: _send_tables(producer, topic, body, count),
+                    [Goal(">=", 6.0, "redis"), Goal("<=", 2.0, "cpu")],
+                ),
+            ]
+            for name, send, goals in ways:
+                figure = Figure(
+                    f"produce {mode}", f"{label}, {name}", "msg/s", True, goals if usual and not sync else []
+                )
+                send(min(many, 5000))
+                for _ in range(rounds):
+                    figure.add_round(
+                        lambda: rate(lambda: send(many), many, without),
+                        {
+                            peer_name: lambda peer=peer: rate(lambda: peer.send_many(body, many), many)
+                            for peer_name, peer in peers.items()
+                        },
+                    )
+                yield figure
+        for peer in peers.values():
+            peer.clear()
+
+
+def rate(work: Callable[[], object], count: int, without: set[int] | None = None) -> Sample:
+    """The messages per second of `work`, which handles `count`, and the CPU time of all processes but `without`."""
+    cpu, start = cpu_s(without or set()), time.perf_counter()
+    work()
+    seconds = time.perf_counter() - start
+    return Sample(count / seconds, (cpu_s(without or set()) - cpu) / count * 1e6)
+
+
+def _send_async(producer: Any, topic: str, body: bytes, count: int) -> None:
+    futures = [producer.send_async(raymq.Message(topic, body)) for _ in range(count)]
+    for future in futures:
+        future.result()
+
+
+def _send_batches(producer: Any, topic: str, body: bytes, count: int) -> None:
+    for first in range(0, count, 500):
+        producer.send_batch([raymq.Message(topic, body) for _ in range(min(500, count - first))])
+
+
+def _send_tables(producer: Any, topic: str, body: bytes, count: int) -> None:
+    rows = min(5000, count)
+    offsets = np.arange(rows + 1, dtype=np.int64) * len(body)
+    column = pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(body * rows)])
+    table = pa.Table.from_batches([pa.RecordBatch.from_arrays([column], names=["body"])])
+    for _ in range(count // rows):
+        producer.send_table(topic, table)

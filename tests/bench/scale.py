@@ -1,0 +1,227 @@
+"""Many at a time: producers, consumer groups, queues, topics, and consumers that wait; and overload."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import ray
+
+import raymq
+from tests.bench.cluster import joined_consumer, new_topic, workers
+from tests.bench.consume import _drain_objects
+from tests.bench.figures import Figure, Goal, Sample
+from tests.bench.machine import cpu_s, latencies_us, percentile
+from tests.bench.produce import _send_async, _send_tables, rate
+
+BODY = b"x" * 1024
+_names = count()
+
+
+def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
+    """1, 4 and 16 producer processes at once: acknowledged messages per second, all in all."""
+    topic = new_topic(client, f"producers-{next(_names)}")
+    each = max(2000, int(scale * 40_000))
+    for number in (1, 4, 16):
+        figure = Figure("producers", f"{number} processes, send_async", "msg/s", True)
+        with workers(number) as sending:
+            for _ in range(rounds):
+                start_s = time.time() + 1.0
+                asked = [worker.produce.remote(topic, BODY, each, start_s) for worker in sending]
+                spans = ray.get(asked, timeout=300)
+                begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
+                figure.add_round(lambda: number * each / (end - begin), {})
+        yield figure
+
+
+def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
+    """20 producer processes as fast as they can, beside one of them alone; and a consumer's commits meanwhile."""
+    topic = new_topic(client, f"overload-{next(_names)}", queues=8)
+    seconds = max(3.0, scale * 10)
+    with workers(20) as sending, joined_consumer(client, f"{topic}-group", topic) as consumer:
+        [(alone, _)] = ray.get([sending[0].produce_for.remote(topic, BODY, time.time() + 0.5, seconds)], timeout=120)
+        commits: list[float] = []
+        stop = threading.Event()
+
+        def commit() -> None:
+            while not stop.is_set():
+                consumer.poll(100)
+                start = time.perf_counter()
+                consumer.commit()
+                commits.append((time.perf_counter() - start) * 1000)
+
+        committing = threading.Thread(target=commit)
+        start_s = time.time() + 1.0
+        asked = [worker.produce_for.remote(topic, BODY, start_s, seconds) for worker in sending]
+        committing.start()
+        counts, times = zip(*ray.get(asked, timeout=300), strict=True)
+        stop.set()
+        committing.join(60)
+    slowest = sorted(took * 1000 for one in times for took in one)
+    for name, unit, more, goal, value in (
+        ("20 processes beside one alone", "", True, Goal(">=", 0.8), sum(counts) / alone),
+        ("slowest beside fastest of 20", "", True, Goal(">=", 0.3), min(counts) / max(counts)),
+        ("send_batch(500) of 20, p99", "ms", False, Goal("<=", 1000), percentile(slowest, 99)),
+        ("a consumer's commits meanwhile, p99", "ms", False, Goal("<=", 100), percentile(sorted(commits), 99)),
+    ):
+        yield Figure("overload", name, unit, more, [goal], ours=[Sample(value)])
+
+
+def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
+    """1, 4 and 16 groups that each read the same messages, one thread each: messages per second, all in all."""
+    total = max(5000, int(scale * 50_000) // 5000 * 5000)
+    topic = new_topic(client, f"fan-out-{next(_names)}")
+    with client.producer("bench") as producer:
+        _send_tables(producer, topic, BODY, total)
+    for number in (1, 4, 16):
+        figure = Figure("fan-out", f"{number} groups, poll + commit", "msg/s", True)
+        consumers = [joined_consumer(client, f"{topic}-{number}-{index}", topic) for index in range(number)]
+        for _ in range(rounds):
+            for consumer in consumers:
+                for queue in consumer.assignment():
+                    consumer.seek_to_begin(queue)
+            threads = [threading.Thread(target=_drain_objects, args=(consumer, total)) for consumer in consumers]
+            start = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            seconds = time.perf_counter() - start
+            figure.add_round(lambda: number * total / seconds, {})
+        for consumer in consumers:
+            consumer.close()
+        yield figure
+
+
+def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
+    """1, 8 and 1,000 queues: CPU per message of sending asynchronously and polling all of it."""
+    total = max(10_000, int(scale * 50_000) // 5000 * 5000)
+    cpu: dict[int, float] = {}
+    for number in (1, 8, 1000):
+        topic = new_topic(client, f"queues-{number}-{next(_names)}", queues=number)
+        figure = Figure("queues", f"{number} queues, send_async and poll + commit", "msg/s", True)
+        with client.producer("bench") as producer, joined_consumer(client, f"{topic}-group", topic) as consumer:
+            for _ in range(rounds):
+                figure.add_round(
+                    lambda: rate(
+                        lambda: (_send_async(producer, topic, BODY, total), _drain_objects(consumer, total)), total
+                    ),
+                    {},
+                )
+        cpu[number] = figure.cpu_us or 0.0
+        yield figure
+    yield Figure(
+        "queues", "CPU of 1,000 queues beside 8", "", False, [Goal("<=", 1.3)], ours=[Sample(cpu[1000] / cpu[8])]
+    )
+
+
+def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
+    """0, 100 and 200 consumers, each a group of its own, that wait for messages: a lone send beside them, and their own
+    cost when nothing happens."""
+    topic, other = new_topic(client, f"waiting-{next(_names)}"), new_topic(client, f"sent-{next(_names)}")
+    seconds = max(5.0, 20 * scale)
+    with client.producer("bench") as producer, workers(2) as holders:
+        message = raymq.Message(other, BODY)
+        producer.send(message)
+        alone = latencies_us(lambda: producer.send(message), 500, 0.001)
+        yield Figure("waiting", "one send, no consumer waits, p50", "us", False, ours=[Sample(percentile(alone, 50))])
+        for number, holder, goals in ((100, holders[0], (2.0, 5.0)), (200, holders[1], (3.0, 5.0))):
+            pid = ray.get(holder.wait_for_messages.remote(topic, 100, f"{topic}-{number}"), timeout=300)
+            time.sleep(5)  # joined, and their first polls are over
+            servers, program = _cpu_percent(pid, seconds)
+            times = latencies_us(lambda: producer.send(message), 500, 0.001)
+            for name, unit, goal, value in (
+                (f"one send, {number} consumers wait, p50", "us", [], percentile(times, 50)),
+                (f"servers, {number} consumers wait", "% of a core", [Goal("<=", goals[0])], servers),
+                (f"the program of 100 of {number}", "% of a core", [Goal("<=", goals[1])], program),
+            ):
+                yield Figure("waiting", name, unit, False, goal, ours=[Sample(value)])
+        ray.get([holder.leave.remote() for holder in holders], timeout=300)
+
+
+def _cpu_percent(program: int, seconds: float) -> tuple[float, float]:
+    """The CPU use of the servers, and of the process `program`, for so long, in % of a core."""
+    import os
+
+    import psutil
+
+    ours = {os.getpid()}
+    process = psutil.Process(program)
+    before, program_before = cpu_s({program}) - _own_cpu_s(ours), sum(process.cpu_times()[:2])
+    time.sleep(seconds)
+    after, program_after = cpu_s({program}) - _own_cpu_s(ours), sum(process.cpu_times()[:2])
+    return (after - before) / seconds * 100, (program_after - program_before) / seconds * 100
+
+
+def _own_cpu_s(pids: set[int]) -> float:
+    import psutil
+
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
+    """2,000 topics of 8 queues, made one after another; and a consumer of 1,600 queues that reads a message of each."""
+    number = max(200, int(2000 * min(scale, 1.0)))
+    start = time.perf_counter()
+    names = [new_topic(client, f"many-{index}-{next(_names)}", queues=8) for index in range(number)]
+    seconds = (time.perf_counter() - start) * 2000 / number
+    yield Figure("topics", "2,000 topics of 8 queues created", "s", False, [Goal("<=", 10)], ours=[Sample(seconds)])
+    wanted = names[:200]
+    with client.producer("bench") as producer:
+        futures = [
+            producer.send_async(raymq.Message(topic, BODY), queue=queue)
+            for topic in wanted
+            for queue in client.routes.get(topic).publish_queues
+        ]
+        for future in futures:
+            future.result()
+    start = time.perf_counter()
+    consumer = client.pull_consumer("many-queues", consume_from=raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with consumer:
+        for topic in wanted:
+            consumer.subscribe(topic)
+        left = len(futures)
+        while left > 0:
+            left -= len(consumer.poll(5000, timeout_s=30))
+        seconds = time.perf_counter() - start
+    yield Figure(
+        "topics",
+        f"a message of each of {len(futures):,} queues read",
+        "s",
+        False,
+        [Goal("<=", 2)],
+        ours=[Sample(seconds)],
+    )
+
+
+def groups(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
+    """1,000 groups with a consumer each: the time until all have joined, and the servers' memory per group."""
+    from tests.bench.machine import processes, rss_mib
+
+    number = max(100, int(1000 * min(scale, 1.0)))
+    topic = new_topic(client, f"groups-{next(_names)}", queues=1)
+    import os
+
+    servers = [process for process in processes() if process.pid != os.getpid()]
+    before = sum(map(rss_mib, servers))
+    start = time.perf_counter()
+    consumers = []
+    for index in range(number):
+        consumer = client.pull_consumer(f"group-{index}-{topic}")
+        consumer.subscribe(topic)
+        consumers.append(consumer)
+    waiting_for = list(consumers)
+    while waiting_for:
+        waiting_for = [consumer for consumer in waiting_for if not consumer.assignment()]
+        time.sleep(0.05)
+        if time.perf_counter() - start > 300:
+            break
+    seconds = time.perf_counter() - start
+    servers = [process for process in processes() if process.pid != os.getpid()]
+    memory = (sum(map(rss_mib, servers)) - before) / number
+    for consumer in consumers:
+        consumer.close()
+    yield Figure("groups", f"{number:,} groups joined", "s", False, [Goal("<=", 30)], ours=[Sample(seconds)])
+    yield Figure("groups", "servers' memory per group", "MiB", False, [Goal("<=", 1)], ours=[Sample(memory)])
