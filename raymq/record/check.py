@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from raymq.message import (
     MAX_PROPERTIES_BYTES,
 )
 from raymq.record import layout
-from raymq.record.crc import PROPERTY_CRC_LENGTH, property_crc
+from raymq.record.crc import PROPERTY_CRC_LENGTH, body_crc, property_crc
 from raymq.record.encode import EncodedBatch, topic_part
 from raymq.record.layout import (
     BLANK_LENGTH,
@@ -225,7 +224,7 @@ def check_record(
     topic = body + body_size
     if body_size < 0 or topic + topic_width > limit:
         return _NO_RECORD
-    if check_crc and body_size and crc32(buffer[body:topic]) & 0x7FFFFFFF != crc:
+    if check_crc and body_size and body_crc(buffer[body:topic]) != crc:
         return _NO_RECORD
     topic_size = buffer[topic] if topic_width == 1 else SHORT.unpack_from(buffer, topic)[0]
     properties = topic + topic_width + topic_size

@@ -7,8 +7,14 @@ field. The property CRC, an option of the store, covers the whole record but its
 
 from __future__ import annotations
 
-import zlib
 from typing import Final
+
+import numpy as np
+from isal import isal_zlib
+from numpy.typing import NDArray
+
+crc32: Final = isal_zlib.crc32
+"""zlib's CRC-32, 0 to 2**32 - 1, computed with the processor's own instructions: 2 to 6 times as fast as zlib's."""
 
 PROPERTY_CRC_PREFIX: Final = b"__CRC32#\x01"
 PROPERTY_CRC_LENGTH: Final = 20
@@ -17,7 +23,19 @@ PROPERTY_CRC_PLACEHOLDER: Final = PROPERTY_CRC_PREFIX + b"0" * 10 + b"\x02"
 
 def body_crc(data: bytes | bytearray | memoryview) -> int:
     """The masked CRC-32 of `data`, 0 to 2**31 - 1; 0 for no data."""
-    return zlib.crc32(data) & 0x7FFFFFFF
+    return crc32(data) & 0x7FFFFFFF
+
+
+def body_crcs(
+    data: bytes | bytearray | memoryview, at: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """`body_crc` of each range of `data` from byte `at[i]` to before `ends[i]`; shape (n,), as the headers have them.
+
+    The ranges may overlap and may be in any order; one outside `data` is cut at its end, as a slice is.
+    """
+    view = memoryview(data)
+    found = np.array([crc32(view[start:end]) for start, end in zip(at.tolist(), ends.tolist(), strict=True)], np.uint32)
+    return (found & 0x7FFFFFFF).view(np.int32)
 
 
 def property_crc_digits(crc: int) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import fields, make_dataclass
 from functools import lru_cache
 from typing import Any
-from zlib import crc32
 
 from raymq.java_text import decode_utf8
 from raymq.message import (
@@ -21,6 +20,7 @@ from raymq.message import (
     MessageExt,
 )
 from raymq.record.compression import decompress
+from raymq.record.crc import body_crc
 from raymq.record.layout import (
     INT,
     MIN_RECORD_SIZE,
@@ -65,7 +65,7 @@ def _decode(data: bytes, position: int, broker_name: str, check_crc: bool) -> tu
     # fmt: on
     body_at, body_end, topic_at, properties_at, end = find_sections(data, position, header)
     stored = data[body_at:body_end]
-    if check_crc and body_size and crc32(stored) & 0x7FFFFFFF != crc:
+    if check_crc and body_size and body_crc(stored) != crc:
         raise RecordError(f"the body's CRC is wrong in the record at byte {position}")
     if sys_flag & SYS_FLAG_COMPRESSED:
         stored = decompress(stored, sys_flag)

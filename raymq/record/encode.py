@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, repeat
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ from raymq.message import (
 from raymq.names import check_topic
 from raymq.record import layout
 from raymq.record.compression import Compression, CompressionType
-from raymq.record.crc import PROPERTY_CRC_PLACEHOLDER
+from raymq.record.crc import PROPERTY_CRC_PLACEHOLDER, crc32
 from raymq.record.hashing import tags_code
 
 _NO_COMPRESSION: Final = Compression()

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from raymq.message import (
     PROPERTY_SEQUENCE,
     PROPERTY_TAGS,
 )
+from raymq.record.crc import body_crcs
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.hashing import tags_code
 from raymq.record.layout import (
@@ -212,10 +212,8 @@ def _hop(data: memoryview, position: int) -> list[int]:
 
 def _crcs_hold(data: memoryview, fields: FieldOffsets) -> bool:
     """True if each record's body has the CRC that its header says; a record without a body has none."""
-    ends = (fields.body_at + fields.body_size).tolist()
-    found = [crc32(data[at:end]) for at, end in zip(fields.body_at.tolist(), ends, strict=True)]
-    same = (np.array(found, np.int64) & 0x7FFFFFFF) == fields.head["body_crc"]
-    return bool((same | (fields.body_size == 0)).all())
+    found = body_crcs(data, fields.body_at, fields.body_at + fields.body_size)
+    return bool(((found == fields.head["body_crc"]) | (fields.body_size == 0)).all())
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:

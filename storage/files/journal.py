@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any, Final
 
 from raymq.errors import StoreCorruptError, StoreError
+from raymq.record.crc import crc32
 from storage.files import disk
 
 REWRITE_LINES: Final = 10_000
@@ -87,12 +87,12 @@ class Journal:
 
 def _line(key: str, value: Any) -> bytes:
     text = json.dumps({"key": key, "value": value}, ensure_ascii=False).encode()
-    return b"%08x %b\n" % (zlib.crc32(text), text)
+    return b"%08x %b\n" % (crc32(text), text)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     crc, _, text = line.partition(b" ")
-    if not text or crc != b"%08x" % zlib.crc32(text):
+    if not text or crc != b"%08x" % crc32(text):
         return None
     entry: dict[str, Any] = json.loads(text)
     return entry

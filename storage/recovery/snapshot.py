@@ -18,10 +18,10 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
+from raymq.record.crc import crc32
 from storage.dispatch.dedup import ProducerRow
 from storage.files import disk
 
