@@ -33,7 +33,7 @@ from raymq.protocol.store import (
 )
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import IPV6_HOST_BYTES, encode_host
-from storage.append.durability import ReplicaAcks, WriteBatches, Written, append_durably
+from storage.append.durability import ReplicaAcks, StartedAppend, WriteBatches, Written, waits_for
 from storage.append.fit_batch import FittedWrite
 from storage.append.multi_dispatch_appender import open_appender
 from storage.append.write_gate import WriteGate
@@ -235,21 +235,55 @@ class MessageStore:
         full, or an earlier failure), InSyncReplicasError (`acks`). StoreFailedError when the disk fails now: then it is
         unknown which batches are stored, and the store takes no more appends.
         """
-        return append_durably(self._write, batches, timeout_s, acks)
+        return self._gate.progress.wait_settled(self.start_append(batches, timeout_s=timeout_s, acks=acks))
 
-    def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Written:
-        """Check batches, write them, and count them or the failure: the time up to the flush, not up to the
-        replicas."""
+    def start_append(
+        self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
+    ) -> StartedAppend:
+        """Do as `append` does, and do not wait for the disk and the copies: the append has its results, or raises the
+        rest of those errors, when it is settled (StartedAppend.settle). On return the batches are written.
+
+        It may wait for the append lock, for wait_time_in_send_queue_ms at the most.
+        """
         start_s = time.monotonic()
+        timeout_s = self._gate.timeout_s if timeout_s is None else timeout_s
+        waits = waits_for(batches, acks)
+        written = self._write(batches, timeout_s)
+        if not waits:
+            acks = None
+        count = partial(self._count_puts, batches, start_s)
+        if waits and self._gate.is_sync:
+            return StartedAppend(written, batches, self._gate, acks, deadline_s=start_s + timeout_s, on_disk=count)
+        now_s = time.monotonic()
+        count(now_s)
+        deadline_s = now_s if acks is None else now_s + acks.timeout_s
+        return StartedAppend(written, batches, None, acks, deadline_s=deadline_s, on_disk=count)
+
+    def add_progress_listener(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by whatever thread, each time that started appends may have become settled: after a
+        flush that they wait for, after a failure of the disk, and after `notify_progress`. It must not block."""
+        self._gate.progress.add_listener(callback)
+
+    def notify_progress(self) -> None:
+        """Have appends that wait for copies (`acks`) ask again if these are there."""
+        self._gate.progress.notify()
+
+    def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
+        """Check batches and write them, or count the failure."""
         try:
             checked = self._appender.check(batches)
-            written = self._gate.write(partial(self._appender.append, checked), timeout_s, wait=wait)
+            return self._gate.write(partial(self._appender.append, checked), timeout_s)
         except RaymqError:
             self._stats.count_failed_put()
             raise
-        took_s = time.monotonic() - start_s
-        self._stats.count_puts([(batch.topic, len(batch), len(batch.records)) for batch in batches], took_s)
-        return written
+
+    def _count_puts(self, batches: Sequence[EncodedBatch], start_s: float, end_s: float | None) -> None:
+        """Count an append that began at `start_s` and was as durable as promised, or too late for that, at `end_s`: the
+        time up to the flush, not up to the replicas. None if the disk failed instead."""
+        if end_s is None:
+            self._stats.count_failed_put()
+            return
+        self._stats.count_puts([(batch.topic, len(batch), len(batch.records)) for batch in batches], end_s - start_s)
 
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False

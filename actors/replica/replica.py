@@ -97,9 +97,7 @@ class Replica:
         # Orders and what comes from a master are carried out one at a time; `_changed` is held for moments only, and
         # never around a call that takes the store's append lock, under which the store calls `_on_stored`.
         self._order_lock = threading.Lock()
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._copied = threading.Condition(lock)  # of the same lock: appends wait for their copies by it
+        self._changed = threading.Condition(threading.RLock())
         self._notified_offset = -1
         self._store = self._open()
         self._epochs = EpochFile(settings.store_path_root_dir)
@@ -227,7 +225,7 @@ class Replica:
                     self._sync.decided(order.sync_state_set)
                     self._files.note_set(self._sync.sync_state_set)
                 self._show_confirmed()
-                self._copied.notify_all()  # the lease or the set may have changed
+                self._store.notify_progress()  # the lease or the set may have changed
         elif isinstance(order, Drain):
             with self._changed:
                 self._role.drain(order.epoch)
@@ -282,19 +280,19 @@ class Replica:
             store = self._store
             required = self._rules.required_in_sync
         not_enough = InSyncReplicasError(self._broker_name, in_sync, required) if in_sync < required else None
-        return store.append(batches, acks=ReplicaAcks(not_enough, partial(self._wait_for_copies, epoch=led)))
+        has_copies = partial(self._has_copies_in, led)
+        return store.append(batches, acks=ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))
 
-    def _wait_for_copies(self, end_offset: int, *, epoch: int) -> bool:
+    def _has_copies_in(self, epoch: int, end_offset: int) -> bool:
+        """True if enough replicas have the log before `end_offset`. ServiceNotAvailableError unless this one still
+        leads `epoch`."""
         with self._changed:
-            copied = self._copied.wait_for(
-                lambda: not self._leads(epoch) or self._has_copies(end_offset), self._rules.slave_timeout_s
-            )
             if not self._leads(epoch):
                 raise ServiceNotAvailableError(
                     f"replica {self._replica} of {self._broker_name} was replaced as master while messages waited for "
                     "their copies; it is unknown whether they stay stored"
                 )
-            return copied
+            return self._has_copies(end_offset)
 
     def _leads(self, epoch: int) -> bool:
         return self._role.epoch == epoch and self._role.leads(self._clock_s()) and not self._closed
@@ -350,12 +348,12 @@ class Replica:
             self._store.show(self._sync.confirm_offset)
         if not self._rules.all_ack_in_sync_state_set or self._sync.confirm_offset > self._notified_offset:
             self._notified_offset = self._sync.confirm_offset
-            self._copied.notify_all()
+            self._store.notify_progress()
 
     def _wake_all(self) -> None:
         """Wake all waiting calls: the role has changed."""
         self._changed.notify_all()
-        self._copied.notify_all()
+        self._store.notify_progress()
 
     # The follower's side
 

@@ -1,72 +1,160 @@
 """The one place that decides what an append waits for: RocketMQ's WAIT (spec/storage.md §6, §11.1).
 
-An append waits until its batches are as durable as the flush setting promises and, on a master with replicas, until
-those have them (`ReplicaAcks`). A batch that does not wait (wait_store_msg_ok) is acknowledged once it is written. In
-one append with others that do, it returns with them, and is not told of a slow disk or of slow replicas.
+An append waits until its batches are as durable as the flush setting promises and then, on a master with replicas,
+until those have them (`ReplicaAcks`). A batch that does not wait (wait_store_msg_ok) is acknowledged once it is
+written. In one append with others that do, it returns with them, and is not told of a slow disk or of slow replicas.
+
+Nobody has to be blocked for that. A `StartedAppend` is written, and is asked for its results (`settle`) whenever
+something moved (`AppendProgress`), and at its deadline. A thread that has nothing else to do waits in
+`AppendProgress.wait_settled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from raymq.errors import InSyncReplicasError
+from raymq.errors import InSyncReplicasError, StoreFailedError
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
 from raymq.record.encode import EncodedBatch
 
-Written = tuple[list[AppendResult], int, bool]
-"""The outcome of writing batches: a result with SEND_OK for each, a physical offset before which all of them lie, and
-false if the disk was too slow for what the flush setting promises."""
+Written = tuple[list[AppendResult], int]
+"""The outcome of writing batches: a result with SEND_OK for each, and a physical offset before which all of them
+lie."""
 
 
 class WriteBatches(Protocol):
-    """Writes batches and, if it is to `wait`, waits for the disk as the flush setting says."""
+    """Writes batches, and asks for a flush if the flush setting wants one. `timeout_s` is for the append lock."""
 
-    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Written: ...
+    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written: ...
 
 
-class WaitForCopies(Protocol):
-    """Waits until enough replicas have the log before `end_offset`; False if they were too slow."""
+class DiskState(Protocol):
+    """Tells how far the disk is."""
 
-    def __call__(self, end_offset: int) -> bool: ...
+    def is_durable(self, end_offset: int, *, late: bool) -> bool:
+        """True if all before `end_offset` is as durable as the flush setting promises. StoreFailedError if it cannot
+        be any more because the disk failed; `late`: this is the last question."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAcks:
-    """The copies that an append on a master waits for."""
+    """The copies that an append on a master waits for, once it is on the master's own disk."""
 
     # Raised, before anything is written, for an append that waits: too few replicas are in sync. None if enough are.
     not_enough: InSyncReplicasError | None
-    # Called once the batches are written.
-    wait_for_copies: WaitForCopies
+    # True if enough replicas have the log before an offset. It does not block; it raises if they never will.
+    has_copies: Callable[[int], bool]
+    # The longest wait for them.
+    timeout_s: float
 
 
-def append_durably(
-    write: WriteBatches, batches: Sequence[EncodedBatch], timeout_s: float | None, acks: ReplicaAcks | None
-) -> list[AppendResult]:
-    """Write `batches`, and wait for the disk and the replicas if one of them waits; one result each.
+class StartedAppend:
+    """Batches that are written, and their results, which may have to wait. For one thread at a time.
 
-    A batch that waits has the status FLUSH_DISK_TIMEOUT if the disk was too slow, FLUSH_SLAVE_TIMEOUT if the replicas
-    were. InSyncReplicasError is raised before anything is written. Other errors are those of `write` and `acks`.
+    `on_disk(now_s)` is called once, when the wait for the disk is over; with None if the disk has failed.
     """
+
+    __slots__ = ("_acks", "_batches", "_disk", "_end_offset", "_on_disk", "_results", "deadline_s")
+
+    def __init__(
+        self,
+        written: Written,
+        batches: Sequence[EncodedBatch],
+        disk: DiskState | None,
+        acks: ReplicaAcks | None,
+        *,
+        deadline_s: float,
+        on_disk: Callable[[float | None], None],
+    ) -> None:
+        """`disk` and `acks` are what the batches wait for, None for what they do not. `deadline_s`: the first one's."""
+        self._results, self._end_offset = written
+        self._batches, self._disk, self._acks, self._on_disk = batches, disk, acks, on_disk
+        self.deadline_s = deadline_s
+        """The time (time.monotonic) at which to call `settle` again at the latest. It moves once, when the disk is done
+        and the wait for the replicas begins."""
+
+    def settle(self, now_s: float) -> list[AppendResult] | None:
+        """One result for each batch once they are as durable as asked for, or time is up; else None. Does not block.
+
+        A batch that waits has the status FLUSH_DISK_TIMEOUT if the disk was too slow, FLUSH_SLAVE_TIMEOUT if the
+        replicas were. StoreFailedError: the disk failed, and it is unknown what is stored. Errors of `acks` are raised
+        too. Not to be called again after results or an error.
+        """
+        disk, acks = self._disk, self._acks
+        if disk is not None:
+            late = now_s >= self.deadline_s
+            try:
+                durable = disk.is_durable(self._end_offset, late=late)
+            except StoreFailedError:
+                self._on_disk(None)
+                raise
+            if not durable:
+                if not late:
+                    return None
+                self._degrade(SendStatus.FLUSH_DISK_TIMEOUT)
+            self._disk = None
+            if acks is not None:
+                self.deadline_s = now_s + acks.timeout_s
+            self._on_disk(now_s)
+        if acks is not None and not acks.has_copies(self._end_offset):
+            if now_s < self.deadline_s:
+                return None
+            self._degrade(SendStatus.FLUSH_SLAVE_TIMEOUT)
+        return self._results
+
+    def _degrade(self, status: SendStatus) -> None:
+        """Give the batches that waited in vain this status."""
+        self._results = [
+            replace(result, status=status) if batch.wait_store_msg_ok else result
+            for result, batch in zip(self._results, self._batches, strict=True)
+        ]
+
+
+def waits_for(batches: Sequence[EncodedBatch], acks: ReplicaAcks | None) -> bool:
+    """True if one of the batches waits. InSyncReplicasError if it does, and too few replicas are in sync (`acks`)."""
     waits = any(batch.wait_store_msg_ok for batch in batches)
     if waits and acks is not None and acks.not_enough is not None:
         raise acks.not_enough
-    results, end_offset, on_disk = write(batches, timeout_s, wait=waits)
-    if not on_disk:
-        results = _degraded(results, batches, SendStatus.FLUSH_DISK_TIMEOUT)
-    if waits and acks is not None and not acks.wait_for_copies(end_offset):
-        results = _degraded(results, batches, SendStatus.FLUSH_SLAVE_TIMEOUT)
-    return results
+    return waits
 
 
-def _degraded(
-    results: Sequence[AppendResult], batches: Sequence[EncodedBatch], status: SendStatus
-) -> list[AppendResult]:
-    """The results of `batches`, with `status` for the batches that waited in vain."""
-    return [
-        replace(result, status=status) if batch.wait_store_msg_ok else result
-        for result, batch in zip(results, batches, strict=True)
-    ]
+class AppendProgress:
+    """Tells those who have started appends that these may be settled now. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._moved = threading.Condition()
+        # The number of times that something moved.
+        self._moves = 0
+        self._listeners: tuple[Callable[[], None], ...] = ()
+
+    def add_listener(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by whatever thread, each time that something moved. It must not block."""
+        with self._moved:
+            self._listeners = (*self._listeners, callback)
+
+    def notify(self) -> None:
+        """Something moved for which appends may wait: the disk flushed or failed, or a replica has a copy."""
+        with self._moved:
+            self._moves += 1
+            self._moved.notify_all()
+            listeners = self._listeners
+        for callback in listeners:
+            callback()
+
+    def wait_settled(self, started: StartedAppend) -> list[AppendResult]:
+        """Wait until `started` is settled; raises as `settle` does."""
+        while True:
+            moves, now_s = self._moves, time.monotonic()
+            # Not under the lock: it may ask somebody who is about to notify.
+            results = started.settle(now_s)
+            if results is not None:
+                return results
+            left_s = max(started.deadline_s - now_s, 0.0)
+            with self._moved:
+                if self._moves == moves:
+                    self._moved.wait(left_s)

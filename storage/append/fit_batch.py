@@ -39,16 +39,16 @@ class FittedWrite:
         self._write, self._on_refused = write, on_refused
         self._property_crc, self._ipv6_store_host = property_crc, ipv6_store_host
 
-    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float | None, *, wait: bool) -> Written:
+    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
         """`WriteBatches`. MessageIllegalError, before anything is written, as `fit_batch` raises it."""
         try:
             fitted = [self._fit(batch) for batch in batches]
         except RaymqError:
             self._on_refused()
             raise
-        results, end_offset, on_disk = self._write(fitted, timeout_s, wait=wait)
+        results, end_offset = self._write(fitted, timeout_s)
         named = [name_offsets(*row) for row in zip(results, batches, fitted, strict=True)]
-        return named, end_offset, on_disk
+        return named, end_offset
 
     def _fit(self, batch: EncodedBatch) -> EncodedBatch:
         return fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)

@@ -1,8 +1,8 @@
-"""The write gate of a store: one writer at a time, only while writing is allowed, and then the wait for the disk.
+"""The write gate of a store: one writer at a time, only while writing is allowed; and how far the disk is behind.
 
-How writers take turns, when a write is refused, and how long one waits for the flush belongs here. A failure of the
-disk closes the gate for as long as the store is open: it is not known any more what is on the disk, so nothing may be
-acknowledged.
+How writers take turns, when a write is refused, and what asks for a flush belongs here; how long an append waits for it
+is decided in durability.py. A failure of the disk closes the gate for as long as the store is open: it is not known any
+more what is on the disk, so nothing may be acknowledged.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from raymq.config.store import FlushDiskType
 from raymq.errors import StoreFailedError, SystemBusyError
+from storage.append.durability import AppendProgress
 from storage.append.put_check import StoreState, refuse_store
 from storage.log.commit_service import CommitService
 from storage.log.flush_service import FlushService
@@ -44,9 +45,10 @@ class WriteGate:
         # The reasons against writing; and the fetches that wait for messages.
         self._flags, self._polls = flags, polls
         # True if a write is durable once it is flushed, false if it is so once it is in the files.
-        self._sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # The longest wait for the append lock and the flush together; and, within it, for the lock.
-        self._timeout_s = settings.sync_flush_timeout_ms / 1000
+        self.is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        # The longest wait for the append lock and the flush together, unless a call says otherwise; and, within it, for
+        # the lock.
+        self.timeout_s = settings.sync_flush_timeout_ms / 1000
         self._queue_wait_ms = settings.wait_time_in_send_queue_ms
         # A writer that holds the lock for longer has others refused.
         self._busy_timeout_ms = settings.os_page_cache_busy_timeout_ms
@@ -57,7 +59,15 @@ class WriteGate:
         self.closed = False
         # The disk's failure, which is final; empty while all is well.
         self.failure = ""
-        self._flush = FlushService(parts.log, settings, on_flushed=self._on_flushed, on_failed=self.fail)
+        # Moves with each flush that appends may wait for, and with a failure.
+        self.progress = AppendProgress()
+        self._flush = FlushService(
+            parts.log,
+            settings,
+            on_flushed=self._on_flushed,
+            on_failed=self._fail_quietly,
+            on_progress=self.progress.notify if self.is_sync else lambda: None,
+        )
         self._commit: CommitService | None = None
         if parts.log.has_pool:
             # With `on_stored`, appends wait for other replicas, and so for the commit: it must not come late.
@@ -72,29 +82,21 @@ class WriteGate:
     @property
     def stored_offset(self) -> int:
         """The end of what is as durable as the settings promise."""
-        return self._log.flushed_offset if self._sync else self._log.committed_offset
+        return self._log.flushed_offset if self.is_sync else self._log.committed_offset
 
     def write(
-        self,
-        write: Callable[[], T],
-        timeout_s: float | None = None,
-        against: RunningFlag = AGAINST_APPENDS,
-        *,
-        wait: bool = True,
-    ) -> tuple[T, int, bool]:
-        """Call `write` under the append lock, then wait for the disk as the settings say.
+        self, write: Callable[[], T], timeout_s: float | None = None, against: RunningFlag = AGAINST_APPENDS
+    ) -> tuple[T, int]:
+        """Call `write` under the append lock and, with SYNC_FLUSH, ask for a flush; it is not waited for.
 
-        Returns the result of `write`, the log's end then, and whether all before it is as durable as the settings
-        promise. `timeout_s` (default: sync_flush_timeout_ms) is for the lock and the disk together; without `wait` a
-        flush is asked for, not waited for. `against`: the flags that forbid this write.
+        Returns the result of `write`, and the log's end then (`is_durable`, `wait_durable`). `timeout_s` (default:
+        sync_flush_timeout_ms) is for the lock. `against`: the flags that forbid this write.
 
         Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
         StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        start_s = time.monotonic()
         self.require_writable(against)
-        wait_s = max(min(timeout_s, self._queue_wait_ms / 1000), 0)
+        wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, self._queue_wait_ms / 1000), 0)
         if not self._append_lock.acquire(timeout=wait_s):
             raise SystemBusyError(
                 f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {self._queue_wait_ms}); "
@@ -111,17 +113,29 @@ class WriteGate:
             end_offset = self._log.end_offset
             if self._commit is not None:
                 self._commit.appended()
-            elif not self._sync:
+            elif not self.is_sync:
                 self._on_stored(end_offset)
         finally:
             self._entered_s = 0.0
             self._append_lock.release()
-        left_s = start_s + timeout_s - time.monotonic() if wait else 0.0
-        if self._sync and not self._flush.wait_for(end_offset, left_s):
-            if self.failure:
-                raise self._outcome_unknown()
-            return result, end_offset, False
-        return result, end_offset, True
+        if self.is_sync:
+            self._flush.request(end_offset)
+        return result, end_offset
+
+    def is_durable(self, end_offset: int, *, late: bool) -> bool:
+        """`DiskState`. With ASYNC_FLUSH what is written is as durable as promised."""
+        if not self.is_sync or self._flush.is_flushed(end_offset):
+            return True
+        if self._flush.failed or (late and self.failure):
+            raise self._outcome_unknown()
+        return False
+
+    def wait_durable(self, end_offset: int) -> bool:
+        """Wait until all before `end_offset`, which was written, is as durable as the settings promise; False if the
+        disk takes longer than sync_flush_timeout_ms. StoreFailedError as of `is_durable`."""
+        if self.is_sync:
+            self._flush.wait_for(end_offset, self.timeout_s)
+        return self.is_durable(end_offset, late=True)
 
     def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
         """Raise the error of the put checks if the store takes no writes now (put_check.py). `against` as in
@@ -139,10 +153,15 @@ class WriteGate:
 
     def wait_flushed(self, end_offset: int) -> bool:
         """Wait until the log is on disk up to `end_offset`; False if the disk takes too long, or fails."""
-        return self._flush.wait_for(end_offset, self._timeout_s)
+        return self._flush.wait_for(end_offset, self.timeout_s)
 
     def fail(self, error: OSError) -> None:
         """Close the gate for good because the disk failed: nothing may be acknowledged from here on."""
+        self._fail_quietly(error)
+        self.progress.notify()
+
+    def _fail_quietly(self, error: OSError) -> None:
+        """Do as `fail` does, for the flush thread, which tells of the progress itself."""
         if not self.failure:
             self.failure = f"the disk of {self._root} failed: {error}"
             logger.error("%s; no more appends are taken", self.failure)
@@ -157,7 +176,7 @@ class WriteGate:
         return StoreFailedError(f"{self.failure}; it is unknown whether this append is stored")
 
     def _on_flushed(self, end_offset: int) -> None:
-        if self._sync:
+        if self.is_sync:
             self._on_stored(end_offset)
 
     def show(self, end_offset: int) -> None:

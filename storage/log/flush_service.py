@@ -28,7 +28,8 @@ class FlushService:
     """The flush thread of one commit log.
 
     The thread calls `on_flushed(end)` after each flush, before the appends that wait for it go on, and
-    `on_failed(error)` once, if a flush fails.
+    `on_failed(error)` once, if a flush fails. After either of them it calls `on_progress()`: `is_flushed` and `failed`
+    say then what those callbacks were told.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class FlushService:
         *,
         on_flushed: Callable[[int], None],
         on_failed: Callable[[OSError], None],
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._commit_log = commit_log
-        self._on_flushed, self._on_failed = on_flushed, on_failed
+        self._on_flushed, self._on_failed, self._on_progress = on_flushed, on_failed, on_progress
         self._interval_s = settings.flush_interval_commit_log_ms / 1000
         self._thorough_interval_s = settings.flush_commit_log_thorough_interval_ms / 1000
         self._least_bytes = settings.flush_commit_log_least_pages * PAGE_BYTES
@@ -50,17 +52,30 @@ class FlushService:
         self._flushed_before: int | None = None
         """The end of what was flushed before the flush that is under way; None while none is."""
         self._stopping = False
-        self._failed = False
+        self.failed = False
+        """True once a flush has failed."""
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
         self._thread.start()
 
-    def wait_for(self, end_offset: int, timeout_s: float) -> bool:
-        """Have the log flushed up to `end_offset`. True if it is, False after `timeout_s` or after a failed flush."""
+    def request(self, end_offset: int) -> None:
+        """Have the log flushed up to `end_offset` soon. Does not wait."""
         with self._changed:
             self._requested = max(self._requested, end_offset)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._failed or self._is_flushed(end_offset), timeout_s)
-            return self._is_flushed(end_offset)
+
+    def is_flushed(self, end_offset: int) -> bool:
+        """True if the log is on disk up to `end_offset` and `on_flushed` has returned. Any thread may ask."""
+        # Read first: if no flush is under way afterwards, `on_flushed` has returned for this one.
+        flushed = self._commit_log.flushed_offset
+        before = self._flushed_before
+        return (flushed if before is None else before) >= end_offset
+
+    def wait_for(self, end_offset: int, timeout_s: float) -> bool:
+        """Have the log flushed up to `end_offset`. True if it is, False after `timeout_s` or after a failed flush."""
+        self.request(end_offset)
+        with self._changed:
+            self._changed.wait_for(lambda: self.failed or self.is_flushed(end_offset), timeout_s)
+            return self.is_flushed(end_offset)
 
     def close(self) -> None:
         """Stop the thread, and flush what is left unless a flush has failed. Idempotent."""
@@ -68,7 +83,7 @@ class FlushService:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join(FLUSH_STOP_TIMEOUT_S)
-        if not self._failed and not self._thread.is_alive():
+        if not self.failed and not self._thread.is_alive():
             self._flush()
 
     def _run(self) -> None:
@@ -76,7 +91,7 @@ class FlushService:
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work, self._interval_s)
-                if self._stopping or self._failed:
+                if self._stopping or self.failed:
                     return
             dirty = self._commit_log.end_offset - self._commit_log.flushed_offset
             thorough = time.monotonic() - last_flush_s >= self._thorough_interval_s
@@ -87,10 +102,6 @@ class FlushService:
     def _has_work(self) -> bool:
         return self._stopping or self._requested > self._commit_log.flushed_offset
 
-    def _is_flushed(self, end_offset: int) -> bool:
-        """True if the log is on disk up to `end_offset` and `on_flushed` has returned. Called with the lock."""
-        return (self._commit_log.flushed_offset if self._flushed_before is None else self._flushed_before) >= end_offset
-
     def _flush(self) -> None:
         with self._changed:
             self._flushed_before = self._commit_log.flushed_offset
@@ -98,10 +109,11 @@ class FlushService:
             end_offset = self._commit_log.flush()
         except OSError as error:
             logger.error("flushing %s failed: %s", self._commit_log.paths, error)
-            self._failed = True
             self._on_failed(error)
+            self.failed = True
         else:
             self._on_flushed(end_offset)
         with self._changed:
             self._flushed_before = None
             self._changed.notify_all()
+        self._on_progress()

@@ -71,7 +71,8 @@ class LogChunks:
         was only asked for it. Errors as of `WriteGate.write` and `ChunkAppender.append_chunk`.
         """
         write = partial(self._appender.append_chunk, physical_offset, data)
-        puts, _, on_disk = self._gate.write(write, against=AGAINST_REPLICATION, wait=wait)
+        puts, end_offset = self._gate.write(write, against=AGAINST_REPLICATION)
+        on_disk = self._gate.wait_durable(end_offset) if wait else self._gate.is_durable(end_offset, late=False)
         self._stats.count_puts(puts, None)
         return on_disk
 

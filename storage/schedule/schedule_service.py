@@ -83,7 +83,8 @@ class ScheduleService:
     def _store_deliveries(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store messages that waited in `source`. Raises as `MessageStore.append` does."""
         start_s = time.monotonic()
-        self._gate.write(partial(self._appender.deliver, source, deliveries))
+        _, end_offset = self._gate.write(partial(self._appender.deliver, source, deliveries))
+        self._gate.wait_durable(end_offset)
         took_s = time.monotonic() - start_s
         self._stats.count_puts([(item.topic, 1, len(item.record)) for item in deliveries], took_s)
 

@@ -31,6 +31,7 @@ from raymq.message import PullStatus, SendStatus
 from raymq.protocol.store import Boundary, FetchRequest, QueueBounds
 from raymq.record.decode import decode_records
 from raymq.record.hashing import tags_code
+from storage.files import disk
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import (
@@ -820,3 +821,56 @@ def test_nobody_but_the_owner_may_read_a_store_whatever_the_umask_and_though_it_
         assert modes(root) == private
     finally:
         os.umask(umask)
+
+
+def test_a_started_append_is_settled_by_the_flush_and_listeners_hear_of_it(root, monkeypatch):
+    store = open_store(root)
+    store.append([make_batch([b"zero"])])  # makes the files, which flushes too
+    disk_works, heard = threading.Event(), threading.Event()
+    flush = disk.flush
+
+    def slow_flush(descriptor: int) -> None:
+        assert disk_works.wait(WAIT_S)
+        flush(descriptor)
+
+    monkeypatch.setattr(disk, "flush", slow_flush)
+    store.add_progress_listener(heard.set)
+    started = store.start_append([make_batch([b"one"])])
+    assert store.end_offset > store.visible_offset
+    assert started.settle(time.monotonic()) is None
+    hasty = store.start_append([replace(make_batch([b"two"]), wait_store_msg_ok=False)])
+    assert [result.queue_offset for result in hasty.settle(time.monotonic()) or ()] == [2]
+    disk_works.set()
+    assert heard.wait(WAIT_S)
+    eventually(lambda: store.stored_offset == store.end_offset, "the flush")
+    [result] = started.settle(time.monotonic()) or ()
+    assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 1)
+    store.close()
+
+
+def test_a_started_append_is_told_of_a_disk_that_is_too_slow_or_fails(root, monkeypatch):
+    store = open_store(root)
+    store.append([make_batch([b"zero"], queue_id=queue_id) for queue_id in (0, 1)])
+    disk_fails, heard = threading.Event(), threading.Event()
+
+    def failing_flush(descriptor: int) -> None:
+        assert disk_fails.wait(WAIT_S)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(disk, "flush", failing_flush)
+    store.add_progress_listener(heard.set)
+    slow, failed = (store.start_append([make_batch([b"one"], queue_id=queue_id)]) for queue_id in (0, 1))
+    [result] = slow.settle(slow.deadline_s) or ()
+    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+    disk_fails.set()
+    assert heard.wait(WAIT_S)
+    with pytest.raises(StoreFailedError):
+        failed.settle(time.monotonic())
+    assert store.statistics().runtime["putMessageFailedTimes"] == "1"
+    store.close()
+
+
+def test_with_async_flush_a_started_append_is_settled_at_once(root):
+    with contextlib.closing(open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as store:
+        started = store.start_append([make_batch([b"one"])])
+        assert [result.status for result in started.settle(time.monotonic()) or ()] == [SendStatus.SEND_OK]
