@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import count, repeat
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +57,10 @@ class EncodedBatch:
     """One queue's messages as final record bytes, back to back.
 
     `sizes` are the records' lengths in bytes, `tag_codes` the third fields of their consume-queue units (in a topic of
-    delayed messages: their `deliver_at_ms`, from which the store makes that field), `message_ids` their unique ids. A
-    batch without `producer` is not deduplicated by the store. `wait_store_msg_ok`: the append returns when the batch is
-    as durable as the settings promise, and not already when it is written (spec/storage.md §6, §11.1).
+    delayed messages: their `deliver_at_ms`, from which the store makes that field), `message_ids` their unique ids, a
+    tuple or an IdRange. A batch without `producer` is not deduplicated by the store. `wait_store_msg_ok`: the append
+    returns when the batch is as durable as the settings promise, and not already when it is written (spec/storage.md
+    §6, §11.1).
     """
 
     topic: str
@@ -68,7 +69,7 @@ class EncodedBatch:
     sizes: NDArray[np.int32]
     tag_codes: NDArray[np.int64]
     producer: ProducerSequence | None
-    message_ids: tuple[str, ...]
+    message_ids: Sequence[str]
     wait_store_msg_ok: bool = True
 
     def __len__(self) -> int:
@@ -77,6 +78,11 @@ class EncodedBatch:
     def without_ids(self) -> EncodedBatch:
         """This batch as it is shipped: the store reads the ids, where it needs them, from the records."""
         return replace(self, message_ids=())
+
+    def __reduce__(self) -> tuple[type[EncodedBatch], tuple[Any, ...]]:
+        """A pickle of a batch holds its records as bytes, for a view cannot be pickled."""
+        records = bytes(self.records) if isinstance(self.records, memoryview) else self.records
+        return EncodedBatch, tuple(records if f.name == "records" else getattr(self, f.name) for f in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

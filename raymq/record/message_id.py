@@ -12,10 +12,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from ipaddress import ip_address
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 from raymq.errors import InvalidArgumentError
 from raymq.record.layout import encode_host
@@ -26,6 +26,65 @@ IDS_PER_MS: Final = 1 << 16
 
 def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class IdRange(Sequence[str]):
+    """Unique ids that follow each other, made when they are looked at: id i is `stem` and the four upper-case hex
+    digits of `(first + i) & 0xffff`. `len` tells how many there are.
+
+    A range equals another range and every tuple that has the same ids. Immutable. InvalidArgumentError unless `first`
+    is in 0 to 65535 and `count` in 0 to 65536, so that no id is there twice.
+    """
+
+    __slots__ = ("_count", "first", "stem")
+
+    def __init__(self, stem: str, first: int, count: int) -> None:
+        if not (0 <= first < IDS_PER_MS and 0 <= count <= IDS_PER_MS):
+            raise InvalidArgumentError(f"{count} ids from {first} on are no range: the counter has two bytes")
+        self.stem: Final = stem
+        self.first: Final = first
+        self._count: Final = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        """The id at `index`; for a slice of neighbours a range, for another slice a tuple."""
+        numbers = range(self._count)[index]
+        if isinstance(numbers, int):
+            return self._id(numbers)
+        if numbers.step == 1:
+            return IdRange(self.stem, (self.first + numbers.start) & 0xFFFF, len(numbers))
+        return tuple(map(self._id, numbers))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._id, range(self._count))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, IdRange):
+            same = (self._count, self.stem, self.first) == (other._count, other.stem, other.first)
+            return same or (len(self) == len(other) and tuple(self) == tuple(other))
+        if isinstance(other, tuple):
+            return len(self) == len(other) and tuple(self) == other
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"IdRange({self.stem!r}, {self.first}, {self._count})"
+
+    def __reduce__(self) -> tuple[type[IdRange], tuple[str, int, int]]:
+        return IdRange, (self.stem, self.first, self._count)
+
+    def _id(self, number: int) -> str:
+        return f"{self.stem}{(self.first + number) & 0xFFFF:04X}"
 
 
 class UniqueIdGenerator:
@@ -68,18 +127,28 @@ class UniqueIdGenerator:
         """`count` unique ids, in ascending order of their making."""
         ids: list[str] = []
         with self._lock:
-            if os.getpid() != self._process_id:
-                self._start_process()
             while len(ids) < count:
                 ids += self._ids_of_one_ms(count - len(ids))
         return ids
 
-    def _ids_of_one_ms(self, wanted: int) -> list[str]:
-        """Up to `wanted` ids that share one millisecond."""
+    def next_range(self, count: int) -> IdRange:
+        """`count` unique ids that share one millisecond; InvalidArgumentError for more than 65536.
+
+        Where too few are left of the clock's millisecond, they are of the next one.
+        """
+        if not 0 <= count <= IDS_PER_MS:
+            raise InvalidArgumentError(f"{count} ids do not fit in one millisecond, which has {IDS_PER_MS}")
+        with self._lock:
+            return self._ids_of_one_ms(count, all_of_them=True)
+
+    def _ids_of_one_ms(self, wanted: int, *, all_of_them: bool = False) -> IdRange:
+        """Up to `wanted` ids that share one millisecond; with `all_of_them` so many, which must fit in one."""
+        if os.getpid() != self._process_id:
+            self._start_process()
         now_ms = self._clock_ms()
         if now_ms > self._now_ms:
             self._now_ms, self._made_in_ms = now_ms, 0
-        elif self._made_in_ms == IDS_PER_MS:
+        elif self._made_in_ms + (wanted if all_of_them else 1) > IDS_PER_MS:
             self._now_ms, self._made_in_ms = self._now_ms + 1, 0
         if self._now_ms >= self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_bounds_ms(self._now_ms)
@@ -88,7 +157,7 @@ class UniqueIdGenerator:
         first = self._counter
         self._counter = (first + wanted) & 0xFFFF
         stem = f"{self._prefix}{max(self._now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
-        return [f"{stem}{number & 0xFFFF:04X}" for number in range(first, first + wanted)]
+        return IdRange(stem, first, wanted)
 
 
 def _month_bounds_ms(now_ms: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
 from datetime import datetime
@@ -10,7 +11,13 @@ from datetime import datetime
 import pytest
 
 from raymq.errors import InvalidArgumentError
-from raymq.record.message_id import IDS_PER_MS, UniqueIdGenerator, offset_message_id, parse_offset_message_id
+from raymq.record.message_id import (
+    IDS_PER_MS,
+    IdRange,
+    UniqueIdGenerator,
+    offset_message_id,
+    parse_offset_message_id,
+)
 
 MID_MONTH_MS = int(datetime(2024, 5, 15, 12).timestamp() * 1000)
 
@@ -51,6 +58,51 @@ def test_ids_stay_unique_when_the_clock_runs_backwards() -> None:
     generator = generator_at(MID_MONTH_MS, MID_MONTH_MS - 5000, MID_MONTH_MS - 4999, MID_MONTH_MS)
     ids = [identifier for _ in range(4) for identifier in generator.next_batch(IDS_PER_MS // 2)]
     assert len(set(ids)) == len(ids)
+
+
+def test_a_range_has_the_ids_that_a_batch_of_ids_has() -> None:
+    ids = generator_at(MID_MONTH_MS).next_range(20)
+    assert ids == tuple(generator_at(MID_MONTH_MS).next_batch(20))
+    assert list(ids) == [ids[index] for index in range(20)]
+    assert hash(ids) == hash(tuple(ids))
+
+
+def test_a_range_goes_on_at_zero_behind_the_last_counter() -> None:
+    ids = IdRange("STEM", 0xFFFE, 4)
+    assert ids == ("STEMFFFE", "STEMFFFF", "STEM0000", "STEM0001")
+    assert (ids[-1], ids[3]) == ("STEM0001", "STEM0001")
+    assert isinstance(ids[1:3], IdRange)
+    assert ids[1:3] == ("STEMFFFF", "STEM0000")
+    assert ids[::2] == ("STEMFFFE", "STEM0000")
+    assert (len(ids[4:]), ids[4:]) == (0, ())
+    with pytest.raises(IndexError):
+        ids[4]
+
+
+def test_ranges_are_equal_if_their_ids_are() -> None:
+    assert IdRange("A", 1, 2) == IdRange("A", 1, 2)
+    assert IdRange("A", 1, 2) != IdRange("A", 1, 3)
+    assert IdRange("A", 1, 2) != IdRange("B", 1, 2)
+    assert IdRange("A", 1, 2) != ("A0001",)
+    assert IdRange("A", 1, 2) != ["A0001", "A0002"]
+    assert IdRange("A", 7, 0) == IdRange("B", 1, 0) == ()
+    assert pickle.loads(pickle.dumps(IdRange("A", 1, 2))) == ("A0001", "A0002")
+
+
+@pytest.mark.parametrize(("first", "count"), [(-1, 1), (IDS_PER_MS, 1), (0, IDS_PER_MS + 1), (0, -1)])
+def test_a_range_refuses_numbers_beyond_its_counter(first: int, count: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="two bytes"):
+        IdRange("A", first, count)
+
+
+def test_a_range_has_one_stem_also_where_its_millisecond_has_too_few_ids() -> None:
+    generator = generator_at(MID_MONTH_MS)
+    ranges = [generator.next_range(IDS_PER_MS - 5), generator.next_range(10), generator.next_range(IDS_PER_MS)]
+    assert [len(ids) for ids in ranges] == [IDS_PER_MS - 5, 10, IDS_PER_MS]
+    assert len({ids.stem for ids in ranges}) == 3
+    assert len({identifier for ids in ranges for identifier in ids}) == sum(map(len, ranges))
+    with pytest.raises(InvalidArgumentError, match="do not fit"):
+        generator.next_range(IDS_PER_MS + 1)
 
 
 @pytest.mark.parametrize("end", [datetime(2024, 6, 1), datetime(2025, 1, 1)])
