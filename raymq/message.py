@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from raymq.errors import MessageIllegalError
 from raymq.names import check_topic
@@ -52,6 +55,12 @@ MAX_PROPERTIES_BYTES: Final = 32767
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
 """The bound on how far ahead a message's `deliver_at_ms` may be."""
 
+_NO_KEYS: Final = ()
+_NO_FLAG: Final = 0
+_LEGAL_TOPICS_MAX: Final = 4096
+_LEGAL_TOPICS: Final[set[str]] = set()
+"""Names that `check_topic` has found legal, at most _LEGAL_TOPICS_MAX of them."""
+
 
 def _check_text(what: str, text: object) -> None:
     """Refuse what the property string cannot carry: it separates with 0x01 and 0x02 and has no escape."""
@@ -67,8 +76,7 @@ def _check_text(what: str, text: object) -> None:
         raise MessageIllegalError(f"{what} {text!r} cannot be written as UTF-8") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True, gc=False):
     """A message to send.
 
     `topic`: where to. `body`: 1 byte to 4 MiB. `tags`: one tag, for subscriptions such as ``"paid || refunded"``.
@@ -82,6 +90,9 @@ class Message:
 
     `wait_store_msg_ok` False: the send is acknowledged once the store has written the message, which then survives the
     store's process, and not a power cut or the loss of its node; consumers see it when any other would be seen.
+
+    A message is not changed after it was made, and the garbage collector does not track it: it holds nothing but text,
+    bytes and numbers.
     """
 
     topic: str
@@ -95,12 +106,41 @@ class Message:
     wait_store_msg_ok: bool = True
 
     def __post_init__(self) -> None:
+        body, topic = self.body, self.topic
+        if (
+            topic.__class__ is str
+            and topic in _LEGAL_TOPICS
+            and body.__class__ is bytes
+            and 0 < len(body) <= MAX_MESSAGE_SIZE_BYTES
+            and self.tags is None
+            and self.keys is _NO_KEYS
+            and not self.properties
+            and self.properties.__class__ is dict
+            and self.flag is _NO_FLAG
+            and self.delay_level is _NO_FLAG
+            and self.deliver_at_ms is None
+            and self.wait_store_msg_ok is True
+        ):
+            return  # a message of a topic and a body, which are most
+        self._check_topic_and_body()
+        self._check_tags_and_keys()
+        self._check_properties()
+        if not isinstance(self.flag, int) or not -(2**31) <= self.flag < 2**31:
+            raise MessageIllegalError(f"flag {self.flag!r} is not a number of 32 bits")
+        if not isinstance(self.wait_store_msg_ok, bool):
+            raise MessageIllegalError(f"wait_store_msg_ok {self.wait_store_msg_ok!r} is not a bool")
+        if self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
+            self._check_delay()
+
+    def _check_topic_and_body(self) -> None:
         check_topic(self.topic)
+        if self.topic.__class__ is str and len(_LEGAL_TOPICS) < _LEGAL_TOPICS_MAX:
+            _LEGAL_TOPICS.add(self.topic)
         if not isinstance(self.body, bytes):
             if not isinstance(self.body, (bytearray, memoryview)):
                 kind = type(self.body).__name__
                 raise MessageIllegalError(f"a message body must be bytes, not {kind}; encode it first")
-            object.__setattr__(self, "body", bytes(self.body))
+            force_setattr(self, "body", bytes(self.body))
         if not self.body:
             raise MessageIllegalError("a message body must not be empty")
         if len(self.body) > MAX_MESSAGE_SIZE_BYTES:
@@ -108,6 +148,8 @@ class Message:
                 f"a message body of {len(self.body)} bytes exceeds the limit of {MAX_MESSAGE_SIZE_BYTES} bytes "
                 "(4 MiB): send a reference to the data, or split it"
             )
+
+    def _check_tags_and_keys(self) -> None:
         if self.tags is not None:
             _check_text("a tag", self.tags)
             if "||" in self.tags or self.tags != self.tags.strip():
@@ -118,26 +160,22 @@ class Message:
         if self.keys.__class__ is not tuple:
             if not isinstance(self.keys, Iterable):
                 raise MessageIllegalError(f"keys must be a str or several, not {type(self.keys).__name__}")
-            object.__setattr__(self, "keys", (self.keys,) if isinstance(self.keys, str) else tuple(self.keys))
+            force_setattr(self, "keys", (self.keys,) if isinstance(self.keys, str) else tuple(self.keys))
         for key in self.keys:
             _check_text("a key", key)
             if " " in key:
                 raise MessageIllegalError(f"key {key!r} contains a space, which separates keys on disk")
+
+    def _check_properties(self) -> None:
         if self.properties.__class__ is not dict and not isinstance(self.properties, Mapping):
             raise MessageIllegalError(f"properties must map names to values, not be a {type(self.properties).__name__}")
         if self.properties:
-            object.__setattr__(self, "properties", dict(self.properties))  # the caller's may change after the checks
+            force_setattr(self, "properties", dict(self.properties))  # the caller's may change after the checks
         for name, value in self.properties.items():
             _check_text("a property name", name)
             _check_text(f"the value of property {name!r}", value)
             if name in RESERVED_PROPERTIES:
                 raise MessageIllegalError(f"property {name!r} is reserved; use another name")
-        if not isinstance(self.flag, int) or not -(2**31) <= self.flag < 2**31:
-            raise MessageIllegalError(f"flag {self.flag!r} is not a number of 32 bits")
-        if not isinstance(self.wait_store_msg_ok, bool):
-            raise MessageIllegalError(f"wait_store_msg_ok {self.wait_store_msg_ok!r} is not a bool")
-        if self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
-            self._check_delay()
 
     def _check_delay(self) -> None:
         level, deliver_at_ms = self.delay_level, self.deliver_at_ms
@@ -214,8 +252,7 @@ class SendStatus(Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(Struct, frozen=True, gc=False):
     """The queue and offset of a message that was sent. `message_id` is its unique id, `offset_message_id` names its
     record."""
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import pickle
 
+import cloudpickle
 import pytest
 
 from raymq.errors import IllegalNameError, MessageIllegalError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, RESERVED_PROPERTIES, Message, MessageQueue, message_list
+from raymq.message import (
+    MAX_MESSAGE_SIZE_BYTES,
+    RESERVED_PROPERTIES,
+    Message,
+    MessageQueue,
+    SendResult,
+    SendStatus,
+    message_list,
+)
 
 
 def test_a_message_keeps_what_it_was_given():
@@ -16,6 +27,39 @@ def test_a_message_keeps_what_it_was_given():
     assert message.keys == ("o-17", "c-1")
     assert message.properties == {"a": "1"}
     assert pickle.loads(pickle.dumps(message)) == message
+
+
+FULL = Message("orders", b"x", "paid", ["k"], {"a": "1"}, -5, 3, None, False)
+
+
+@pytest.mark.parametrize("message", [Message("orders", b"x"), FULL], ids=["plain", "full"])
+def test_a_copy_of_a_message_equals_it_however_it_is_made(message):
+    for through in (pickle, cloudpickle):
+        assert through.loads(through.dumps(message)) == message
+    assert copy.copy(message) == copy.deepcopy(message) == message
+    assert message != Message("orders", b"y")
+
+
+def test_fields_may_be_given_by_position_and_are_shown_by_name():
+    assert repr(FULL) == (
+        "Message(topic='orders', body=b'x', tags='paid', keys=('k',), properties={'a': '1'}, flag=-5, delay_level=3, "
+        "deliver_at_ms=None, wait_store_msg_ok=False)"
+    )
+    assert repr(Message("orders", b"x")).endswith("keys=(), properties={}, flag=0, delay_level=0, "
+                                                  "deliver_at_ms=None, wait_store_msg_ok=True)")  # fmt: skip
+
+
+def test_messages_have_properties_of_their_own():
+    assert Message("orders", b"x").properties is not Message("orders", b"x").properties
+
+
+def test_messages_and_results_cost_the_garbage_collector_nothing():
+    result = SendResult(SendStatus.SEND_OK, "M", "O", MessageQueue("orders", "a", 0), 7)
+    assert not any(map(gc.is_tracked, (Message("orders", b"x"), FULL, result)))
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert hash(pickle.loads(pickle.dumps(result))) == hash(result)
+    with pytest.raises(AttributeError):
+        result.queue_offset = 8
 
 
 def test_one_key_may_be_given_as_a_text():
@@ -68,6 +112,9 @@ def test_a_body_may_be_as_long_as_the_limit():
         {"flag": -(2**31) - 1},
         {"flag": "1"},
         {"flag": 1.5},
+        {"flag": None},
+        {"properties": ()},
+        {"keys": {}.values},
     ],
     ids=lambda arguments: repr(arguments)[:40],
 )
