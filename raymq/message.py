@@ -11,10 +11,10 @@ Properties: RocketMQ keeps tags, keys, the unique id and its own flags in one ma
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
@@ -196,14 +196,32 @@ class Message(Struct, frozen=True, gc=False):
             )
 
 
-@dataclass(frozen=True, slots=True)
+class MessageSource(Protocol):
+    """Messages whose fields are decoded when they are asked for. It has a method per field of MessageExt, with the
+    field's name, which takes the message's index; these two are called most."""
+
+    def body(self, index: int) -> bytes:
+        """The body of message `index`, decompressed."""
+
+    def queue_offset(self, index: int) -> int:
+        """The queue offset of message `index`."""
+
+
+@dataclass(frozen=True, init=False)
 class MessageExt:
     """A message as a consumer gets it.
 
     `queue_offset` counts messages in the queue from 0, `physical_offset` bytes in the broker group's commit log.
     Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's. `message_id` is the
     producer's unique id and stays the same over retries; `offset_message_id` names this one record.
+
+    A message that a poll returned refers to the bytes that the poll read, its body's CRC checked, and decodes a field
+    each time it is asked for. On the storage actor's node these bytes are the mapped commit log; elsewhere one fetch of
+    up to 8 MiB. They stay in memory, or a deleted file on the disk, for as long as one of the poll's messages is kept.
+    A program that keeps messages for long keeps `copy.copy(message)`, which refers to nothing; pickling does the same.
     """
+
+    __slots__ = ("_index", "_source")
 
     topic: str
     body: bytes
@@ -225,10 +243,93 @@ class MessageExt:
     sys_flag: int
     system_properties: Mapping[str, str]
 
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        tags: str | None,
+        keys: tuple[str, ...],
+        properties: Mapping[str, str],
+        flag: int,
+        broker_name: str,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        born_timestamp_ms: int,
+        store_timestamp_ms: int,
+        born_host: str,
+        store_host: str,
+        message_id: str,
+        offset_message_id: str,
+        reconsume_times: int,
+        sys_flag: int,
+        system_properties: Mapping[str, str],
+    ) -> None:
+        values = (
+            *(topic, body, tags, keys, properties, flag, broker_name, queue_id, queue_offset, physical_offset),
+            *(born_timestamp_ms, store_timestamp_ms, born_host, store_host, message_id, offset_message_id),
+            *(reconsume_times, sys_flag, system_properties),
+        )
+        _set_source(self, _DecodedMessage(values))
+        _set_index(self, 0)
+
+    @staticmethod
+    def decoded(values: tuple[Any, ...]) -> MessageExt:
+        """The message with these values of all fields, in their order; what `MessageExt(*values)` makes, but sooner."""
+        message = _new(MessageExt)
+        _set_source(message, _DecodedMessage(values))
+        _set_index(message, 0)
+        return message
+
+    @staticmethod
+    def of_source(source: MessageSource, indices: Iterable[int]) -> list[MessageExt]:
+        """The messages of a source at these indices."""
+        messages = []
+        for index in indices:
+            message = _new(MessageExt)
+            _set_source(message, source)
+            _set_index(message, index)
+            messages.append(message)
+        return messages
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MessageExt, tuple(getattr(self, name) for name in _FIELDS)
+
     @property
     def queue(self) -> MessageQueue:
         """The queue that the message is in."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+_new: Final = MessageExt.__new__
+_set_source: Final = vars(MessageExt)["_source"].__set__
+_set_index: Final = vars(MessageExt)["_index"].__set__
+_FIELDS: Final = MessageExt.__match_args__
+
+
+class _DecodedMessage:
+    """The source of one message whose fields are all decoded."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self._values = values
+
+
+def _read_value(number: int) -> Callable[[Any, int], Any]:
+    return lambda self, index: self._values[number]
+
+
+def _read_field(name: str) -> property:
+    if name == "body":  # read of every message: without a look-up by name
+        return property(lambda self: self._source.body(self._index))
+    return property(lambda self: getattr(self._source, name)(self._index))
+
+
+for _number, _name in enumerate(_FIELDS):
+    # Behind the decorator's back: as class attributes in the class itself they would be the fields' default values.
+    setattr(_DecodedMessage, _name, _read_value(_number))
+    setattr(MessageExt, _name, _read_field(_name))
 
 
 @dataclass(frozen=True, slots=True, order=True)

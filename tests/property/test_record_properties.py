@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +13,10 @@ from unittest import mock
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
+import raymq.kernels.messages
 import raymq.kernels.templates
 from raymq.kernels.columns import decode_columns
+from raymq.kernels.messages import read_messages
 from raymq.message import RESERVED_PROPERTIES, Message, MessageExt
 from raymq.record.check import check_record, record_starts, validate_batch
 from raymq.record.compression import Compression, CompressionType
@@ -167,6 +171,18 @@ def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_
         assert column_rows(data, record_starts(data).tolist(), body_type) == rows
 
 
+@given(st.lists(stored_batches(), min_size=1, max_size=3))
+def test_messages_of_many_records_are_those_of_each(batches: list[Stored]) -> None:
+    data = b"".join(stored.records for stored in batches)
+    with mock.patch.object(raymq.kernels.messages, "FEW_RECORDS", 0):
+        messages = read_messages(data, record_starts(data), broker_name="broker-a")
+    slow = decode_records(data, broker_name="broker-a")
+    assert messages == slow
+    assert [repr(message) for message in messages] == [repr(message) for message in slow]
+    for message in (*copy.deepcopy(messages), *pickle.loads(pickle.dumps(messages))):
+        assert message == slow[messages.index(message)]
+
+
 def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
     """The result of the call, or RecordError if it raises that; any other exception passes."""
     try:
@@ -188,7 +204,11 @@ def check_every_reader(data: bytes, position: int) -> None:
     assert (rows is RecordError) == (message is RecordError)
     if message is not RecordError:
         assert rows == [as_row(message)]
-    outcome(decode_record, data, position)
+    with mock.patch.object(raymq.kernels.messages, "FEW_RECORDS", 0):
+        starts = np.array([position], np.int64)
+        assert outcome(read_messages, data, starts, check_crc=False, broker_name="broker-a") in (message, [message])
+        good = outcome(decode_record, data, position, broker_name="broker-a")
+        assert outcome(read_messages, data, starts, broker_name="broker-a") in (good, [good])
     outcome(decode_records, data)
     outcome(record_starts, data)
 

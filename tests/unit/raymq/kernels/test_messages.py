@@ -1,0 +1,117 @@
+"""Messages that are decoded when they are asked for: what they keep, what they refuse, what damage does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import pickle
+import weakref
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from raymq.kernels.messages import FEW_RECORDS, read_messages
+from raymq.message import Message, MessageExt
+from raymq.record.check import record_starts
+from raymq.record.compression import Compression, CompressionType
+from raymq.record.decode import decode_records
+from raymq.record.encode import encode_batch
+from raymq.record.layout import RecordError
+
+MANY = 3 * FEW_RECORDS
+
+
+def stored(count: int = MANY, compression: CompressionType = CompressionType.NONE) -> bytes:
+    messages = [
+        Message("orders", b"%03d" % number + b"." * number, tags=f"t{number}", keys=("a", "b"), properties={"n": "1"})
+        for number in range(count)
+    ]
+    batch = encode_batch(
+        messages,
+        5,
+        born_host=("10.0.0.1", 4711),
+        born_timestamp_ms=1700000000000,
+        message_ids=[f"{index:032X}" for index in range(count)],
+        compression=Compression(compression, threshold_bytes=10),
+    )
+    return bytes(batch.records)
+
+
+def read(data: bytes) -> list[MessageExt]:
+    return read_messages(data, record_starts(data), broker_name="a")
+
+
+@pytest.mark.parametrize("count", [1, FEW_RECORDS, FEW_RECORDS + 1])
+@pytest.mark.parametrize("compression", [CompressionType.NONE, CompressionType.ZLIB])
+def test_few_and_many_are_the_messages_of_the_records(count: int, compression: CompressionType) -> None:
+    data = stored(count, compression)
+    assert read(data) == decode_records(data, broker_name="a")
+
+
+def test_no_records_are_no_messages() -> None:
+    assert read_messages(b"", np.zeros(0, np.int64), broker_name="a") == []
+
+
+def test_a_message_stays_a_frozen_dataclass() -> None:
+    message = read(stored())[3]
+    assert type(message) is MessageExt
+    assert type(message.body) is bytes
+    assert dataclasses.replace(message, queue_id=6).queue_id == 6
+    assert dataclasses.asdict(message)["tags"] == "t3"
+    for change in ("body", "_source", "new"):
+        with pytest.raises((dataclasses.FrozenInstanceError, AttributeError)):
+            setattr(message, change, b"other")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(message)
+    assert message != "another thing"
+
+
+def test_properties_of_a_message_are_the_readers_own() -> None:
+    message = read(stored())[3]
+    properties = message.properties
+    assert isinstance(properties, dict)
+    properties["n"] = "2"
+    assert message.properties == {"n": "1"}
+
+
+class Buffer(np.ndarray):
+    """An array that weak references can be made to."""
+
+
+@pytest.mark.parametrize("keep", [copy.copy, copy.deepcopy, lambda m: pickle.loads(cloudpickle.dumps(m))])
+def test_a_copy_keeps_no_buffer_alive(keep) -> None:
+    data = stored()
+    buffer = np.frombuffer(data, np.uint8).view(Buffer)
+    alive = weakref.ref(buffer)
+    message = read_messages(memoryview(buffer), record_starts(data), broker_name="a")[7]
+    del buffer
+    gc.collect()
+    assert alive() is not None
+    kept = keep(message)
+    assert kept == message
+    del message
+    gc.collect()
+    assert alive() is None
+    assert kept.body == b"007......."
+
+
+@pytest.mark.parametrize("count", [FEW_RECORDS, MANY])
+def test_a_body_that_was_damaged_is_refused_when_it_is_read(count: int) -> None:
+    data = stored(count).replace(b"005.....", b"005....X")
+    with pytest.raises(RecordError, match="CRC"):
+        read(data)
+    [message] = [
+        message
+        for message in read_messages(data, record_starts(data), broker_name="a", check_crc=False)
+        if message.body == b"005....X"
+    ]
+    assert message.tags == "t5"
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+def test_a_record_that_is_cut_is_refused(count: int) -> None:
+    data = stored(count)
+    with pytest.raises(RecordError):
+        read_messages(data[:-1], record_starts(data), broker_name="a")
