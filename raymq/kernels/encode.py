@@ -182,8 +182,8 @@ def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[st
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """What ends the properties of `count` neighbouring records, all of one length: its text in one of them, and the
-    columns in which they differ: the unique ids' digits and the sequences'."""
+    """The end of the properties of `count` neighbouring records, all of one length: its text in one of them, and the
+    columns in which they differ: the digits of the unique ids and of the sequences."""
 
     count: int
     text: bytes

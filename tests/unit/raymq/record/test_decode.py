@@ -10,6 +10,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
+from msgspec.structs import force_setattr
 
 from raymq.errors import IllegalNameError, InvalidArgumentError, MessageIllegalError
 from raymq.message import Message, MessageExt
@@ -509,6 +510,6 @@ def test_a_record_without_keys_has_only_its_unique_id_as_key() -> None:
 
 def test_an_illegal_topic_cannot_be_encoded() -> None:
     message = Message("orders", b"x")
-    object.__setattr__(message, "topic", "a/b")
+    force_setattr(message, "topic", "a/b")
     with pytest.raises(IllegalNameError):
         encode(message)
