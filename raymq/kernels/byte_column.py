@@ -77,7 +77,7 @@ class ByteColumn:
     @property
     def sizes(self) -> Ints:
         """The length of each string in bytes, shape (n,)."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     def tolist(self) -> Sequence[bytes]:
         """The strings as objects."""
@@ -99,7 +99,7 @@ class ByteColumn:
 
 def _bounds(sizes: Ints) -> Ints:
     bounds = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=bounds[1:])
+    sizes.cumsum(out=bounds[1:])
     return bounds
 
 

@@ -95,14 +95,14 @@ def encode_columns(
     if unique is None:
         own, shared, unique = _with_ids(own, rows, shared, message_ids), b"", _UniqueIds(b"", 0, _no_columns(rows))
     endings = _endings(rows, shared, unique, producer, PROPERTY_CRC_PLACEHOLDER if append_prop_crc else b"")
-    properties_sizes = np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])
-    if own is not None:
-        properties_sizes += own.sizes
+    properties_sizes = _ending_sizes(endings) if own is None else _ending_sizes(endings) + own.sizes
     _check_properties(properties_sizes)
-    sizes = properties_sizes + (bodies.sizes + (len(header) + len(topic_text) + 2))
+    body_sizes = bodies.sizes
+    sizes = body_sizes + properties_sizes
+    sizes += len(header) + len(topic_text) + 2
     if (total := int(sizes.sum())) > _INT32_MAX:
         raise InvalidArgumentError(f"records of {total} bytes are too many for one batch: encode fewer rows at a time")
-    head = _Head(header, sizes, bodies.sizes, _crcs(bodies), flags, sys_flags)
+    head = _Head(header, sizes, body_sizes, _crcs(bodies), flags, sys_flags)
     if own is None and len(endings) == 1 and (sizes == sizes[0]).all():
         records = _assemble_matrix(head, bodies, topic_text, endings[0])
     else:
@@ -304,7 +304,7 @@ def _join(
     head.write(heads)
     middles = np.empty((rows, width), np.uint8)
     middles[:] = np.frombuffer(topic_text + b"\0\0", np.uint8)
-    middles[:, -2:] = properties_sizes.astype(">u2").view(np.uint8).reshape(rows, 2)
+    middles[:, -2:] = properties_sizes.astype(">u2").view(np.uint8).reshape(-1, 2)
     columns = [ByteColumn.of_matrix(heads), bodies, ByteColumn.of_matrix(middles)]
     columns += [] if own is None else [own]
     columns.append(_ending_column(endings))
@@ -312,10 +312,20 @@ def _join(
     return memoryview(joined.buffers()[2])[: int(head.sizes.sum())]
 
 
+def _ending_sizes(endings: Sequence[_Ending]) -> Ints:
+    """The length of each row's ending, shape (n,), or (1,) if all have one length."""
+    if len(endings) == 1:
+        return np.array([len(endings[0].text)])
+    return np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])
+
+
 def _ending_column(endings: Sequence[_Ending]) -> ByteColumn:
     """The endings of all rows."""
-    widths = np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
+    if len(endings) == 1:
+        matrix = np.empty((endings[0].count, len(endings[0].text)), np.uint8)
+        endings[0].write(matrix)
+        return ByteColumn.of_matrix(matrix)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(_ending_sizes(endings))))
     data = np.empty(int(offsets[-1]), np.uint8)
     at = 0
     for ending in endings:

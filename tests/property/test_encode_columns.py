@@ -112,7 +112,7 @@ def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> 
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(rows(), st.sampled_from([None, pa.binary(), pa.large_binary(), pa.binary_view()]))
 def test_columns_and_messages_become_the_same_batch(made: Rows, kind: pa.DataType | None) -> None:
     expected = encode_batch(made.messages, made.queue_id, message_ids=made.ids, **made.options)
