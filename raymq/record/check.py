@@ -38,6 +38,7 @@ from raymq.record.layout import (
     record_ends,
     windows,
 )
+from raymq.record.walk import walk_records
 
 _BIG_ENDIAN_SHORT: Final = np.dtype(">i2")
 
@@ -257,14 +258,13 @@ def _property_crc_holds(record: Buffer, properties_size: int) -> bool:
 def record_starts(buffer: Buffer) -> NDArray[np.int64]:
     """The positions of the back-to-back records that fill `buffer`, by their total sizes alone. RecordError when these
     do not end exactly at its end."""
-    starts = []
-    position, limit, unpack_from = 0, len(buffer), INT.unpack_from
-    while position <= limit - MIN_RECORD_SIZE:
-        starts.append(position)
-        (size,) = unpack_from(buffer, position)
+    starts, position = walk_records(buffer, any_magic=True)
+    limit = len(buffer)
+    if position <= limit - MIN_RECORD_SIZE:
+        (size,) = INT.unpack_from(buffer, position)
         if size < MIN_RECORD_SIZE:
             raise RecordError(f"the record at byte {position} claims a size of {size} bytes")
         position += size
     if position != limit:
         raise RecordError(f"the records end at byte {position} of {limit}")
-    return np.array(starts, dtype=np.int64)
+    return starts

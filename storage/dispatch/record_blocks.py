@@ -7,7 +7,6 @@ number with other characters than digits) there is none, and the caller has to r
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -30,8 +29,6 @@ from raymq.record.crc import body_crcs
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.hashing import tags_code
 from raymq.record.layout import (
-    MAGIC_V1,
-    MAGIC_V2,
     MIN_RECORD_SIZE,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
@@ -40,13 +37,12 @@ from raymq.record.layout import (
     RecordError,
     windows,
 )
+from raymq.record.walk import walk_records
 from storage.dispatch.record_check import can_be_topic, is_torn
 
 BLOCK_BYTES: Final = 4 << 20
 """A block ends with the first record that reaches so many bytes."""
 
-_INTS: Final = struct.Struct(">ii")
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _SEPARATOR: Final = 0x02
 _DIGITS_MAX: Final = 18
 _COMPARED_MAX_BYTES: Final = 128
@@ -147,14 +143,14 @@ def read_block(
     `physical_offset` is that of the first. The block ends before the first bytes that are no record. With `may_be_torn`
     (after a crash) the last record is checked, too: those before it are not torn, as a good record follows each.
     """
-    starts = _hop(data, position)
-    if not starts:
+    starts = walk_records(data, position, position + BLOCK_BYTES).starts
+    if not len(starts):
         return None
     # From here on positions count from the first record's start.
     rest = data[position:]
     bytes_of = np.frombuffer(rest, np.uint8)
     try:
-        fields = find_fields(bytes_of, np.array(starts, np.int64) - position)
+        fields = find_fields(bytes_of, starts - position)
     except RecordError:
         return None
     if check_crc and not _crcs_hold(rest, fields):
@@ -162,7 +158,7 @@ def read_block(
     named_topics = _topics(bytes_of, fields)
     if named_topics is None or not _is_plausible(fields, physical_offset):
         return None
-    last, last_size = starts[-1], int(fields.head["total_size"][-1])
+    last, last_size = int(starts[-1]), int(fields.head["total_size"][-1])
     file_start = physical_offset - position
     if may_be_torn and is_torn(data, last, last_size, file_start=file_start, check_crc=check_crc):
         return None
@@ -195,19 +191,6 @@ def read_block(
         properties.has(PROPERTY_INNER_MULTI_DISPATCH),
         moved & ~waits,
     )
-
-
-def _hop(data: memoryview, position: int) -> list[int]:
-    """The positions where records start, found by their sizes and magics alone."""
-    starts = []
-    end, limit, unpack_from = len(data), position + BLOCK_BYTES, _INTS.unpack_from
-    while position < limit and position <= end - MIN_RECORD_SIZE:
-        size, magic = unpack_from(data, position)
-        if magic not in _MAGICS or not MIN_RECORD_SIZE <= size <= end - position:
-            break
-        starts.append(position)
-        position += size
-    return starts
 
 
 def _crcs_hold(data: memoryview, fields: FieldOffsets) -> bool:

@@ -44,7 +44,7 @@ from storage.index.index_file import (
 )
 from storage.index.index_keys import index_entries
 from storage.log.commit_log import CommitLog
-from storage.log.log_walk import WalkedRecords, walk_records
+from storage.log.log_walk import WalkedRecords, walk_log
 
 logger = logging.getLogger(__name__)
 
@@ -314,7 +314,7 @@ class IndexService:
     def _walk(self, position: int, limit: int) -> WalkedRecords | None:
         """Records from `position` on; None if retention took them."""
         try:
-            return walk_records(self._reader, position, limit, INDEX_CHUNK_BYTES)
+            return walk_log(self._reader, position, limit, INDEX_CHUNK_BYTES)
         except DataLossError:
             if position >= self._log.min_offset:
                 raise

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import struct
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from raymq.kernels.fields import Bytes, Ints
 from raymq.logfiles.log_reader import LogReader
-from raymq.record.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
+from raymq.record.walk import is_blank, walk_records
 
 logger = logging.getLogger(__name__)
-
-_INTS: Final = struct.Struct(">ii")
 
 
 class WalkedRecords(NamedTuple):
@@ -29,7 +26,7 @@ class WalkedRecords(NamedTuple):
     end_offset: int
 
 
-def walk_records(reader: LogReader, physical_offset: int, limit: int, max_bytes: int) -> WalkedRecords:
+def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int) -> WalkedRecords:
     """The records between `physical_offset`, where one starts, and `limit`, where one ends: about `max_bytes` of them.
 
     Only sizes and magics are looked at: everything before `limit` was checked when it was written or recovered. A
@@ -38,19 +35,12 @@ def walk_records(reader: LogReader, physical_offset: int, limit: int, max_bytes:
     file_size = reader.commit_log_file_size
     file_end = physical_offset - physical_offset % file_size + file_size
     data = reader.log_bytes(physical_offset, min(limit, file_end))
-    starts: list[int] = []
-    position, end = 0, len(data)
-    while position < end:
-        size, magic = _INTS.unpack_from(data, position) if position <= end - 8 else (0, 0)
-        if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_RECORD_SIZE <= size <= end - position:
-            if magic != BLANK_MAGIC:
-                logger.error("no record at physical offset %d; going on in the next file", physical_offset + position)
-            return WalkedRecords(np.frombuffer(data, np.uint8), np.array(starts, np.int64), physical_offset, file_end)
-        starts.append(position)
-        position += size
-        if position >= max_bytes:
-            break
-    end_offset = physical_offset + position
-    return WalkedRecords(
-        np.frombuffer(data[:position], np.uint8), np.array(starts, np.int64), physical_offset, end_offset
-    )
+    starts, end = walk_records(data, 0, max_bytes)
+    end_offset = physical_offset + end
+    if end < min(max_bytes, len(data)):
+        if not is_blank(data, end):
+            logger.error("no record at physical offset %d; going on in the next file", end_offset)
+        end_offset = file_end
+    else:
+        data = data[:end]
+    return WalkedRecords(np.frombuffer(data, np.uint8), starts, physical_offset, end_offset)

@@ -8,7 +8,6 @@ recovery; chunk_appender.py sees to that.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from raymq.config.store import StoreSettings
 from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.logfiles.log_reader import LogReader
 from raymq.record.check import check_record
-from raymq.record.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
+from raymq.record.walk import is_blank, walk_records
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.files import disk
@@ -32,9 +31,6 @@ from storage.running_flags import AGAINST_REPLICATION
 from storage.stats import StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
-
-_INTS: Final = struct.Struct(">ii")
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 
 
 class LogChunks:
@@ -112,15 +108,8 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
 def _records_end(data: memoryview, max_bytes: int) -> int:
     """The end of the first record that ends at or after `max_bytes`, or of the last record; a BLANK takes the rest of
     `data`. 0 if `data` does not start with a record."""
-    position, end, unpack_from = 0, len(data), _INTS.unpack_from
-    while position < max_bytes:
-        size, magic = unpack_from(data, position) if position <= end - _INTS.size else (0, 0)
-        if magic == BLANK_MAGIC:
-            return end
-        if magic not in _MAGICS or not MIN_RECORD_SIZE <= size <= end - position:
-            break
-        position += size
-    return position
+    end = walk_records(data, 0, max_bytes).end
+    return len(data) if end < max_bytes and is_blank(data, end) else end
 
 
 def truncate_log(settings: StoreSettings, physical_offset: int) -> int:

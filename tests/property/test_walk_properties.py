@@ -1,0 +1,86 @@
+"""The walk over records finds what hopping from one to the next finds, whatever the sizes and the damage.
+
+450 random logs; RAYMQ_SOAK=1 makes 15,000, RAYMQ_WALK_SEED repeats one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+
+import pytest
+
+from raymq.record.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
+from raymq.record.walk import walk_records
+
+ONE_SEED = os.environ.get("RAYMQ_WALK_SEED")
+ROUNDS = 5000 if os.environ.get("RAYMQ_SOAK") == "1" else 150
+
+
+def hop(data: bytes, position: int, limit: int, *, any_magic: bool) -> tuple[list[int], int]:
+    """The slow and obvious walk."""
+    starts = []
+    while position < limit and position <= len(data) - MIN_RECORD_SIZE:
+        size, magic = struct.unpack_from(">ii", data, position)
+        if size < MIN_RECORD_SIZE or position + size > len(data):
+            break
+        if not any_magic and magic not in (MAGIC_V1, MAGIC_V2):
+            break
+        starts.append(position)
+        position += size
+    return starts, position
+
+
+def sizes_of(dice: random.Random) -> list[int]:
+    """The sizes of a run of records: all alike, repeating, or of any size."""
+    count = dice.choice((1, 5, 40, 300, 3000, 20_000))
+    pattern = [
+        dice.randrange(MIN_RECORD_SIZE, MIN_RECORD_SIZE + 60) for _ in range(dice.choice((1, 1, 2, 3, 8, 9, 40)))
+    ]
+    if dice.random() < 0.2:
+        return [dice.choice(pattern) for _ in range(min(count, 3000))]
+    return (pattern * (count // len(pattern) + 1))[:count]
+
+
+def random_log(dice: random.Random) -> bytearray:
+    """Records of some runs, mostly with one magic, and damage."""
+    sizes = [size for _ in range(dice.choice((1, 2, 5))) for size in sizes_of(dice)]
+    magic = dice.choice((MAGIC_V1, MAGIC_V2))
+    log, starts = bytearray(sum(sizes)), []
+    position = 0
+    for size in sizes:
+        other = dice.random() < 0.0005
+        struct.pack_into(">ii", log, position, size, MAGIC_V1 + MAGIC_V2 - magic if other else magic)
+        starts.append(position)
+        position += size
+    for _ in range(dice.choice((0, 0, 1))):
+        at = dice.choice(starts)
+        harm = dice.choice(((0, 0), (-1, magic), (MIN_RECORD_SIZE - 1, magic), (2**31 - 1, magic), (100, BLANK_MAGIC)))
+        struct.pack_into(">ii", log, at, *harm)
+    if dice.random() < 0.3:
+        del log[dice.randrange(len(log)) :]
+    if dice.random() < 0.3:
+        log += bytes(dice.randrange(200))
+    return log
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_the_walk_is_the_hops(part: int) -> None:
+    for seed in [int(ONE_SEED)] if ONE_SEED else range(part * ROUNDS, (part + 1) * ROUNDS):
+        dice = random.Random(seed)
+        data = bytes(random_log(dice))
+        for any_magic in (False, True):
+            limit = dice.choice((len(data), len(data) + 10, dice.randrange(len(data) + 1)))
+            first = hop(data, 0, len(data), any_magic=True)[0]
+            position = dice.choice([0, *first[:50]])
+            walked = walk_records(memoryview(data), position, limit, any_magic=any_magic)
+            starts, end = hop(data, position, limit, any_magic=any_magic)
+            assert (walked.starts.tolist(), walked.end) == (starts, end), f"seed {seed}; RAYMQ_WALK_SEED repeats it"
+
+
+def test_the_walk_goes_on_behind_another_magic() -> None:
+    """Records of both magics may take turns within a run of equal sizes."""
+    head = {magic: struct.pack(">ii", 100, magic).ljust(100, b"\0") for magic in (MAGIC_V1, MAGIC_V2)}
+    data = head[MAGIC_V1] * 2000 + head[MAGIC_V2] * 2000
+    assert walk_records(data).starts.tolist() == list(range(0, 400_000, 100))
