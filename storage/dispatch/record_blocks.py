@@ -9,25 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raymq.delay import is_waiting_topic
-from raymq.java_text import decode_utf8
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
-from raymq.message import (
-    PROPERTY_INNER_MULTI_DISPATCH,
-    PROPERTY_PRODUCER_EPOCH,
-    PROPERTY_PRODUCER_ID,
-    PROPERTY_REAL_TOPIC,
-    PROPERTY_SEQUENCE,
-    PROPERTY_TAGS,
-)
+from raymq.message import PROPERTY_REAL_TOPIC
 from raymq.record.crc import body_crcs
 from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.hashing import tags_code
 from raymq.record.layout import (
     MIN_RECORD_SIZE,
     SYS_FLAG_INNER_BATCH,
@@ -35,32 +26,15 @@ from raymq.record.layout import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
     RecordError,
-    windows,
 )
 from raymq.record.walk import walk_records
+from storage.dispatch.block_properties import Producers, distinct_texts, read_properties
 from storage.dispatch.record_check import can_be_topic, is_torn
 
 BLOCK_BYTES: Final = 4 << 20
 """A block ends with the first record that reaches so many bytes."""
 
-_SEPARATOR: Final = 0x02
-_DIGITS_MAX: Final = 18
-_COMPARED_MAX_BYTES: Final = 128
 _NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
-_PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQUENCE)
-
-
-class Producers(NamedTuple):
-    """The producers of a block's records; one element of each array per record that has one."""
-
-    # The record's row in the block, ascending.
-    rows: Ints
-    # The index of its producer's instance.
-    codes: Ints
-    # Its sequence.
-    sequences: Ints
-    # The different instances: (producer id, epoch).
-    instances: list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +75,9 @@ class Block:
 
     def is_queued(self) -> NDArray[np.bool_]:
         """True for each record that has a unit in a queue."""
-        return ~np.isin(self.sys_flags & SYS_FLAG_TRANSACTION_MASK, _NOT_QUEUED)
+        kinds: Ints = self.sys_flags & SYS_FLAG_TRANSACTION_MASK
+        queued: NDArray[np.bool_] = (kinds != SYS_FLAG_TRANSACTION_PREPARED) & (kinds != SYS_FLAG_TRANSACTION_ROLLBACK)
+        return queued
 
     def by_queue(self, chosen: NDArray[np.bool_]) -> Iterator[Ints]:
         """The rows for which `chosen` is true, queue by queue, in order; the queue of the first row comes first."""
@@ -162,17 +138,13 @@ def read_block(
     file_start = physical_offset - position
     if may_be_torn and is_torn(data, last, last_size, file_start=file_start, check_crc=check_crc):
         return None
-    # The properties: tags, producers, and whether a scheduler moved the record.
     topics, topic_codes = named_topics
-    properties = _PropertyTexts(bytes_of, fields)
-    codes, producers = _tags_codes(properties, len(starts)), _producers(properties)
-    real_topics = properties.values(PROPERTY_REAL_TOPIC)
-    if codes is None or producers is None or real_topics is None:
+    found = read_properties(bytes_of, fields)
+    if found is None:
         return None
     # Records in delay queues: their units hold a time instead of a tag's code.
     waits = np.array([is_waiting_topic(topic) for topic in topics])[topic_codes]
-    moved = np.zeros(len(starts), bool)
-    moved[real_topics[0]] = True
+    codes = found.tags_codes
     for row in np.flatnonzero(waits).tolist():
         codes[row] = dispatch_view(rest, int(fields.starts[row]), delay_levels_ms=delay_levels_ms).tags_code
     return Block(
@@ -187,9 +159,9 @@ def read_block(
         fields.head["queue_offset"].astype(np.int64),
         codes,
         int(fields.store_timestamp.max()),
-        producers,
-        properties.has(PROPERTY_INNER_MULTI_DISPATCH),
-        moved & ~waits,
+        found.producers,
+        found.has_units_elsewhere,
+        found.was_moved & ~waits,
     )
 
 
@@ -201,7 +173,7 @@ def _crcs_hold(data: memoryview, fields: FieldOffsets) -> bool:
 
 def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:
     """The different topics, and for each record the index of its own. None if one cannot be a topic, or is no text."""
-    names, codes = _distinct(data, fields.topic_at, fields.topic_at + fields.topic_size)
+    names, codes = distinct_texts(data, fields.topic_at, fields.topic_at + fields.topic_size)
     try:
         topics = [name.decode() for name in names]
     except UnicodeDecodeError:
@@ -215,128 +187,3 @@ def _is_plausible(fields: FieldOffsets, physical_offset: int) -> bool:
     offsets_max = (fields.starts + physical_offset) // MIN_RECORD_SIZE
     holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (fields.head["queue_id"] >= 0)
     return bool(holds.all())
-
-
-class _PropertyTexts:
-    """The properties of many records, in one text: pieces (name, 0x01, value), each followed by a separator."""
-
-    def __init__(self, data: Bytes, fields: FieldOffsets) -> None:
-        # The text, and for each record where its properties end there.
-        self.text, self._row_ends = _join(data, fields.properties_at, fields.properties_size)
-        self.bytes = np.frombuffer(self.text, np.uint8)
-        # Where each piece ends, at a separator, and where it starts, behind the one before.
-        self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
-        self._starts = np.empty_like(self._ends)
-        self._starts[0] = 0
-        self._starts[1:] = self._ends[:-1] + 1
-        # The first four bytes of each piece as a number: most pieces are told apart by comparing those.
-        self._beginnings = windows(self.bytes, 4)[self._starts].view(np.uint32)
-
-    def has(self, name: str) -> bool:
-        """True if a record may have the property `name`; the name may also be a part of some other text."""
-        return f"{name}\x01".encode() in self.text
-
-    def values(self, name: str) -> tuple[Ints, Ints, Ints] | None:
-        """The rows of the records that have `name`, and the start and end of each value in `text`.
-
-        An empty value counts as none. None if a record has the property twice: then the last one counts, and the caller
-        has to read the records one by one.
-        """
-        mark = f"{name}\x01".encode()
-        # Pieces that begin like the name; of those with a value, the ones that have the whole name.
-        pieces = np.flatnonzero(self._beginnings == np.frombuffer(mark, np.uint32, 1)[0])
-        at, end = self._starts[pieces] + len(mark), self._ends[pieces]
-        filled = at < end
-        at, end = at[filled], end[filled]
-        same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
-        at, end = at[same], end[same]
-        # The record of each value: the first whose properties end behind it.
-        rows = np.searchsorted(self._row_ends, at, "right")
-        return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
-
-
-def _distinct(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]:
-    """The different texts among those from `at` to `end`, at least one, and for each the index of its own."""
-    sizes, width = end - at, int((end - at).max())
-    # The texts that differ from the one before; all of them, unless they can be compared quickly.
-    firsts = np.arange(len(at))
-    if 0 < width <= _COMPARED_MAX_BYTES and int(at.max()) + width <= len(data):
-        # Neighbours are mostly alike: only where they differ a text is copied. Each row is a text, zeros behind its
-        # end.
-        texts = windows(data, width)[at].view(np.uint8).reshape(-1, width)
-        texts[np.arange(width) >= sizes[:, None]] = 0
-        differs = (texts[1:] != texts[:-1]).any(axis=1) | (sizes[1:] != sizes[:-1])
-        firsts = np.concatenate(([0], np.flatnonzero(differs) + 1))
-    # Number the copied texts, then repeat each number up to the next text that differs.
-    view = data.data
-    found = [bytes(view[one:other]) for one, other in zip(at[firsts].tolist(), end[firsts].tolist(), strict=True)]
-    code_of = {text: code for code, text in enumerate(dict.fromkeys(found))}
-    codes = np.array([code_of[text] for text in found], np.int64)
-    return list(code_of), np.repeat(codes, np.diff(firsts, append=len(at)))
-
-
-def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
-    """The texts of `sizes` bytes at `at` in one text, each followed by a separator or more, then 16 bytes for windows
-    that reach beyond the end; and for each where it ends there."""
-    ends, width = at + sizes, int(sizes.max()) + 1
-    if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
-        # Rows of equal width that end with the text and begin with separators: one copy for all, if they are not much
-        # longer than the texts.
-        rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
-        rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
-        return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
-    texts = [data.data[start:end] for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
-    return b"\x02".join(texts) + b"\x02" + bytes(16), np.cumsum(sizes + 1)
-
-
-def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
-    """The code of each record's tags, 0 for a record without; None if a record has tags twice."""
-    found = properties.values(PROPERTY_TAGS)
-    if found is None:
-        return None
-    rows, at, end = found
-    codes = np.zeros(count, np.int64)
-    if len(rows):
-        tags, numbers = _distinct(properties.bytes, at, end)
-        codes[rows] = np.array([tags_code(decode_utf8(tag)) for tag in tags], np.int64)[numbers]
-    return codes
-
-
-def _producers(properties: _PropertyTexts) -> Producers | None:
-    """The producers of the records; None if a record has some but not all of the three properties, has one twice, or
-    has a number with other characters than digits."""
-    nobody = np.zeros(0, np.int64)
-    found = [properties.values(name) for name in _PRODUCER_NAMES]
-    if any(values is None for values in found):
-        return None
-    (rows, id_at, id_end), (epoch_rows, epoch_at, epoch_end), (sequence_rows, at, end) = (one for one in found if one)
-    if not np.array_equal(rows, epoch_rows) or not np.array_equal(rows, sequence_rows):
-        return None
-    if not len(rows):
-        return Producers(nobody, nobody, nobody, [])
-    sequences = _numbers(properties.bytes, at, end)
-    ids, id_codes = _distinct(properties.bytes, id_at, id_end)
-    epochs, epoch_codes = _distinct(properties.bytes, epoch_at, epoch_end)
-    if sequences is None or not all(epoch.isdigit() and len(epoch) <= _DIGITS_MAX for epoch in epochs):
-        return None
-    # Each pair of a producer id and an epoch is an instance, numbered by their indices.
-    pairs, codes = np.unique(id_codes * len(epochs) + epoch_codes, return_inverse=True)
-    indices = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
-    instances = [(decode_utf8(ids[code]), int(epochs[epoch_code])) for code, epoch_code in indices]
-    return Producers(rows, codes, sequences, instances)
-
-
-def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:
-    """The decimal numbers from `at` to `end` in the text; None if one is not all digits, or too long."""
-    sizes = end - at
-    numbers = np.zeros(len(at), np.int64)
-    if sizes.max() > _DIGITS_MAX:
-        return None
-    # Numbers of one length at a time: a row of digits each, times the powers of ten.
-    for size in np.unique(sizes).tolist():
-        chosen = np.flatnonzero(sizes == size)
-        digits = windows(text, size)[at[chosen]].view(np.uint8).reshape(-1, size) - np.uint8(ord("0"))
-        if (digits > 9).any():
-            return None
-        numbers[chosen] = digits.astype(np.int64) @ (10 ** np.arange(size - 1, -1, -1, dtype=np.int64))
-    return numbers

@@ -9,7 +9,6 @@ store's settings: RocketMQ may have written them.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,35 +32,55 @@ _UNITS_HELD: Final = 4096
 """Missing units of a queue are written when there are so many."""
 
 
-@dataclass(slots=True)
 class _Missing:
     """Units found to be missing at the end of one queue, in order, not written yet."""
 
-    queue: ConsumeQueue
-    physical_offsets: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    tags_codes: list[int] = field(default_factory=list)
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self.queue = queue
+        self._count = 0
+        # Units in pieces, as columns: physical offsets, sizes, tags codes.
+        self._pieces: list[tuple[Ints, Ints, Ints]] = []
+        # Units behind the pieces, which came one at a time.
+        self._rows: list[tuple[int, int, int]] = []
 
     @property
     def next_offset(self) -> int:
         """The queue's next offset, once these units are written."""
-        return self.queue.next_offset + len(self.sizes)
+        return self.queue.next_offset + self._count
+
+    def add(self, physical_offset: int, size: int, tags_code: int) -> None:
+        """Add one unit."""
+        self._rows.append((physical_offset, size, tags_code))
+        self._count += 1
+        self._write_if_many()
+
+    def add_many(self, physical_offsets: Ints, sizes: NDArray[np.int32], tags_codes: Ints) -> None:
+        """Add units given as columns."""
+        if len(sizes):
+            self._join_rows()
+            self._pieces.append((physical_offsets, sizes.astype(np.int64), tags_codes))
+            self._count += len(sizes)
+            self._write_if_many()
 
     def write(self) -> None:
         """Write the units to the queue's files and forget them."""
-        if self.sizes:
-            self.queue.reserve(len(self.sizes))
-            self.queue.append_scattered(
-                np.array(self.physical_offsets, np.int64),
-                np.array(self.sizes, np.int32),
-                np.array(self.tags_codes, np.int64),
-            )
-            for column in (self.physical_offsets, self.sizes, self.tags_codes):
-                column.clear()
+        if self._count:
+            self._join_rows()
+            offsets, sizes, codes = map(np.concatenate, zip(*self._pieces, strict=True))
+            self.queue.reserve(self._count)
+            self.queue.append_scattered(offsets, sizes.astype(np.int32), codes)
+            self._count = 0
+            self._pieces.clear()
 
-    def write_if_many(self) -> None:
-        """Write the units if there are enough of them."""
-        if len(self.sizes) >= _UNITS_HELD:
+    def _join_rows(self) -> None:
+        """Make the units that came one at a time a piece."""
+        if self._rows:
+            columns = np.array(self._rows, np.int64)
+            self._pieces.append((columns[:, 0], columns[:, 1], columns[:, 2]))
+            self._rows.clear()
+
+    def _write_if_many(self) -> None:
+        if self._count >= _UNITS_HELD:
             self.write()
 
 
@@ -142,11 +161,8 @@ class Redispatch:
         if gap >= 0:
             if gap > 0:
                 self._skip_lost_units(missing, unit, may_fill_gaps=may_fill_gaps)
-            missing.physical_offsets.append(physical_offset)
-            missing.sizes.append(view.size)
-            missing.tags_codes.append(view.tags_code)
+            missing.add(physical_offset, view.size, view.tags_code)
             self.queued += 1
-            missing.write_if_many()
         return True
 
     def remember_record(self, view: DispatchView, physical_offset: int) -> None:
@@ -174,10 +190,7 @@ class Redispatch:
         if not self._remember_rows(block, counted, physical_offset):
             return False
         for missing, rows in additions:
-            missing.physical_offsets += (block.starts[rows] + physical_offset).tolist()
-            missing.sizes += block.sizes[rows].tolist()
-            missing.tags_codes += block.tags_codes[rows].tolist()
-            missing.write_if_many()
+            missing.add_many(block.starts[rows] + physical_offset, block.sizes[rows], block.tags_codes[rows])
             self.queued += len(rows)
         return True
 

@@ -1,0 +1,265 @@
+"""Reads from the properties of thousands of records what recovery needs: tags, producers, moves.
+
+Mostly by the shapes that the records share (raymq.kernels.property_shapes); where they share too few, from one text of
+all properties. Both say the same. On any doubt (a property that occurs twice, a number with other characters than
+digits) there is no result, and the caller has to read the records one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.java_text import decode_utf8
+from raymq.kernels.fields import Bytes, FieldOffsets, Ints
+from raymq.kernels.property_shapes import PropertyShape, Values, find_property_shapes
+from raymq.message import (
+    PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_SEQUENCE,
+    PROPERTY_TAGS,
+)
+from raymq.record.hashing import tags_code
+from raymq.record.layout import windows
+
+_SEPARATOR: Final = 0x02
+_DIGITS_MAX: Final = 18
+_COMPARED_MAX_BYTES: Final = 128
+_PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQUENCE)
+
+
+class Producers(NamedTuple):
+    """The producers of a block's records; one element of each array per record that has one."""
+
+    # The record's row in the block, ascending.
+    rows: Ints
+    # The index of its producer's instance.
+    codes: Ints
+    # Its sequence.
+    sequences: Ints
+    # The different instances: (producer id, epoch).
+    instances: list[tuple[str, int]]
+
+
+_NOBODY: Final = Producers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), [])
+
+
+class FoundProperties(NamedTuple):
+    """The properties of n records, as recovery needs them."""
+
+    # The code of each record's tags, 0 for a record without; shape (n,).
+    tags_codes: Ints
+    producers: Producers
+    # True for records that waited in another queue before, or still wait in one.
+    was_moved: NDArray[np.bool_]
+    # True if a record may name other queues (multi_dispatch.py).
+    has_units_elsewhere: bool
+
+
+def read_properties(data: Bytes, fields: FieldOffsets) -> FoundProperties | None:
+    """The properties of the records with these fields; None if the records have to be read one by one."""
+    shapes = find_property_shapes(data, fields.properties_at, fields.properties_size)
+    if shapes is None:
+        return _found_in_texts(_PropertyTexts(data, fields), len(fields.starts))
+    return _found_in_shapes(shapes, len(fields.starts))
+
+
+def _found_in_shapes(shapes: list[PropertyShape], count: int) -> FoundProperties | None:
+    codes, moved = np.zeros(count, np.int64), np.zeros(count, bool)
+    for shape in shapes:
+        tags = shape.get(PROPERTY_TAGS.encode())
+        if tags is not None:
+            codes[shape.rows] = _codes_of(tags)
+        if shape.get(PROPERTY_REAL_TOPIC.encode()) is not None:
+            moved[shape.rows] = True
+    producers = _producers_in_shapes(shapes)
+    if producers is None:
+        return None
+    elsewhere = any(PROPERTY_INNER_MULTI_DISPATCH.encode() in shape.values for shape in shapes)
+    return FoundProperties(codes, producers, moved, elsewhere)
+
+
+def _codes_of(tags: Values) -> Ints:
+    """The code of each of these tags."""
+    hashes = tags.java_hashes()
+    if hashes is not None:
+        return hashes.view(np.int32).astype(np.int64)
+    different, numbers = tags.distinct()
+    return np.array([tags_code(decode_utf8(tag)) for tag in different], np.int64)[numbers]
+
+
+def _producers_in_shapes(shapes: list[PropertyShape]) -> Producers | None:
+    """`_producers` of records in shapes."""
+    # The number of each instance, and per shape: the rows, the instances' numbers, the sequences.
+    numbers: dict[tuple[str, int], int] = {}
+    columns: list[tuple[Ints, Ints, Ints]] = []
+    for shape in shapes:
+        producer_id, epoch, sequence = (shape.get(name.encode()) for name in _PRODUCER_NAMES)
+        if producer_id is None and epoch is None and sequence is None:
+            continue
+        if producer_id is None or epoch is None or sequence is None:
+            return None
+        sequences = sequence.numbers()
+        ids, id_codes = producer_id.distinct()
+        epochs, epoch_codes = epoch.distinct()
+        if sequences is None or not all(map(_is_number, epochs)):
+            return None
+        # Each pair of a producer id and an epoch is an instance.
+        keys = id_codes * len(epochs) + epoch_codes
+        pairs, codes = np.unique(keys, return_inverse=True) if keys.any() else (keys[:1], keys)
+        instances = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
+        known = [
+            numbers.setdefault((decode_utf8(ids[code]), int(epochs[epoch_code])), len(numbers))
+            for code, epoch_code in instances
+        ]
+        columns.append((shape.rows, np.array(known, np.int64)[codes], sequences))
+    if not columns:
+        return _NOBODY
+    rows, codes, sequences = (np.concatenate(column) for column in zip(*columns, strict=True))
+    if len(columns) > 1:
+        order = np.argsort(rows, kind="stable")
+        rows, codes, sequences = rows[order], codes[order], sequences[order]
+    return Producers(rows, codes, sequences, list(numbers))
+
+
+def _is_number(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _DIGITS_MAX
+
+
+def _found_in_texts(properties: _PropertyTexts, count: int) -> FoundProperties | None:
+    codes, producers = _tags_codes(properties, count), _producers(properties)
+    real_topics = properties.values(PROPERTY_REAL_TOPIC)
+    if codes is None or producers is None or real_topics is None:
+        return None
+    moved = np.zeros(count, bool)
+    moved[real_topics[0]] = True
+    return FoundProperties(codes, producers, moved, properties.has(PROPERTY_INNER_MULTI_DISPATCH))
+
+
+class _PropertyTexts:
+    """The properties of many records, in one text: pieces (name, 0x01, value), each followed by a separator."""
+
+    def __init__(self, data: Bytes, fields: FieldOffsets) -> None:
+        # The text, and for each record where its properties end there.
+        self.text, self._row_ends = _join(data, fields.properties_at, fields.properties_size)
+        self.bytes = np.frombuffer(self.text, np.uint8)
+        # Where each piece ends, at a separator, and where it starts, behind the one before.
+        self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
+        self._starts = np.empty_like(self._ends)
+        self._starts[0] = 0
+        self._starts[1:] = self._ends[:-1] + 1
+        # The first four bytes of each piece as a number: most pieces are told apart by comparing those.
+        self._beginnings = windows(self.bytes, 4)[self._starts].view(np.uint32)
+
+    def has(self, name: str) -> bool:
+        """True if a record may have the property `name`; the name may also be a part of some other text."""
+        return f"{name}\x01".encode() in self.text
+
+    def values(self, name: str) -> tuple[Ints, Ints, Ints] | None:
+        """The rows of the records that have `name`, and the start and end of each value in `text`.
+
+        An empty value counts as none. None if a record has the property twice: then the last one counts, and the caller
+        has to read the records one by one.
+        """
+        mark = f"{name}\x01".encode()
+        # Pieces that begin like the name; of those with a value, the ones that have the whole name.
+        pieces = np.flatnonzero(self._beginnings == np.frombuffer(mark, np.uint32, 1)[0])
+        at, end = self._starts[pieces] + len(mark), self._ends[pieces]
+        filled = at < end
+        at, end = at[filled], end[filled]
+        same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
+        at, end = at[same], end[same]
+        # The record of each value: the first whose properties end behind it.
+        rows = np.searchsorted(self._row_ends, at, "right")
+        return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
+
+
+def distinct_texts(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]:
+    """The different texts among those from `at` to `end`, at least one, and for each the index of its own."""
+    sizes, width = end - at, int((end - at).max())
+    # The texts that differ from the one before; all of them, unless they can be compared quickly.
+    firsts = np.arange(len(at))
+    if 0 < width <= _COMPARED_MAX_BYTES and int(at.max()) + width <= len(data):
+        # Neighbours are mostly alike: only where they differ a text is copied. Each row is a text, zeros behind its
+        # end.
+        texts = windows(data, width)[at].view(np.uint8).reshape(-1, width)
+        if int(sizes.min()) < width:
+            texts[np.arange(width) >= sizes[:, None]] = 0
+        differs = (texts[1:] != texts[:-1]).any(axis=1) | (sizes[1:] != sizes[:-1])
+        firsts = np.concatenate(([0], np.flatnonzero(differs) + 1))
+    # Number the copied texts, then repeat each number up to the next text that differs.
+    view = data.data
+    found = [bytes(view[one:other]) for one, other in zip(at[firsts].tolist(), end[firsts].tolist(), strict=True)]
+    code_of = {text: code for code, text in enumerate(dict.fromkeys(found))}
+    codes = np.array([code_of[text] for text in found], np.int64)
+    return list(code_of), np.repeat(codes, np.diff(firsts, append=len(at)))
+
+
+def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
+    """The texts of `sizes` bytes at `at` in one text, each followed by a separator or more, then 16 bytes for windows
+    that reach beyond the end; and for each where it ends there."""
+    ends, width = at + sizes, int(sizes.max()) + 1
+    if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
+        # Rows of equal width that end with the text and begin with separators: one copy for all, if they are not much
+        # longer than the texts.
+        rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
+        rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
+        return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
+    texts = [data.data[start:end] for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
+    return b"\x02".join(texts) + b"\x02" + bytes(16), np.cumsum(sizes + 1)
+
+
+def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
+    """The code of each record's tags, 0 for a record without; None if a record has tags twice."""
+    found = properties.values(PROPERTY_TAGS)
+    if found is None:
+        return None
+    rows, at, end = found
+    codes = np.zeros(count, np.int64)
+    if len(rows):
+        tags, numbers = distinct_texts(properties.bytes, at, end)
+        codes[rows] = np.array([tags_code(decode_utf8(tag)) for tag in tags], np.int64)[numbers]
+    return codes
+
+
+def _producers(properties: _PropertyTexts) -> Producers | None:
+    """The producers of the records; None if a record has some but not all of the three properties, has one twice, or
+    has a number with other characters than digits."""
+    found = [properties.values(name) for name in _PRODUCER_NAMES]
+    if any(values is None for values in found):
+        return None
+    (rows, id_at, id_end), (epoch_rows, epoch_at, epoch_end), (sequence_rows, at, end) = (one for one in found if one)
+    if not np.array_equal(rows, epoch_rows) or not np.array_equal(rows, sequence_rows):
+        return None
+    if not len(rows):
+        return _NOBODY
+    sequences = _numbers(properties.bytes, at, end)
+    ids, id_codes = distinct_texts(properties.bytes, id_at, id_end)
+    epochs, epoch_codes = distinct_texts(properties.bytes, epoch_at, epoch_end)
+    if sequences is None or not all(map(_is_number, epochs)):
+        return None
+    # Each pair of a producer id and an epoch is an instance, numbered by their indices.
+    pairs, codes = np.unique(id_codes * len(epochs) + epoch_codes, return_inverse=True)
+    indices = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
+    instances = [(decode_utf8(ids[code]), int(epochs[epoch_code])) for code, epoch_code in indices]
+    return Producers(rows, codes, sequences, instances)
+
+
+def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:
+    """The decimal numbers from `at` to `end` in the text; None if one is not all digits, or too long."""
+    sizes = end - at
+    numbers = np.zeros(len(at), np.int64)
+    if sizes.max() > _DIGITS_MAX:
+        return None
+    # Numbers of one length at a time: a row of digits each, times the powers of ten.
+    for size in np.unique(sizes).tolist():
+        chosen = np.flatnonzero(sizes == size)
+        digits = windows(text, size)[at[chosen]].view(np.uint8).reshape(-1, size) - np.uint8(ord("0"))
+        if (digits > 9).any():
+            return None
+        numbers[chosen] = digits.astype(np.int64) @ (10 ** np.arange(size - 1, -1, -1, dtype=np.int64))
+    return numbers
