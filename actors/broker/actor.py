@@ -33,7 +33,8 @@ from actors.broker.monitor import BrokerMonitor
 from actors.broker.own_routes import OwnRoutes
 from actors.broker.plain_answers import plain_errors, plain_pull_result, plain_send_result
 from actors.broker.registrar import Registrar
-from actors.broker.state_log import STORE_TIMEOUT_S, DecidedChanges, StateLog
+from actors.broker.state_log import DecidedChanges, StateLog
+from actors.broker.state_records import STORE_TIMEOUT_S, StateRecords
 from actors.core.broker.client_registry import ClientRegistry
 from actors.core.broker.state import BrokerState
 from actors.options import PERSISTENT
@@ -74,9 +75,15 @@ class Broker(GroupMethods):
         self._storages = StorageClients(node_id)
         store = MasterStore(settings.broker_name, settings.replicas, self._storages)
         self._routes = OwnRoutes(settings, store, self._state, self.auto_create_topic)
-        self._producer = self._make_producer("broker-send", allow_system_topics=False)
-        self._state_producer = self._make_producer("broker-state", allow_system_topics=True)
-        log = StateLog(settings.broker_name, store.storage, self._state_producer.send_batch)
+        self._producer = Producer(
+            "broker-send",
+            routes=self._routes,
+            storage=self._storages.get,
+            born_host=(ray.util.get_node_ip_address(), 0),
+            settings=ProducerSettings(send_timeout_s=STORE_TIMEOUT_S),
+        )
+        records = StateRecords(lambda: store.storage, (ray.util.get_node_ip_address(), 0))
+        log = StateLog(settings.broker_name, store.storage, records.append)
         monitor = BrokerMonitor(log, lambda: store.storage, settings.options, self.update_group)
         super().__init__(settings, log, store, monitor)
         self._read_from = store.present()
@@ -101,16 +108,6 @@ class Broker(GroupMethods):
         ]
         for thread in self._threads:
             thread.start()
-
-    def _make_producer(self, group: str, *, allow_system_topics: bool) -> Producer:
-        return Producer(
-            group,
-            routes=self._routes,
-            storage=self._storages.get,
-            born_host=(ray.util.get_node_ip_address(), 0),
-            settings=ProducerSettings(send_timeout_s=STORE_TIMEOUT_S),
-            allow_system_topics=allow_system_topics,
-        )
 
     def _state(self) -> BrokerState:
         return self._log.ready()
@@ -330,7 +327,7 @@ class Broker(GroupMethods):
         for thread in self._threads:
             thread.join(STORE_TIMEOUT_S)
         self._producer.close()
-        self._state_producer.close()
+        self._log.close()
         if self._log.is_ready:
             self._log.snapshot()
         self._registrar.leave()

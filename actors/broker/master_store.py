@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from actors.broker.state_log import STORE_TIMEOUT_S
+from actors.broker.state_records import STORE_TIMEOUT_S
 from actors.core.replica.orders import GroupLeader
 from raymq.names import CONTROLLER, StorageName
 from raymq.protocol.store import QueueBounds

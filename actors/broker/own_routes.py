@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actors.broker.master_store import MasterStore
-from actors.core.broker.state import STATE_TOPIC, BrokerState
+from actors.core.broker.state import BrokerState
 from raymq.config.cluster import BrokerSettings
-from raymq.protocol.route import MASTER_ID, BrokerData, QueueData, TopicConfig, TopicRoute
+from raymq.protocol.route import MASTER_ID, BrokerData, QueueData, TopicRoute
 
 
 class OwnRoutes:
     """A Producer's RouteSource for one broker group. Nothing is cached.
 
-    `state` returns the broker's state, `auto_create` creates a topic with up to so many queues. The state topic has a
-    route also before the state is read: its queue is there from the beginning.
+    `state` returns the broker's state, `auto_create` creates a topic with up to so many queues.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class OwnRoutes:
 
         TopicNotExistError; NoPermissionError if the topic may not be written.
         """
-        config = TopicConfig(topic, 1, 1) if topic == STATE_TOPIC else self._state().require_topic(topic)
+        config = self._state().require_topic(topic)
         name = self._settings.broker_name
         data = BrokerData(self._settings.cluster, name, {MASTER_ID: self._store.storage.name})
         queues = QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm)
@@ -44,7 +43,7 @@ class OwnRoutes:
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
         """The result of `get`, after creating a missing topic if auto_create_topic_enable is on."""
-        if topic != STATE_TOPIC and topic not in self._state().topics:
+        if topic not in self._state().topics:
             self._auto_create(topic, default_topic_queue_nums)
         return self.get(topic)
 

@@ -5,9 +5,13 @@ A change of how a decision becomes durable, or of how the state is read at a sta
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← records behind it
 
+One thread stores the changes. While a write is under way, changes gather; they are decided together, in the order in
+which they came, each on the state with those before it, and go into one batch of records. So the log's order is the
+state's. The state that is read from outside has a change only when it is durable.
+
 A change is answered once every replica that may lead next has its record: the record is acknowledged as durable, or it
-can be read. While a change is stored no other is decided, so that the log's order is the state's. From the moment
-another replica is to lead until its log was read, no change is decided at all.
+can be read. From the moment another replica is to lead until its log was read, no change is decided at all; those that
+wait are decided on what was read.
 
 Records that the log has and the state has not, such as a change whose outcome was not known in time, are noticed: the
 next record does not get the expected offset, and the records before it are read. A change after one of unknown outcome
@@ -23,14 +27,24 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
+from actors.broker.state_records import STORE_TIMEOUT_S, StoredRecords
 from actors.core.broker.snapshot import dump_snapshot, load_snapshot
-from actors.core.broker.state import MARK, STATE_TOPIC, BrokerState, Change, encode_change, replay
-from raymq.errors import NotMasterError, RaymqError, RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
-from raymq.message import Message, SendResult, SendStatus
+from actors.core.broker.state import MARK, STATE_TOPIC, BrokerState, Change, decode_change, encode_change, replay
+from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
+from raymq.errors import (
+    NotMasterError,
+    RaymqError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+    SystemBusyError,
+)
 from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
 from raymq.remoting.storage_client import StorageClient
@@ -38,46 +52,85 @@ from raymq.retry import persist_until
 from storage.files.config_files import parse_fastjson
 from storage.retention.cleaner import HOLDS_FILE
 
-STORE_TIMEOUT_S: Final = 20.0
 READY_WAIT_S: Final = 10.0
 CALL_TIMEOUT_S: Final = 5.0
 """The timeout of one call to a store: if the store stands still, another replica leads long before."""
 CONFIRM_WAIT_S: Final = 5.0
 """The timeout for reading a record that was stored late, or with too few copies."""
+CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
+"""Bounds the wait for a change, over the write under way, the mark, and its own."""
 REPLAY_BATCH: Final = 1000
+CHANGES_MAX: Final = 10_000
+"""The most changes that wait for the writer."""
+WRITE_MAX_RECORDS: Final = 2000
+WRITE_MAX_BYTES: Final = 1 << 20
+"""The bounds of one batch of records; a change that is larger goes alone."""
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 DecidedChanges = Change | Sequence[Change] | None
+Decide = Callable[[BrokerState], DecidedChanges]
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A change that waits. `deadline_s`: the latest time to begin with it. `changed_topics` is known once it is
+    decided; `error`: why it was refused."""
+
+    decide: Decide
+    future: Future[bool]
+    deadline_s: float
+    changed_topics: bool = False
+    error: Exception | None = None
+
+    def answer(self) -> None:
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.changed_topics)
 
 
 class StateLog:
     """One broker's state. Thread-safe.
 
-    `send` stores records in the state topic's queue, in order. `copies`: the stores of the other replicas, which get
-    the snapshots too, because one of them may be the master next.
+    `append` stores records with these bodies in the state topic's queue, in order (StateRecords.append); only the
+    writer's thread calls it. `copies`: the stores of the other replicas, which get the snapshots too, because one of
+    them may be the master next.
     """
 
     def __init__(
         self,
         broker_name: str,
         storage: StorageClient,
-        send: Callable[[list[Message]], list[SendResult]],
+        append: Callable[[Sequence[bytes]], StoredRecords],
         copies: Sequence[StorageClient] = (),
     ) -> None:
         self._broker_name = broker_name
         self._storage, self._copies = storage, copies
-        self._send = send
+        self._append = append
         self._lock = threading.Lock()
+        """Guards what follows. Held for moments only, and never around a call to a store."""
+        self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
+        self._ahead = BrokerState()
+        """The state with the changes that are being stored; equal to the state while none is."""
+        self._closed_topics: set[str] = set()
+        """The topics whose messages the store may refuse, because they were deleted."""
         self._position = self._snapshot_position = 0
         self._outcome_unknown = True  # the broker before this one may have left a change under way
         self._snapshots: dict[str, int] = {}
         """The position of the last whole snapshot in each store, by its name, as far as that is known."""
         self._ready = threading.Event()
         self._replaced = threading.Event()
+        """Set while `move` waits for the write under way; no other begins."""
+        self._writing = False
+        self._alone = 0
+        """The number of next changes that are written one by one."""
+        self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._closed = False
         self.waiting_for = f"{storage.name} to open its store"
 
     @property
@@ -88,16 +141,20 @@ class StateLog:
     def ready(self) -> BrokerState:
         """The state, for reading; ServiceNotAvailableError if it has not been read from the store in READY_WAIT_S."""
         if not self._ready.wait(READY_WAIT_S):
-            raise ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
+            raise self._not_ready()
         return self._state
+
+    def _not_ready(self) -> ServiceNotAvailableError:
+        return ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
 
     def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
         """Use the log of another replica, which is the master now. No change is decided until `load` has read it.
 
-        Waits for a change that is being stored, which may be in the new master's log already.
+        Waits for a write that is under way, which may be in the new master's log already.
         """
         self._replaced.set()
-        with self._lock:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing)
             self._ready.clear()
             self._replaced.clear()
             self._storage, self._copies = storage, copies
@@ -121,14 +178,18 @@ class StateLog:
         try:
             state, position, snapshot_position = self._load(storage)
             agree(state)
+            closed = storage.control("read_config", CLOSED_TOPICS_FILE, timeout_s=CALL_TIMEOUT_S)
         except RaymqError as error:
             self.waiting_for = str(error)
             raise
-        with self._lock:
+        with self._changed:
             if self._storage is not storage:
                 raise ServiceNotAvailableError(f"{storage.name} was replaced while it was read; read the new master")
-            self._state, self._position, self._snapshot_position = state, position, snapshot_position
+            self._state, self._ahead = state, state.copy()
+            self._closed_topics = set(json.loads(closed or "[]"))
+            self._position, self._snapshot_position = position, snapshot_position
             self._ready.set()
+            self._changed.notify_all()
 
     def _load(self, storage: StorageClient) -> tuple[BrokerState, int, int]:
         state, position = load_snapshot(
@@ -153,73 +214,212 @@ class StateLog:
         snapshot_position = position = max(position, bounds.min_offset)
         self._snapshots[storage.name] = snapshot_position
         while position < bounds.max_offset:
-            before, position = position, self._replay(storage, state, position, 0.0)
+            before = position
+            records, position = self._next_records(storage, position, 0.0)
+            replay(state, records)
             if position == before:
                 raise ServiceNotAvailableError(
                     f"{storage.name} shows its state up to {position} and not up to {bounds.max_offset}; read it again"
                 )
         return state, position, snapshot_position
 
-    def _replay(self, storage: StorageClient, state: BrokerState, position: int, wait_s: float) -> int:
-        """Apply the next records from `position` on, waiting up to `wait_s` for one; returns the next position."""
+    def _next_records(
+        self, storage: StorageClient, position: int, wait_s: float
+    ) -> tuple[list[tuple[bytes, int]], int]:
+        """The next records from `position` on, as (body, store time in ms), after up to `wait_s` for one; and the
+        position behind them."""
         request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
         [result] = storage.fetch([request], 4 << 20, wait_s, CALL_TIMEOUT_S)
-        if result.count:
-            records = decode_records(result.records, broker_name=self._broker_name)
-            replay(state, [(record.body, record.store_timestamp_ms) for record in records])
-        return max(position, result.next_offset)
+        records = decode_records(result.records, broker_name=self._broker_name) if result.count else []
+        return [(record.body, record.store_timestamp_ms) for record in records], max(position, result.next_offset)
 
-    def change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
+    def read(self, reader: Callable[[BrokerState], T]) -> T:
+        """The result of `reader`, which gets the state while nothing changes it."""
+        while True:
+            self.ready()
+            with self._lock:
+                if self._ready.is_set():  # else another replica became the master meanwhile
+                    return reader(self._state)
+
+    # Changes
+
+    def change(self, decide: Decide) -> bool:
         """Decide about a change, store its records, and apply them. True if topics changed.
 
         RequestTimeoutError if the outcome is unknown: the same change may be tried again. Errors of `decide` are raised
         before anything is stored.
         """
-        with self._held() as state:
-            before = state.topics_version
+        try:
+            return self.submit(decide).result(CHANGE_TIMEOUT_S)
+        except FutureTimeoutError as error:
+            if isinstance(error, RaymqError):
+                raise
+            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CHANGE_TIMEOUT_S) from None
+
+    def submit(self, decide: Decide) -> Future[bool]:
+        """As `change`, without waiting: the future has its result or its error, from the writer's thread.
+
+        `decide` runs in that thread, on the newest state, and must not block. SystemBusyError if too many changes wait.
+        """
+        if self._waiting.qsize() >= CHANGES_MAX:
+            raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
+        future: Future[bool] = Future()
+        future.set_running_or_notify_cancel()
+        self._waiting.put(_Pending(decide, future, time.monotonic() + READY_WAIT_S))
+        if self._writer is None:
+            self._start_writer()
+        return future
+
+    def close(self) -> None:
+        """Carry out the changes that wait, and end the writer's thread. Idempotent."""
+        with self._lock:
+            writer, self._closed = self._writer, True
+        self._waiting.put(None)
+        if writer is not None:
+            writer.join(CHANGE_TIMEOUT_S)
+
+    def _start_writer(self) -> None:
+        with self._lock:
+            if self._writer is None and not self._closed:
+                self._writer = threading.Thread(target=self._write_all, name="broker-writer", daemon=True)
+                self._writer.start()
+
+    def _write_all(self) -> None:
+        """Carry out the changes that come, until `close`."""
+        while True:
+            first = self._waiting.get()
+            if first is None:
+                return
+            taken = deque([first])
+            self._take_more(taken)
+            while taken and self._begin(taken):
+                try:
+                    self._write(taken)
+                finally:
+                    with self._changed:
+                        self._writing = False
+                        self._changed.notify_all()
+
+    def _take_more(self, taken: deque[_Pending]) -> None:
+        """Take the changes that wait, up to the most that a write may have."""
+        while len(taken) < WRITE_MAX_RECORDS:
+            try:
+                pending = self._waiting.get_nowait()
+            except Empty:
+                return
+            if pending is None:
+                self._waiting.put(None)
+                return
+            taken.append(pending)
+
+    def _begin(self, taken: deque[_Pending]) -> bool:
+        """Wait until a master's state is read, and begin a write. False if the time of all the changes was up."""
+        while taken:
+            with self._changed:
+                left_s = taken[0].deadline_s - time.monotonic()
+                if self._changed.wait_for(lambda: self._ready.is_set() and not self._replaced.is_set(), left_s):
+                    self._writing = True
+                    return True
+            now_s = time.monotonic()
+            while taken and taken[0].deadline_s <= now_s:
+                taken.popleft().future.set_exception(self._not_ready())
+        return False
+
+    def _write(self, taken: deque[_Pending]) -> None:
+        """Decide about the next changes, as many as one write may have, store their records and answer them."""
+        decided: list[_Pending] = []
+        now_ms = time.time_ns() // 1_000_000
+        try:
             if self._outcome_unknown:
-                self._store([MARK])
-            decided = decide(state)
-            changes = [decided] if isinstance(decided, dict) else list(decided or ())
+                self._store([MARK], now_ms)
+            changes = self._decide(taken, decided, now_ms)
             if changes:
                 self._open_topics(changes)
-                self._store(changes)
-            return state.topics_version != before
-
-    def read(self, reader: Callable[[BrokerState], T]) -> T:
-        """The result of `reader`, which gets the state while nothing changes it."""
-        with self._held() as state:
-            return reader(state)
-
-    @contextmanager
-    def _held(self) -> Iterator[BrokerState]:
-        """The state of the present master's log, which no other thread changes meanwhile."""
-        while True:
-            self.ready()
+                if self._store(changes, now_ms):
+                    self._open_topics(changes)  # another instance may have deleted some of them in between
+                    for pending in decided:
+                        pending.changed_topics = True
+        except Exception as error:  # whatever it is, they wait for an answer
             with self._lock:
-                if self._ready.is_set():  # else another replica became the master while the lock was waited for
-                    yield self._state
-                    return
-
-    def _store(self, changes: Sequence[Change]) -> None:
-        """Store the records of changes, and apply them and every record before them to the state."""
-        self._outcome_unknown = True
-        try:
-            results = self._send([Message(STATE_TOPIC, encode_change(change)) for change in changes])
-        except SendUnknownError:
-            # Stored or not, storing the same changes again does no harm: the caller may try again.
-            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", STORE_TIMEOUT_S) from None
-        next_offset = results[-1].queue_offset + 1
-        durable = all(result.status is SendStatus.SEND_OK for result in results)
-        between = results[0].queue_offset > self._position or len(results) != next_offset - results[0].queue_offset
-        if durable and not between:
-            now_ms = time.time_ns() // 1_000_000
-            for change in changes:
-                self._state.apply(change, now_ms)
-            self._position = next_offset
+                self._ahead = self._state.copy()
+            self._failed(taken, decided, error)
         else:
-            self._read_up_to(next_offset)
+            for pending in decided:
+                pending.answer()
+
+    def _failed(self, taken: deque[_Pending], decided: list[_Pending], error: Exception) -> None:
+        """Answer the changes of a write that failed, and those that would fail likewise. If the write cannot succeed,
+        that may be for one of them: then each is written alone."""
+        retryable = isinstance(error, RaymqError) and error.retryable
+        if len(decided) > 1 and not retryable:
+            taken.extendleft(reversed(decided))
+            self._alone = len(decided)
+            return
+        others = list(taken) if retryable else []
+        for pending in others:
+            taken.remove(pending)
+        for pending in decided + others:
+            pending.error = _copy_of(error)
+            pending.answer()
+
+    def _decide(self, taken: deque[_Pending], decided: list[_Pending], now_ms: int) -> list[Change]:
+        """Decide about changes, in order; returns the changes to store. Those moved to `decided` are to be answered
+        when these are stored; the others, whose answers depend on none of them, are answered now."""
+        changes: list[Change] = []
+        size_bytes = 0
+        while taken and len(changes) < WRITE_MAX_RECORDS and size_bytes < WRITE_MAX_BYTES:
+            pending = taken.popleft()
+            pending.error = None
+            with self._lock:
+                own = self._decide_one(pending, now_ms)
+            changes += own
+            size_bytes += sum(len(change.get("offsets", ())) * 16 + 256 for change in own)
+            if changes:
+                decided.append(pending)
+            else:
+                pending.answer()
+            if self._alone:
+                self._alone -= 1
+                break
+        return changes
+
+    def _decide_one(self, pending: _Pending, now_ms: int) -> list[Change]:
+        """The changes that one caller asks for, applied to the state ahead; none if they are refused."""
+        before = self._ahead.topics_version
+        try:
+            decided = pending.decide(self._ahead)
+        except Exception as error:  # the caller's
+            pending.error = error
+            return []
+        changes = [decided] if isinstance(decided, dict) else list(decided or ())
+        for change in changes:
+            self._ahead.apply(change, now_ms)
+        pending.changed_topics = self._ahead.topics_version != before
+        return changes
+
+    def _store(self, changes: Sequence[Change], now_ms: int) -> bool:
+        """Store the records of changes, and apply them and every record before them to the state. True if there were
+        others before them."""
+        self._outcome_unknown = True
+        stored = self._append([encode_change(change) for change in changes])
+        between = stored.queue_offset > self._position or len(changes) != stored.next_offset - stored.queue_offset
+        if stored.durable and not between:
+            with self._lock:
+                for change in changes:
+                    self._apply(change, now_ms)
+                self._position = stored.next_offset
+        else:
+            self._read_up_to(stored.next_offset)
+            with self._lock:
+                self._ahead = self._state.copy()
         self._outcome_unknown = False
+        return between
+
+    def _apply(self, change: Change, now_ms: int) -> None:
+        """Apply a durable change to the state. Called with the lock."""
+        self._state.apply(change, now_ms)
+        if change["kind"] == "topic_delete":
+            self._closed_topics.add(change["topic"])  # the store is told next
 
     def _read_up_to(self, next_offset: int) -> None:
         """Apply the records before an offset, as they can be read: a visible record is not lost with this master."""
@@ -231,23 +431,36 @@ class StateLog:
                     raise RequestTimeoutError(
                         f"{self._storage.name}, to copy a change to its replicas,", CONFIRM_WAIT_S
                     )
-                self._position = self._replay(self._storage, self._state, self._position, left_s)
+                records, position = self._next_records(self._storage, self._position, left_s)
+                with self._lock:
+                    for body, stored_ms in records:
+                        self._apply(decode_change(body), stored_ms)
+                    self._position = position
         except NotMasterError as error:
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CONFIRM_WAIT_S) from error
 
     def _open_topics(self, changes: Sequence[Change]) -> None:
         """Have the store accept messages for new topics, before they exist: topics of their names may have been
-        deleted."""
-        for change in changes:
-            if change["kind"] == "topic" and change["topic"] not in self._state.topics:
-                self._open_topic(change["topic"])
+        deleted.
 
-    def _open_topic(self, topic: str) -> None:
+        A store of several replicas knows only the topics that were deleted while it led, so it is asked for each.
+        """
+        topics = [change["topic"] for change in changes if change["kind"] == "topic"]
+        with self._lock:
+            new = [topic for topic in dict.fromkeys(topics) if topic not in self._state.topics]
+            closed = [topic for topic in dict.fromkeys(topics) if topic in self._closed_topics]
+        wanted = [*dict.fromkeys([*new, *closed])] if self._copies else closed
+        if wanted:
+            self._open_at_store(wanted)
+            with self._lock:
+                self._closed_topics -= set(wanted)
+
+    def _open_at_store(self, topics: list[str]) -> None:
         def call(left_s: float) -> RaymqError | None:
             if self._replaced.is_set():
                 return ServiceNotAvailableError(f"{self._storage.name} is being replaced as master; try again")
             try:
-                self._storage.control("open_topic", topic, timeout_s=min(left_s, CALL_TIMEOUT_S))
+                self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
                 return error  # not tried again: `move` may wait for a change that is under way
             return None
@@ -255,6 +468,8 @@ class StateLog:
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
         if replaced is not None:
             raise replaced
+
+    # Snapshots
 
     def snapshot(self) -> None:
         """Write the snapshot, if anything changed since the last one. RaymqError on failure: the log still has
@@ -294,3 +509,12 @@ def _write(store: StorageClient, files: Mapping[str, str]) -> None:
 def _hold_records(store: StorageClient, position: int) -> None:
     """Let a store's retention delete the state's records before `position`, which its snapshots have, and no others."""
     _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})
+
+
+def _copy_of(error: Exception) -> Exception:
+    """An error of the same class and text: several threads raise it, and each adds its own traceback."""
+    if not isinstance(error, RaymqError):
+        return error
+    copy = type(error)(*error.args)
+    copy.__cause__ = error
+    return copy

@@ -209,7 +209,7 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic's queues, and refuse messages for it until `open_topic`.
+        """Remove a topic's queues, and refuse messages for it until `open_topics`.
 
         Its records leave the disk with the log files they are in. NotMasterError, before anything was changed.
         """
@@ -218,16 +218,18 @@ class Storage:
         store.delete_topic(topic)
 
     @ray.method(concurrency_group="control")
-    def open_topic(self, topic: str) -> None:
-        """Accept messages for a topic that is about to be created, and remove the queues of a deleted one of its name.
+    def open_topics(self, topics: Sequence[str]) -> None:
+        """Accept messages for topics that are about to be created, and remove the queues of deleted ones of their
+        names.
 
         NotMasterError, before anything was changed.
         """
         store = self._master_store()
         # A replica knows only the topics that were deleted while it led.
-        if topic in self._deleted or self._replica is not None:
+        deleted = [topic for topic in topics if topic in self._deleted or self._replica is not None]
+        for topic in deleted:
             store.delete_topic(topic)
-            self._deleted.remove(topic)
+        self._deleted.remove(deleted)
 
     @ray.method(concurrency_group="control")
     def agree_on_topics(self, existing: Sequence[str]) -> None:

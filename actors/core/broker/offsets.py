@@ -34,6 +34,10 @@ class OffsetTable:
     tables: dict[tuple[str, str], QueueOffsets] = field(default_factory=dict)
     first_versions: dict[str, int] = field(default_factory=dict)
 
+    def copy(self) -> OffsetTable:
+        """A table of its own with the same values."""
+        return OffsetTable({key: dict(table) for key, table in self.tables.items()}, dict(self.first_versions))
+
     def get(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The committed offset, None if there is none."""
         return self.tables.get((topic, group), {}).get(queue_id)

@@ -64,6 +64,10 @@ class BrokerState:
     offsets: OffsetTable = field(default_factory=OffsetTable)
     topics_version: DataVersion = field(default_factory=DataVersion)
 
+    def copy(self) -> BrokerState:
+        """A state of its own with the same values."""
+        return BrokerState(dict(self.topics), dict(self.groups), self.offsets.copy(), self.topics_version)
+
     def decide_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = "") -> Change | None:
         """Create a topic. `layout`: its queues in all broker groups (raymq.protocol.route.TopicConfig).
 

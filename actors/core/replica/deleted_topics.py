@@ -52,10 +52,11 @@ class DeletedTopics:
             names = [*(name for name in self._names if name != topic), topic][-CLOSED_TOPICS_MAX:]
             self._save(names)
 
-    def remove(self, topic: str) -> None:
-        """Accept messages for `topic` again; on disk on return."""
+    def remove(self, topics: Collection[str]) -> None:
+        """Accept messages for `topics` again; on disk on return."""
         with self._lock:
-            self._save([name for name in self._names if name != topic])
+            if any(topic in self._names for topic in topics):
+                self._save([name for name in self._names if name not in topics])
 
     def agree(self, existing: Collection[str], stored: Iterable[str]) -> None:
         """Accept messages for the `existing` topics and refuse those for the other `stored` ones; on disk on return.

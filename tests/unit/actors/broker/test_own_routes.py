@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from actors.broker.own_routes import OwnRoutes
-from actors.core.broker.state import STATE_TOPIC, BrokerState
-from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
+from actors.core.broker.state import BrokerState
+from raymq.errors import NoPermissionError, TopicNotExistError
 from raymq.protocol.route import MASTER_ID, PERM_READ, TopicConfig
 
 
@@ -52,16 +52,6 @@ def test_a_topic_that_is_not_here_or_may_not_be_written_has_no_route(own):
         own.routes.get("nowhere")
     with pytest.raises(NoPermissionError):
         own.routes.get("read-only")
-
-
-def test_the_state_topic_has_a_route_before_the_state_is_read(own):
-    def not_read() -> BrokerState:
-        raise ServiceNotAvailableError("broker-a is starting")
-
-    own.routes._state = not_read
-    assert len(own.routes.get_or_create(STATE_TOPIC, 8).publish_queues) == 1
-    with pytest.raises(ServiceNotAvailableError):
-        own.routes.get_or_create("orders", 8)
 
 
 def test_only_a_missing_topic_is_created(own):

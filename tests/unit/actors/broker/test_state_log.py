@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,22 +13,25 @@ import pytest
 
 from actors.broker import state_log as module
 from actors.broker.state_log import StateLog
+from actors.broker.state_records import StoredRecords
 from actors.core.broker.snapshot import GROUPS_FILE, POSITION_FILE, TOPICS_FILE
-from actors.core.broker.state import STATE_TOPIC, encode_change
+from actors.core.broker.state import STATE_TOPIC, BrokerState, encode_change
+from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.errors import (
+    MessageIllegalError,
     NotMasterError,
     RequestTimeoutError,
-    SendUnknownError,
     ServiceNotAvailableError,
+    SystemBusyError,
+    TopicExistsError,
     TopicNotExistError,
 )
-from raymq.message import Message, MessageQueue, PullStatus, SendResult, SendStatus
+from raymq.message import PullStatus
 from raymq.protocol.store import FetchResult, QueueBounds
 from storage.retention.cleaner import HOLDS_FILE
 from tests.support.stores.stores import make_batch
 
 WAIT_S = 30.0
-QUEUE = MessageQueue(STATE_TOPIC, "broker-a", 0)
 
 
 class Store:
@@ -57,7 +60,7 @@ class Store:
             self._answer(args[0])
             self.files[args[0]] = args[1]
             return None
-        return self.files.get(args[0])
+        return self.files.get(args[0]) if method == "read_config" else None
 
     @property
     def shown(self) -> int:
@@ -79,22 +82,28 @@ class Store:
 
 
 class Sender:
-    """Stores what the state log sends in `store`, and answers with `status`, or with `outcome` where that is set."""
+    """Stores what the state log appends in `store`, durably where `durable` says so; raises `outcome` after that, once,
+    where it is set."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.status = store, SendStatus.SEND_OK
+        self.store, self.durable = store, True
         self.outcome: Exception | None = None
+        self.refused: dict[bytes, Exception] = {}
         self.before: Callable[[], None] = lambda: None
+        self.writes: list[list[bytes]] = []
 
-    def __call__(self, messages: list[Message]) -> list[SendResult]:
+    def __call__(self, bodies: Sequence[bytes]) -> StoredRecords:
         self.before()
+        for text, error in self.refused.items():
+            if any(text in body for body in bodies):
+                raise error
+        self.writes.append(list(bodies))
         first = len(self.store.log)
-        self.store.log += [message.body for message in messages]
+        self.store.log += bodies
         if self.outcome is not None:
             outcome, self.outcome = self.outcome, None
             raise outcome
-        offsets = range(first, first + len(messages))
-        return [SendResult(self.status, "", "", QUEUE, offset) for offset in offsets]
+        return StoredRecords(first, first + len(bodies), self.durable)
 
 
 class Scene:
@@ -123,8 +132,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.log.close()
 
 
 @pytest.fixture
@@ -174,7 +185,7 @@ def test_a_change_does_not_hold_up_the_move_to_another_master_by_asking_the_old_
     scene.first.replaced = True
     with pytest.raises(NotMasterError):
         scene.log.change(lambda state: state.decide_topic("orders", 1, 1))
-    assert scene.first.asked.count("open_topic") == 1
+    assert scene.first.asked.count("open_topics") == 1
     scene.fail_over()
     scene.log.load()
     assert "orders" not in scene.log.ready().topics
@@ -184,11 +195,11 @@ def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_
     scene: Scene, threads: ThreadPoolExecutor
 ) -> None:
     gate = Gate()
-    scene.first.broken.add("open_topic")
+    scene.first.broken.add("open_topics")
     answer = scene.first.control
 
     def control(method: str, *args: Any, timeout_s: float) -> Any:
-        if method == "open_topic":
+        if method == "open_topics":
             gate()
         return answer(method, *args, timeout_s=timeout_s)
 
@@ -238,10 +249,9 @@ def test_a_change_that_comes_while_the_new_master_is_read_is_decided_on_what_was
     assert {"before", "underway", "waiting"} <= scene.reloaded(scene.second)
 
 
-@pytest.mark.parametrize("status", [SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT])
-def test_a_change_whose_copies_are_late_is_answered_once_it_can_be_read(scene: Scene, status: SendStatus) -> None:
+def test_a_change_whose_copies_are_late_is_answered_once_it_can_be_read(scene: Scene) -> None:
     scene.make_group("first")
-    scene.send.status = status
+    scene.send.durable = False
     scene.make_group("late")
     assert "late" in scene.log.ready().groups
     scene.fail_over()
@@ -253,21 +263,21 @@ def test_a_change_that_has_no_copies_is_not_answered_nor_known(scene: Scene, mon
     monkeypatch.setattr(module, "CONFIRM_WAIT_S", 0.01)
     scene.make_group("first")
     shown = len(scene.first.log)
-    scene.send.status = SendStatus.FLUSH_SLAVE_TIMEOUT
+    scene.send.durable = False
     scene.send.before = lambda: setattr(scene.first, "hidden", 10**6)
     with pytest.raises(RequestTimeoutError):
         scene.make_group("alone")
     assert "alone" not in scene.log.ready().groups
     scene.first.hidden = len(scene.first.log) - shown
     scene.fail_over()
-    scene.send.status, scene.send.before = SendStatus.SEND_OK, lambda: None
+    scene.send.durable, scene.send.before = True, lambda: None
     scene.log.load()
     assert set(scene.log.ready().groups) == {"first"}
 
 
 def test_a_change_of_unknown_outcome_that_is_stored_counts_for_the_next_one(scene: Scene) -> None:
     scene.log.change(lambda state: state.decide_topic("orders", 1, 1))
-    scene.send.outcome = SendUnknownError("q", 1, 20.0, "no answer")
+    scene.send.outcome = RequestTimeoutError("storage-broker-a-0", 20.0)
     with pytest.raises(RequestTimeoutError):
         scene.log.change(lambda state: state.decide_topic_delete("orders"))
     with pytest.raises(TopicNotExistError):
@@ -376,3 +386,154 @@ def test_nothing_is_changed_before_the_new_master_has_agreed(scene: Scene) -> No
     with pytest.raises(ServiceNotAvailableError):
         scene.log.load(refuse)
     assert not scene.log.is_ready
+
+
+# Changes that come while another is stored
+
+
+def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
+    """The changes, which came while another one was stored, and are answered."""
+    gate = Gate()
+    scene.send.before = gate
+    first = scene.log.submit(lambda state: state.decide_group("first"))
+    gate.wait()
+    futures = [scene.log.submit(decide) for decide in decides]
+    scene.send.before = lambda: None
+    gate.open()
+    first.result(WAIT_S)
+    for future in futures:
+        future.exception(WAIT_S)
+    return futures
+
+
+def group(name: str) -> Callable[[BrokerState], Any]:
+    return lambda state: state.decide_group(name)
+
+
+def test_changes_that_came_while_another_was_stored_go_together_in_one_write(scene: Scene) -> None:
+    scene.make_group("before")
+    written = len(scene.send.writes)
+    submitted(scene, *(group(f"g{index}") for index in range(100)))
+    assert [len(write) for write in scene.send.writes[written:]] == [2, 200]
+    assert {f"g{index}" for index in range(100)} <= scene.reloaded(scene.first)
+
+
+def test_a_change_is_decided_on_the_state_with_those_before_it_that_are_still_being_stored(scene: Scene) -> None:
+    def topic(nums: int) -> Callable[[BrokerState], Any]:
+        return lambda state: state.decide_topic("orders", nums, nums)
+
+    made, other, same, gone = submitted(
+        scene, topic(4), topic(8), topic(4), lambda state: state.decide_topic_delete("orders")
+    )
+    assert made.result()
+    assert isinstance(other.exception(), TopicExistsError)
+    assert not same.result()
+    assert gone.result()
+    assert "orders" not in scene.log.ready().topics
+
+
+def test_what_is_being_stored_is_not_known_outside_nor_answered(scene: Scene) -> None:
+    gate = Gate()
+    scene.make_group("before")
+    scene.send.before = gate
+    made = scene.log.submit(group("g"))
+    gate.wait()
+    again = scene.log.submit(group("g"))  # it is as this one asks, but only when the first is stored
+    assert "g" not in scene.log.ready().groups
+    assert scene.log.read(lambda state: "g" in state.groups) is False
+    assert not made.done()
+    assert not again.done()
+    scene.send.before = lambda: None
+    gate.open()
+    made.result(WAIT_S)
+    again.result(WAIT_S)
+    assert "g" in scene.log.ready().groups
+
+
+def test_a_refused_change_fails_alone_and_stores_nothing(scene: Scene) -> None:
+    good, bad, last = submitted(scene, group("g"), lambda state: state.decide_topic_delete("nowhere"), group("h"))
+    assert isinstance(bad.exception(), TopicNotExistError)
+    assert good.result()
+    assert last.result()
+
+
+def test_a_record_that_the_store_refuses_for_good_fails_only_the_change_that_needs_it(scene: Scene) -> None:
+    scene.send.refused[b"poison"] = MessageIllegalError("too long")
+    first, bad, last = submitted(scene, group("g"), group("poison"), group("h"))
+    assert isinstance(bad.exception(), MessageIllegalError)
+    assert first.result()
+    assert last.result()
+    assert {"g", "h"} <= set(scene.log.ready().groups)
+    assert "poison" not in scene.log.ready().groups
+
+
+def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Scene) -> None:
+    gate = Gate()
+    scene.make_group("before")
+    scene.send.before = gate
+    scene.send.outcome = RequestTimeoutError("storage-broker-a-0", 20.0)
+    first = scene.log.submit(group("g"))
+    gate.wait()
+    scene.send.before = lambda: None
+    gate.open()
+    assert isinstance(first.exception(WAIT_S), RequestTimeoutError)
+    scene.send.outcome = RequestTimeoutError("storage-broker-a-0", 20.0)
+    failed = submitted_after(scene, group("h"), group("i"))
+    assert {type(future.exception(WAIT_S)) for future in failed} == {RequestTimeoutError}
+    assert {type(future.exception()) for future in submitted(scene, group("h"), group("i"))} == {type(None)}
+    assert {"g", "h", "i"} <= set(scene.log.ready().groups)
+
+
+def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
+    """The changes, which came while a mark was stored."""
+    gate = Gate()
+    scene.send.before = gate
+    futures = [scene.log.submit(decide) for decide in decides]
+    gate.wait()
+    scene.send.before = lambda: None
+    gate.open()
+    return futures
+
+
+def test_a_topic_that_was_deleted_is_opened_at_the_store_before_it_is_made_again(scene: Scene) -> None:
+    log = StateLog("broker-a", scene.first, scene.send)  # type: ignore[arg-type]  # the only replica
+    log.load()
+    make = log.change
+    make(lambda state: state.decide_topic("orders", 1, 1))
+    assert "open_topics" not in scene.first.asked
+    make(lambda state: state.decide_topic_delete("orders"))
+    make(lambda state: state.decide_topic("orders", 1, 1))
+    assert scene.first.asked.count("open_topics") == 1
+    make(lambda state: state.decide_topic_update("orders", 2, None, None))
+    assert scene.first.asked.count("open_topics") == 1
+    log.close()
+    scene.first.files[CLOSED_TOPICS_FILE] = json.dumps(["old"])
+    log = StateLog("broker-a", scene.first, scene.send)  # type: ignore[arg-type]
+    log.load()
+    log.change(lambda state: state.decide_topic("old", 1, 1))
+    assert scene.first.asked.count("open_topics") == 2
+    log.close()
+
+
+def test_more_changes_than_may_wait_are_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHANGES_MAX", 2)
+    gate = Gate()
+    scene.send.before = gate
+    taken = [scene.log.submit(group("g"))]
+    gate.wait()
+    taken += [scene.log.submit(group(name)) for name in ("h", "i")]
+    with pytest.raises(SystemBusyError):
+        scene.log.submit(group("j"))
+    scene.send.before = lambda: None
+    gate.open()
+    for future in taken:
+        future.result(WAIT_S)
+
+
+def test_a_change_that_no_master_takes_in_time_is_told_so(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READY_WAIT_S", 0.01)
+    scene.second.away = True
+    scene.fail_over()
+    futures = [scene.log.submit(group(name)) for name in ("g", "h")]
+    assert {type(future.exception(WAIT_S)) for future in futures} == {ServiceNotAvailableError}
+    assert scene.send.writes == []

@@ -43,7 +43,7 @@ def test_a_deleted_topic_is_refused_also_after_a_restart_until_it_is_created(dis
         with pytest.raises(TopicNotExistError, match="orders"):
             one.check(batches)
         one.check(batches[:1])
-    deleted.remove("orders")
+    deleted.remove(["orders"])
     for one in (deleted, reopen(disk)):
         one.check(batches)
 
