@@ -28,7 +28,14 @@ from actors.core.nameserver.route_table import RouteTable
 from actors.options import PERSISTENT
 from raymq.config.cluster import path_here
 from raymq.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
-from raymq.protocol.route import ORDER_TOPIC_CONFIG, BrokerData, BrokerRegistration, DataVersion, TopicRoute
+from raymq.protocol.route import (
+    ORDER_TOPIC_CONFIG,
+    BrokerData,
+    BrokerRegistration,
+    DataVersion,
+    TopicChanges,
+    TopicRoute,
+)
 from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
@@ -60,6 +67,11 @@ class NameServer:
         with self._lock:
             self._table.register(registration, time.monotonic())
 
+    def change_topics(self, changes: TopicChanges) -> bool:
+        """Note what has changed of a registered broker's topics. False if it must register again."""
+        with self._lock:
+            return self._table.change_topics(changes, time.monotonic())
+
     def broker_heartbeat(self, broker_name: str, data_version: DataVersion) -> bool:
         """Note that a broker lives. False if it must register again."""
         with self._lock:
@@ -83,6 +95,18 @@ class NameServer:
                 self._require_complete(f"whether topic {topic!r} exists")
                 raise
             return route if self._is_complete() else replace(route, complete=False)
+
+    def topic_routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
+        """The routes of those of the topics that are known now, as `topic_route` returns each."""
+        routes = {}
+        with self._lock:
+            self._table.expire(time.monotonic())
+            complete = self._is_complete()
+            for topic in topics:
+                with suppress(TopicNotExistError, ServiceNotAvailableError):
+                    route = self._table.route(topic)
+                    routes[topic] = route if complete else replace(route, complete=False)
+        return routes
 
     def _is_complete(self) -> bool:
         """True if every broker group of the cluster has registered, and unlisted ones that live have had the time

@@ -1,20 +1,22 @@
-"""The registration of a broker at its NameServers: a heartbeat to each, and a registration to those that lack it.
+"""The registration of a broker at its NameServers: heartbeats, changes of topics, and all of it to those that lack it.
 
 Nothing of it survives the broker's death: a new broker registers anew.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 from raymq.errors import RaymqError
 from raymq.names import NameServerName
-from raymq.protocol.route import BrokerRegistration
+from raymq.protocol.route import BrokerRegistration, TopicChanges, TopicConfig
 from raymq.remoting.actor_ref import ActorRef
 
 REGISTER_TIMEOUT_S: Final = 3.0
@@ -25,9 +27,9 @@ logger = logging.getLogger(__name__)
 class Registrar:
     """Keeps one broker registered. Thread-safe.
 
-    `describe` returns the registration as it should be now; `interval_s`: it is sent at least so often. All NameServers
-    are called at the same time: one that stands still holds up neither the others, nor the broker for longer than one
-    call may take.
+    `describe` returns the registration as it should be now; all of it is sent at least every `interval_s`, and between
+    that the topics that have changed. All NameServers are called at the same time: one that stands still holds up
+    neither the others, nor the broker for longer than one call may take.
     """
 
     def __init__(
@@ -42,31 +44,63 @@ class Registrar:
         self._callers = ThreadPoolExecutor(len(self._servers), thread_name_prefix="registrar")
         self._describe = describe
         self._lock = threading.Lock()
-        self._nodes: dict[int, str] = {}
+        self._told: BrokerRegistration | None = None
+        """The last registration that was sent, without its topics."""
+        self._told_topics: dict[str, TopicConfig] = {}
         self._interval_s = interval_s
         self._register_at_s = 0.0
+        self._counter = itertools.count(1)
+        self._asked = self._answered = 0
+        """The numbers of the newest call of `register`, and of the newest whose changes the NameServers were told."""
 
     def register(self) -> None:
-        """Register at every NameServer now, so that a created topic can be used at once."""
+        """Tell every NameServer now what has changed, so that a created topic can be used at once. Calls that come
+        while one is under way share the next one."""
+        self._asked = number = next(self._counter)
         with self._lock:  # or an older description could overtake a newer one
-            registration = self._describe()
-            self._nodes = dict(registration.nodes)
+            if self._answered >= number:
+                return
+            asked = self._asked
+            self._tell(self._describe())
+            self._answered = asked
+
+    def _tell(self, now: BrokerRegistration) -> None:
+        """Tell every NameServer the difference to what it was told, or all of it if that is due. Called with the
+        lock."""
+        told, known = self._told, self._told_topics
+        topics = {config.topic: config for config in now.topics}
+        self._told, self._told_topics = replace(now, topics=()), topics
+        if (
+            told is None
+            or time.monotonic() >= self._register_at_s
+            or replace(told, data_version=now.data_version) != self._told
+        ):
             self._register_at_s = time.monotonic() + self._interval_s
-            self._call_all("register_broker", registration)
+            self._call_all("register_broker", now)
+        elif told.data_version != now.data_version:
+            changed = tuple(config for topic, config in topics.items() if known.get(topic) != config)
+            removed = tuple(known.keys() - topics.keys())
+            changes = TopicChanges(self._broker_name, now.life, told.data_version, now.data_version, changed, removed)
+            self._tell_forgetful(self._call_all("change_topics", changes), now)
+
+    def _tell_forgetful(self, known: list[Any], now: BrokerRegistration) -> None:
+        """Register at the NameServers that did not know the broker in the version of a call."""
+        for server, knows in zip(self._servers, known, strict=True):
+            if not knows:
+                self._call(server, "register_broker", now)
 
     def beat(self) -> None:
         """Send a heartbeat; register at NameServers that do not know the broker in its present version, and at
         intervals."""
         description = self._describe()
-        moved = description.nodes != self._nodes  # a store is on another node, which does not change the version
+        moved = self._told is None or description.nodes != self._told.nodes  # which does not change the version
         if moved or time.monotonic() >= self._register_at_s:
             self.register()
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
-        for server, knows in zip(self._servers, known, strict=True):
-            if not knows:
-                with self._lock:
-                    self._call(server, "register_broker", self._describe())
+        if not all(known):
+            with self._lock:
+                self._tell_forgetful(known, self._describe())
 
     def leave(self) -> None:
         """Unregister at every NameServer. Nothing can be registered after that."""

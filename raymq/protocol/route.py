@@ -128,6 +128,19 @@ class BrokerRegistration:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicChanges:
+    """The topics of a registered broker that have changed from its version `since` to `data_version`, in the same
+    `life`: `changed` are as they are now, `removed` are gone. Nothing else of its registration differs."""
+
+    broker_name: str
+    life: int
+    since: DataVersion
+    data_version: DataVersion
+    changed: tuple[TopicConfig, ...]
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerData:
     """A broker group: `storages` maps replica id (0 = master) to the name of its storage actor, `nodes` to the Ray node
     it runs on (empty where that is not known). `slave_read_enable`: whether the others may be read from, too."""

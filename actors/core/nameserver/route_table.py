@@ -6,6 +6,9 @@ Nothing of it survives the process. A NameServer that lost its table has it back
 again, which a broker does when the answer to a heartbeat is that it is not known. A registration is always complete:
 the broker holds no topic that it does not name.
 
+A broker that is registered tells what has changed since (`change_topics`). That counts only if the version before is
+the one known here, else the broker registers again.
+
 Each registration has the number of the broker's life. A newer life, or a newer version in the same life, replaces what
 is known; an older one was overtaken on its way and is ignored. So is every registration of an older state version: it
 comes from a replica that is no longer master.
@@ -29,6 +32,7 @@ from raymq.protocol.route import (
     BrokerRegistration,
     DataVersion,
     QueueData,
+    TopicChanges,
     TopicConfig,
     TopicRoute,
     merge_layouts,
@@ -37,11 +41,12 @@ from raymq.protocol.route import (
 
 @dataclass(slots=True)
 class _LiveBroker:
-    """A registered broker. `topics` differ from the registration's where permissions were changed here."""
+    """A registered broker; `registration` is without its topics. `perm_changed`: permissions were changed here."""
 
     registration: BrokerRegistration
     topics: dict[str, TopicConfig]
     last_update_s: float
+    perm_changed: bool = False
 
 
 class RouteTable:
@@ -64,12 +69,29 @@ class RouteTable:
         known = self._brokers.get(registration.broker_name)
         if known is not None and _order(registration) < _order(known.registration):
             return
-        topics = {config.topic: config for config in registration.topics}
+        broker = _LiveBroker(replace(registration, topics=()), {one.topic: one for one in registration.topics}, now_s)
         if known is not None and registration.data_version == known.registration.data_version:
-            topics = known.topics  # the broker says what it said before: permissions changed here stay
-        self._brokers[registration.broker_name] = _LiveBroker(registration, topics, now_s)
+            # The broker says what it said before: permissions changed here stay.
+            broker.topics, broker.perm_changed = known.topics, known.perm_changed
+        self._brokers[registration.broker_name] = broker
         self._silent.pop(registration.broker_name, None)
         self.registered.add(registration.broker_name)
+
+    def change_topics(self, changes: TopicChanges, now_s: float) -> bool:
+        """Carry out what has changed since a broker's registration. False if it must register: it is not known here in
+        the version before, or permissions were changed here, which its change undoes."""
+        broker = self._brokers.get(changes.broker_name)
+        if broker is None or broker.perm_changed:
+            return False
+        known = broker.registration
+        if (known.life, known.data_version) != (changes.life, changes.since):
+            return False
+        for topic in changes.removed:
+            broker.topics.pop(topic, None)
+        broker.topics.update({config.topic: config for config in changes.changed})
+        broker.registration = replace(known, data_version=changes.data_version)
+        broker.last_update_s = now_s
+        return True
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
         """Note that a broker lives. False if it must register: the version known here is another one, or none."""
@@ -105,6 +127,7 @@ class RouteTable:
         if broker is None:
             return 0
         broker.topics = {topic: replace(config, perm=change(config.perm)) for topic, config in broker.topics.items()}
+        broker.perm_changed = True
         return len(broker.topics)
 
     def route(self, topic: str) -> TopicRoute:

@@ -10,7 +10,7 @@ import pytest
 from actors import nameserver as module
 from actors.nameserver import WARM_UP_S, NameServer
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
-from raymq.protocol.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, TopicConfig
+from raymq.protocol.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, TopicChanges, TopicConfig
 
 
 class Scene:
@@ -80,3 +80,21 @@ def test_a_restarted_one_does_not_know_what_a_broker_has_that_did_not_register(m
     assert list(scene.server.all_brokers()) == ["broker-a", "broker-b"]
     with pytest.raises(TopicNotExistError):
         scene.server.topic_route("nothing")
+
+
+def test_many_routes_are_answered_at_once_without_those_that_are_not_known(monkeypatch, tmp_path):
+    scene = Scene(monkeypatch, tmp_path, restarted=True)
+    routes = scene.server.topic_routes(["orders", "nothing"])
+    assert list(routes) == ["orders"]
+    assert not routes["orders"].complete
+    scene.now_s += WARM_UP_S
+    assert scene.server.topic_routes(["orders"])["orders"].complete
+
+
+def test_changed_topics_are_known_at_once(monkeypatch, tmp_path):
+    server = Scene(monkeypatch, tmp_path, restarted=False).server
+    since, version = DataVersion(0, 1, 1), DataVersion(0, 2, 2)
+    change = TopicChanges("broker-a", 0, since, version, (TopicConfig("new", 1, 1),))
+    assert server.change_topics(change)
+    assert server.broker_heartbeat("broker-a", version)
+    assert server.topics() == ["new", "orders"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -10,13 +12,15 @@ from actors.broker import registrar as module
 from actors.broker.registrar import Registrar
 from raymq.errors import ServiceNotAvailableError
 from raymq.names import NameServerName
-from raymq.protocol.route import BrokerRegistration, DataVersion
+from raymq.protocol.route import BrokerRegistration, DataVersion, TopicConfig
+from tests.support.history.waiting import eventually
 
 
 class Server:
     def __init__(self, name: str) -> None:
         self.name = name
         self.known: BrokerRegistration | None = None
+        self.topics: dict[str, TopicConfig] = {}
         self.gone = False
         self.calls: list[str] = []
         self.on_call = lambda: None
@@ -28,6 +32,16 @@ class Server:
             raise ServiceNotAvailableError("gone")
         if method == "register_broker":
             [self.known] = args
+            self.topics = {config.topic: config for config in self.known.topics}
+        if method == "change_topics":
+            [changes] = args
+            if self.known is None or self.known.data_version != changes.since:
+                return False
+            self.known = replace(self.known, data_version=changes.data_version)
+            self.topics |= {config.topic: config for config in changes.changed}
+            for topic in changes.removed:
+                del self.topics[topic]
+            return True
         if method == "unregister_broker":
             self.known = None
         return self.known is not None and args[-1] == self.known.data_version
@@ -38,6 +52,7 @@ class Scene:
         self.servers: dict[str, Server] = {}
         self.now_s = 100.0
         self.version = DataVersion(0, 1, 1)
+        self.topics: tuple[TopicConfig, ...] = ()
         self.node = "n1"
         monkeypatch.setattr(module, "ActorRef", lambda name: self.servers.setdefault(name, Server(name)))
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
@@ -46,7 +61,15 @@ class Scene:
         self.first, self.second = self.servers.values()
 
     def describe(self) -> BrokerRegistration:
-        return BrokerRegistration("raymq", "broker-a", {0: "s"}, (), self.version, {0: self.node}, 1)
+        return BrokerRegistration("raymq", "broker-a", {0: "s"}, self.topics, self.version, {0: self.node}, 1)
+
+    def change(self, *topics: TopicConfig) -> tuple[list[str], list[str]]:
+        """The broker has these topics now: the calls that tell it, by server."""
+        self.topics = topics
+        self.version = self.version.next(0)
+        self.first.calls, self.second.calls = [], []
+        self.registrar.register()
+        return self.first.calls, self.second.calls
 
     def beat(self) -> tuple[list[str], list[str]]:
         """The calls of one heartbeat, by server."""
@@ -55,7 +78,8 @@ class Scene:
         return self.first.calls, self.second.calls
 
 
-BEAT, REGISTER = "broker_heartbeat", "register_broker"
+BEAT, REGISTER, CHANGE = "broker_heartbeat", "register_broker", "change_topics"
+ORDERS, BILLS = TopicConfig("orders", 4, 4), TopicConfig("bills", 1, 1)
 
 
 @pytest.fixture
@@ -110,3 +134,47 @@ def test_a_nameserver_that_stands_still_does_not_hold_up_the_others(scene):
     scene.registrar.register()
     assert seen == [True]
     assert scene.second.known.data_version == scene.version
+
+
+def test_only_the_topics_that_changed_are_told(scene):
+    assert scene.change(ORDERS) == ([CHANGE], [CHANGE])
+    assert scene.change(ORDERS, BILLS) == ([CHANGE], [CHANGE])
+    more = TopicConfig("orders", 8, 8)
+    assert scene.change(more) == ([CHANGE], [CHANGE])
+    assert scene.first.topics == scene.second.topics == {"orders": more}
+    assert scene.beat() == ([BEAT], [BEAT])
+
+
+def test_a_nameserver_that_missed_a_change_is_told_everything_with_the_next(scene):
+    scene.second.gone = True
+    scene.change(ORDERS)
+    scene.second.gone = False
+    assert scene.change(ORDERS, BILLS) == ([CHANGE], [CHANGE, REGISTER])
+    assert scene.first.topics == scene.second.topics == {"orders": ORDERS, "bills": BILLS}
+
+
+def test_a_change_of_more_than_topics_is_a_full_registration(scene):
+    scene.node = "n2"
+    assert scene.change(ORDERS) == ([REGISTER], [REGISTER])
+
+
+def test_calls_that_come_while_nameservers_are_told_share_the_next_one(scene):
+    telling, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        telling.set()
+        assert go_on.wait(30)
+
+    scene.first.on_call = wait
+    with ThreadPoolExecutor(9) as threads:
+        first = threads.submit(scene.change, ORDERS)
+        assert telling.wait(30)
+        scene.topics, scene.version = (ORDERS, BILLS), scene.version.next(0)
+        asked = scene.registrar._asked
+        others = [threads.submit(scene.registrar.register) for _ in range(8)]
+        eventually(lambda: scene.registrar._asked == asked + 8, "all to have asked")
+        go_on.set()
+        for one in [first, *others]:
+            one.result(30)
+    assert scene.first.calls == [CHANGE, CHANGE]
+    assert scene.first.topics == {"orders": ORDERS, "bills": BILLS}

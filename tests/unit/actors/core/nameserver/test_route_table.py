@@ -9,7 +9,7 @@ import pytest
 from actors.core.nameserver.route_table import RouteTable
 from raymq.errors import ServiceNotAvailableError, TopicNotExistError
 from raymq.message import MessageQueue
-from raymq.protocol.route import BrokerRegistration, DataVersion, TopicConfig
+from raymq.protocol.route import BrokerRegistration, DataVersion, TopicChanges, TopicConfig
 
 FIRST = DataVersion(0, 1, 5)
 
@@ -178,3 +178,49 @@ def test_a_topic_of_a_silent_broker_is_away_and_does_not_cease_to_exist(table):
     table.register(registration("a", version=DataVersion(0, 2, 6), topics=("other",)), 121.0)
     with pytest.raises(TopicNotExistError):
         table.route("orders")
+
+
+SECOND = DataVersion(0, 2, 6)
+
+
+def changes(
+    *changed: TopicConfig, removed: tuple[str, ...] = (), since=FIRST, version=SECOND, life=1, name="a"
+) -> TopicChanges:
+    return TopicChanges(name, life, since, version, changed, removed)
+
+
+def test_what_changed_since_a_registration_is_carried_out(table):
+    table.register(registration(topics=("orders", "old")), 0.0)
+    grown, new = TopicConfig("orders", 5, 5), TopicConfig("new", 1, 1)
+    assert table.change_topics(changes(grown, new, removed=("old", "never")), 100.0)
+    assert table.topics() == ["new", "orders"]
+    assert len(table.route("orders").publish_queues) == 5
+    assert table.heartbeat("a", SECOND, 100.0)
+    assert table.expire(180.0) == []
+
+
+@pytest.mark.parametrize("overtaken", [{"since": SECOND}, {"life": 2}, {"name": "b"}])
+def test_a_change_of_another_version_is_not_carried_out(table, overtaken):
+    table.register(registration(), 0.0)
+    assert not table.change_topics(changes(TopicConfig("new", 1, 1), **overtaken), 1.0)
+    assert table.topics() == ["orders"]
+    assert table.heartbeat("a", FIRST, 1.0)
+
+
+def test_a_change_twice_is_told_to_register_and_changes_nothing(table):
+    table.register(registration(), 0.0)
+    assert table.change_topics(changes(TopicConfig("new", 1, 1)), 1.0)
+    assert not table.change_topics(changes(removed=("orders",)), 1.0)
+    assert table.topics() == ["new", "orders"]
+
+
+def test_a_change_undoes_the_permissions_that_were_changed_here(table):
+    table.register(registration(), 0.0)
+    assert table.wipe_write_perm("a") == 1
+    table.register(registration(), 0.5)  # it says what it said before
+    new = TopicConfig("new", 1, 1)
+    assert not table.change_topics(changes(new), 1.0)
+    assert table.route("orders").publish_queues == ()
+    table.register(registration(version=SECOND, topics=("orders", "new")), 2.0)
+    assert len(table.route("orders").publish_queues) == 2
+    assert table.change_topics(changes(removed=("new",), since=SECOND, version=SECOND.next(7)), 3.0)
