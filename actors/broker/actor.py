@@ -50,7 +50,7 @@ from raymq.names import AUTO_CREATE_TOPIC, PullName, RebalanceName, check_group,
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
-from raymq.protocol.route import MASTER_ID, PERM_ALL, PERM_INHERIT, BrokerRegistration, TopicConfig
+from raymq.protocol.route import MASTER_ID, PERM_ALL, PERM_INHERIT, BrokerRegistration, NewTopic, TopicConfig
 from raymq.protocol.stats import TopicStats
 from raymq.remoting.storage_clients import StorageClients
 
@@ -121,6 +121,11 @@ class Broker(GroupMethods):
         TopicExistsError if the topic exists with other numbers. IllegalNameError, InvalidArgumentError.
         """
         self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout))
+
+    def create_topics(self, topics: Sequence[NewTopic]) -> bool:
+        """Create several topics: all, or none when one raises. True if every NameServer knows them on return; else they
+        learn it soon. Repeating it changes nothing; raises as `create_topic`."""
+        return self._change(lambda state: state.decide_topics(topics))
 
     def update_topic(
         self,
@@ -390,10 +395,10 @@ class Broker(GroupMethods):
         except Exception:
             logger.exception("%s: %s failed and is tried again later", self._settings.broker_name, task.__name__)
 
-    def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> None:
-        """Carry a change of the state out. If topics changed, the NameServers know it on return."""
-        if self._log.change(decide):
-            self._registrar.register()
+    def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
+        """Carry a change of the state out. If topics changed, the NameServers that answer know it on return. True if
+        topics changed, and all of them know it."""
+        return self._log.change(decide) and self._registrar.register()
 
     def _registration(self) -> BrokerRegistration:
         storage, epoch = self._read_from

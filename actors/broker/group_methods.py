@@ -22,7 +22,7 @@ from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, 
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS
 from raymq.config.cluster import BrokerSettings
-from raymq.errors import NoPermissionError, TopicNotExistError
+from raymq.errors import InvalidArgumentError, NoPermissionError, TopicNotExistError
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import RETRY_PREFIX, dlq_topic, retry_topic
 from raymq.protocol.group import (
@@ -58,8 +58,8 @@ class GroupMethods(ABC):
         """Remove a topic, its queues and the offsets committed in it; TopicNotExistError."""
 
     @abstractmethod
-    def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> None:
-        """Carry a change of the state out; durable on return."""
+    def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
+        """Carry a change of the state out; durable on return. True if topics changed, and all NameServers know it."""
 
     def ensure_group(self, group: str) -> None:
         """Create a consumer group and its retry topic, if they do not exist yet.
@@ -110,7 +110,10 @@ class GroupMethods(ABC):
         def decide(state: BrokerState) -> list[Change]:
             nonlocal verdicts, gone, before
             changes, verdicts, gone = state.decide_commits(self._owners, group, commits)
-            before = {topic: state.offsets.committed(group, topic) for topic in verdicts}
+            before = {
+                topic: {q: known.queue_offset for q in verdict.offsets if (known := state.offsets.get(group, topic, q))}
+                for topic, verdict in verdicts.items()
+            }
             return changes
 
         self._change(decide)
@@ -143,31 +146,71 @@ class GroupMethods(ABC):
         return self._log.ready().offsets.committed(group, topic)
 
     def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery, generation: int) -> QueueOffset:
-        """The offset where the group starts in a queue (spec/messaging.md §2.9, §5.4): the committed one, else the one
-        that `query` says.
-
-        A member of the group asks with the generation of its assignment. If nothing is committed yet, the start is
-        committed, durably, so that a member that dies at once skips nothing; and commits of older generations are
-        fenced from then on. Generation 0 only asks. CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its
-        first message is still in memory), and so does a retry topic. TopicNotExistError, GroupNotExistError, and
-        NoPermissionError if the group's consume_enable is off or the topic may not be read.
+        """The offset where the group starts in a queue, as `start_offsets` gives it. TopicNotExistError,
+        GroupNotExistError, InvalidArgumentError, and NoPermissionError if the group's consume_enable is off or the
+        topic may not be read.
         """
-        topic, queue_id = queue.topic, queue.queue_id
-        known = self._log.ready()
-        self._check_readable(known, group, topic)
+        self._check_readable(self._log.ready(), group, queue.topic)
+        return self._start_offsets(group, {queue.topic: {queue.queue_id: generation}}, query)[queue.topic][
+            queue.queue_id
+        ]
+
+    def start_offsets(
+        self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
+    ) -> dict[str, dict[int, QueueOffset]]:
+        """The offsets where the group starts in queues (spec/messaging.md §2.9, §5.4), by topic and queue id: the
+        committed ones, else those that `query` says.
+
+        A member of the group asks with the generation of its assignment of each queue. If nothing is committed yet, the
+        start is committed, durably, so that a member that dies at once skips nothing; and commits of older generations
+        are fenced from then on. Generation 0 only asks. CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young
+        (its first message is still in memory), and so does a retry topic.
+
+        Topics whose queues cannot be started with are left out; `start_offset` says why. GroupNotExistError.
+        """
+        state = self._log.ready()
+        readable = {}
+        for topic, by_queue in generations.items():
+            with suppress(TopicNotExistError, NoPermissionError, InvalidArgumentError):
+                self._check_readable(state, group, topic)
+                state.check_queues(topic, by_queue)
+                readable[topic] = by_queue
+        return self._start_offsets(group, readable, query)
+
+    def _start_offsets(
+        self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
+    ) -> dict[str, dict[int, QueueOffset]]:
+        known = self._log.ready().offsets
         # Read before the state is held: another replica may have become the master by the time this is known.
-        offset = 0 if known.offsets.get(group, topic, queue_id) else self._first_offset(queue, query)
+        first = {
+            topic: {
+                q: 0 if known.get(group, topic, q) else self._first_offset(self._queue(topic, q), query)
+                for q in by_queue
+            }
+            for topic, by_queue in generations.items()
+        }
 
-        def decide(state: BrokerState) -> Change | None:
-            change = state.decide_start(group, topic, queue_id, offset)
-            self._owners.note(group, topic, queue_id, generation)
-            return change
+        def decide(state: BrokerState) -> list[Change]:
+            changes = []
+            for topic, by_queue in generations.items():
+                starting = {q: first[topic][q] for q, generation in by_queue.items() if generation}
+                change = state.decide_starts(group, topic, starting)
+                changes += [] if change is None else [change]
+                for queue_id in starting:
+                    self._owners.note(group, topic, queue_id, by_queue[queue_id])
+            return changes
 
-        def committed(state: BrokerState) -> QueueOffset:
+        def committed(state: BrokerState) -> dict[str, dict[int, QueueOffset]]:
             table = state.offsets
-            return table.get(group, topic, queue_id) or QueueOffset(offset, table.version(group, topic, queue_id))
+            return {
+                topic: {
+                    q: table.get(group, topic, q) or QueueOffset(offset, table.version(group, topic, q))
+                    for q, offset in offsets.items()
+                }
+                for topic, offsets in first.items()
+            }
 
-        if generation:
+        if any(generation for by_queue in generations.values() for generation in by_queue.values()):
             self._change(decide)
         return self._log.read(committed)
 

@@ -21,6 +21,9 @@ from raymq.remoting.actor_ref import ActorRef
 
 REGISTER_TIMEOUT_S: Final = 3.0
 
+_AWAY: Final = object()
+"""Stands for the answer of a NameServer that gave none."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -50,23 +53,26 @@ class Registrar:
         self._interval_s = interval_s
         self._register_at_s = 0.0
         self._counter = itertools.count(1)
+        self._all_know = False
+        """True if every NameServer has what it was told last."""
         self._asked = self._answered = 0
         """The numbers of the newest call of `register`, and of the newest whose changes the NameServers were told."""
 
-    def register(self) -> None:
+    def register(self) -> bool:
         """Tell every NameServer now what has changed, so that a created topic can be used at once. Calls that come
-        while one is under way share the next one."""
+        while one is under way share the next one. True if every NameServer knows it; one that is away learns it from
+        heartbeats."""
         self._asked = number = next(self._counter)
         with self._lock:  # or an older description could overtake a newer one
-            if self._answered >= number:
-                return
-            asked = self._asked
-            self._tell(self._describe())
-            self._answered = asked
+            if self._answered < number:
+                asked = self._asked
+                self._all_know = self._tell(self._describe())
+                self._answered = asked
+            return self._all_know
 
-    def _tell(self, now: BrokerRegistration) -> None:
-        """Tell every NameServer the difference to what it was told, or all of it if that is due. Called with the
-        lock."""
+    def _tell(self, now: BrokerRegistration) -> bool:
+        """Tell every NameServer the difference to what it was told, or all of it if that is due. True if each took it.
+        Called with the lock."""
         told, known = self._told, self._told_topics
         topics = {config.topic: config for config in now.topics}
         self._told, self._told_topics = replace(now, topics=()), topics
@@ -76,18 +82,22 @@ class Registrar:
             or replace(told, data_version=now.data_version) != self._told
         ):
             self._register_at_s = time.monotonic() + self._interval_s
-            self._call_all("register_broker", now)
-        elif told.data_version != now.data_version:
+            return _AWAY not in self._call_all("register_broker", now)
+        if told.data_version != now.data_version:
             changed = tuple(config for topic, config in topics.items() if known.get(topic) != config)
             removed = tuple(known.keys() - topics.keys())
             changes = TopicChanges(self._broker_name, now.life, told.data_version, now.data_version, changed, removed)
-            self._tell_forgetful(self._call_all("change_topics", changes), now)
+            return self._tell_forgetful(self._call_all("change_topics", changes), now)
+        return self._all_know
 
-    def _tell_forgetful(self, known: list[Any], now: BrokerRegistration) -> None:
-        """Register at the NameServers that did not know the broker in the version of a call."""
-        for server, knows in zip(self._servers, known, strict=True):
-            if not knows:
-                self._call(server, "register_broker", now)
+    def _tell_forgetful(self, known: list[Any], now: BrokerRegistration) -> bool:
+        """Register at the NameServers that did not know the broker in the version of a call. True if all know it
+        then."""
+        answers = [
+            self._call(server, "register_broker", now) if knows is False else knows
+            for server, knows in zip(self._servers, known, strict=True)
+        ]
+        return _AWAY not in answers
 
     def beat(self) -> None:
         """Send a heartbeat; register at NameServers that do not know the broker in its present version, and at
@@ -98,7 +108,7 @@ class Registrar:
             self.register()
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
-        if not all(known):
+        if False in known:
             with self._lock:
                 self._tell_forgetful(known, self._describe())
 
@@ -112,9 +122,9 @@ class Registrar:
         return list(self._callers.map(lambda server: self._call(server, method, *args), self._servers))
 
     def _call(self, server: ActorRef, method: str, *args: Any) -> Any:
-        """A NameServer's answer; True if it is away: when it is back, the next heartbeat shows what it lacks."""
+        """A NameServer's answer; _AWAY if it is away: when it is back, the next heartbeat shows what it lacks."""
         try:
             return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:
             logger.info("%s: %s did not take %s: %s", self._broker_name, server.name, method, error)
-            return True
+            return _AWAY

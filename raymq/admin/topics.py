@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from raymq.admin.base import ADMIN_TIMEOUT_S, AdminBase
 from raymq.errors import (
@@ -17,6 +18,7 @@ from raymq.errors import (
 from raymq.message import MessageQueue
 from raymq.names import check_topic, check_user_topic, is_internal_topic
 from raymq.protocol.route import (
+    NewTopic,
     TopicRoute,
     check_perm,
     format_order_config,
@@ -25,6 +27,13 @@ from raymq.protocol.route import (
     spread_queues,
 )
 from raymq.protocol.stats import TopicStats, add_up
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_clients import StorageClients
+
+TOPICS_PER_CALL: Final = 500
+"""The most topics that one call to a broker creates."""
+BROKERS_KEPT_S: Final = 1.0
+"""The age at which topics are spread over brokers that are asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +53,52 @@ class QueueDescription:
 class TopicAdmin(AdminBase):
     """Calls about topics. All of them may be repeated."""
 
+    def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
+        super().__init__(routes, storages)
+        self._known_brokers: tuple[list[str], float] = ([], 0.0)
+        """The names of the broker groups, and the time until which they may be used."""
+
     def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create a topic with `queues` queues in all, spread evenly over the broker groups.
 
         On return every client can use it. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError when it
         exists with another number of queues; creating it again as it is changes nothing.
         """
-        check_user_topic(topic)
-        brokers = self._broker_names()
-        if not brokers:
-            raise ServiceNotAvailableError("no broker is registered; see `raymq status`")
-        if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 1024 * len(brokers):
-            raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
-        counts = spread_queues(queues, brokers)
-        for broker_name, count in counts.items():
-            self._call_broker(broker_name, "create_topic", topic, count, count, format_order_config(counts))
-        self._routes.invalidate(topic)
-        self._wait_for_route(topic, queues)
+        self.create_topics({topic: queues})
+
+    def create_topics(self, topics: Mapping[str, int]) -> None:
+        """Create topics, each with its number of queues in all, as `create_topic` does; many take few calls.
+
+        When this raises, some of them may exist; to repeat it is safe.
+        """
+        brokers = self._recent_broker_names()
+        by_broker: dict[str, list[NewTopic]] = {}
+        for topic, queues in topics.items():
+            check_user_topic(topic)
+            if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 1024 * len(brokers):
+                raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
+            counts = spread_queues(queues, brokers)
+            for broker_name, count in counts.items():
+                by_broker.setdefault(broker_name, []).append(NewTopic(topic, count, format_order_config(counts)))
+        known_to_all = True
+        for broker_name, new in by_broker.items():
+            for start in range(0, len(new), TOPICS_PER_CALL):
+                known = self._call_broker(broker_name, "create_topics", new[start : start + TOPICS_PER_CALL])
+                known_to_all = known_to_all and known
+        for topic in topics:
+            self._routes.invalidate(topic)
+        if not known_to_all:
+            self._wait_for_routes(topics)
+
+    def _recent_broker_names(self) -> list[str]:
+        """Every live broker group, as it was at most BROKERS_KEPT_S ago."""
+        names, until_s = self._known_brokers
+        if time.monotonic() >= until_s:
+            names = self._broker_names()
+            if not names:
+                raise ServiceNotAvailableError("no broker is registered; see `raymq status`")
+            self._known_brokers = names, time.monotonic() + BROKERS_KEPT_S
+        return names
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages and the offsets committed in it. TopicNotExistError.
@@ -158,17 +196,24 @@ class TopicAdmin(AdminBase):
             described.append(QueueDescription(queue, bounds.min_offset, bounds.max_offset))
         return described
 
-    def _wait_for_route(self, topic: str, queues: int) -> None:
-        """Wait until the NameServer shows all of the queues: brokers register on their own. RequestTimeoutError."""
+    def _wait_for_routes(self, topics: Mapping[str, int]) -> None:
+        """Wait until a NameServer shows all of the topics' queues: brokers register on their own.
+        RequestTimeoutError."""
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        missing = dict(topics)
         while True:
             try:
-                if len(self._routes.get(topic).publish_queues) >= queues:
-                    return
+                self._routes.fetch(missing)
+                for topic in list(missing):
+                    if len(self._routes.get(topic).publish_queues) >= missing[topic]:
+                        del missing[topic]
+                    else:
+                        self._routes.invalidate(topic)
             except RaymqError as error:
                 if not isinstance(error, TopicNotExistError) and not error.retryable:
                     raise
+            if not missing:
+                return
             if time.monotonic() > deadline_s:
-                raise RequestTimeoutError(f"registration of topic {topic!r}", ADMIN_TIMEOUT_S)
-            self._routes.invalidate(topic)
+                raise RequestTimeoutError(f"registration of topic {next(iter(missing))!r}", ADMIN_TIMEOUT_S)
             time.sleep(0.02)

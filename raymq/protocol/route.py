@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.message import MessageQueue
@@ -111,6 +111,14 @@ class TopicConfig:
     layout: str = ""
 
 
+class NewTopic(NamedTuple):
+    """A topic to be created at one broker group, with so many queues there, and its layout (TopicConfig)."""
+
+    topic: str
+    queue_nums: int
+    layout: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """The full registration of one broker at a NameServer. `storages`: replica id (0 = master) to storage actor name;
@@ -198,9 +206,14 @@ class TopicRoute:
             everything = parse_order_config(self.layout)
         if self.order_config:
             everything = writable
-        object.__setattr__(self, "_publish", self._numbered(writable))
-        object.__setattr__(self, "_all", self._numbered(everything))
-        object.__setattr__(self, "_subscribe", self._numbered(readable))
+        publish = self._numbered(writable)
+        object.__setattr__(self, "_publish", publish)
+        object.__setattr__(self, "_all", publish if everything == writable else self._numbered(everything))
+        object.__setattr__(self, "_subscribe", publish if readable == writable else self._numbered(readable))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The queues, which are most of a route, are made again from the rest.
+        return TopicRoute, (self.topic, self.brokers, self.queues, self.order_config, self.complete, self.layout)
 
     def _numbered(self, counts: Mapping[str, int]) -> tuple[MessageQueue, ...]:
         return tuple(MessageQueue(self.topic, name, q) for name in sorted(counts) for q in range(counts[name]))

@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final, TypeVar
 
 from raymq.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
@@ -31,6 +31,8 @@ ROUTE_CALL_TIMEOUT_S: Final = 5.0
 """Bounds the calls to NameServers for one question; several NameServers share it."""
 ROUTE_CALL_TIMEOUT_MIN_S: Final = 2.0
 """The least share of ROUTE_CALL_TIMEOUT_S that each NameServer has."""
+ROUTES_PER_CALL: Final = 500
+"""The most routes that one call asks for."""
 CREATE_TIMEOUT_S: Final = 15.0
 """Bounds the call to one broker that creates a topic on its first use."""
 ROUTE_TIMEOUT_S: Final = 10.0
@@ -75,6 +77,20 @@ class RouteCache:
                 return cached.route
         return self._refresh(topic, cached)
 
+    def fetch(self, topics: Iterable[str]) -> None:
+        """Fetch the routes of several topics in few calls, those that are not known, or not up to date. `get` fetches
+        what a NameServer did not tell here, and raises why."""
+        now_s = time.monotonic()
+        with self._lock:
+            known = {topic: self._cache.get(topic) for topic in topics}
+        wanted = [topic for topic, one in known.items() if one is None or one.invalidated or now_s >= one.valid_until_s]
+        for start in range(0, len(wanted), ROUTES_PER_CALL):
+            found = self._call_any(partial(_complete_routes, wanted[start : start + ROUTES_PER_CALL]))
+            with self._lock:
+                for topic, route in found.items():
+                    if self._cache.get(topic) is known[topic]:
+                        self._cache[topic] = _Cached(route, time.monotonic() + POLL_NAME_SERVER_INTERVAL_S)
+
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
         """As `get`; while no NameServer knows if the topic exists, ask again, for at most `timeout_s`."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
@@ -112,25 +128,30 @@ class RouteCache:
         try:
             while True:
                 with self._lock:
-                    if not self._outdated:
-                        return
-                    topic = self._outdated.pop()
-                    cached = self._cache.get(topic)
-                if cached is not None and time.monotonic() >= cached.valid_until_s:
-                    with suppress(TopicNotExistError):
-                        self._refresh(topic, cached)
+                    topics, self._outdated = self._outdated, set()
+                if not topics:
+                    return
+                if len(topics) > 1:
+                    with suppress(RaymqError):  # then each is tried alone
+                        self.fetch(topics)
+                for topic in topics:
+                    with self._lock:
+                        cached = self._cache.get(topic)
+                    if cached is not None and time.monotonic() >= cached.valid_until_s:
+                        with suppress(TopicNotExistError):
+                            self._refresh(topic, cached)
         finally:  # also after a fault, or nothing would be refreshed any more
             with self._lock:
                 self._refreshing = False
 
     def _refresh(self, topic: str, cached: _Cached | None) -> TopicRoute:
         valid_s = POLL_NAME_SERVER_INTERVAL_S
-        partial: list[TopicRoute] = []
+        incomplete: list[TopicRoute] = []
         try:
-            route = self._call_any(lambda server, left_s: _complete_route(server, topic, partial, left_s))
+            route = self._call_any(lambda server, left_s: _complete_route(server, topic, incomplete, left_s))
         except RaymqError as error:
             gone = isinstance(error, TopicNotExistError)
-            known = partial if cached is None or gone else [cached.route, *partial]
+            known = incomplete if cached is None or gone else [cached.route, *incomplete]
             if not known:
                 with self._lock:
                     if gone:
@@ -204,14 +225,20 @@ class RouteCache:
         raise next((error for error in failures if isinstance(error, TopicNotExistError)), failures[-1])
 
 
-def _complete_route(server: ActorRef, topic: str, partial: list[TopicRoute], timeout_s: float) -> TopicRoute:
-    """The route as a NameServer knows it. If that may miss a broker, it is appended to `partial`, and
+def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], timeout_s: float) -> TopicRoute:
+    """The route as a NameServer knows it. If that may miss a broker, it is appended to `incomplete`, and
     ServiceNotAvailableError is raised: another NameServer may know more."""
     route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
     if not route.complete:
-        partial.append(route)
+        incomplete.append(route)
         raise ServiceNotAvailableError(f"{server.name} was restarted and has not heard of every broker yet")
     return route
+
+
+def _complete_routes(topics: list[str], server: ActorRef, timeout_s: float) -> dict[str, TopicRoute]:
+    """The routes as a NameServer knows them, without those that may miss a broker."""
+    routes: dict[str, TopicRoute] = server.call("topic_routes", topics, timeout_s=timeout_s)
+    return {topic: route for topic, route in routes.items() if route.complete}
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:

@@ -44,7 +44,7 @@ class CommittedOffsets(RuleBasedStateMachine):
     def take_over(self, member: int, start: int) -> None:
         self.generation += 1
         before = self.now
-        self.apply(self.state.decide_start("g", "t", 0, start))
+        self.apply(self.state.decide_starts("g", "t", {0: start}))
         self.owners.note("g", "t", 0, self.generation)
         assert self.now is not None
         assert before in (None, self.now), "a start moves nothing that is committed"

@@ -38,7 +38,7 @@ from raymq.errors import (
 )
 from raymq.names import SYSTEM_PREFIX, check_group, check_user_topic, is_internal_topic, is_system_group, retry_topic
 from raymq.protocol.group import GroupConfig, OffsetCommit
-from raymq.protocol.route import DataVersion, TopicConfig, check_perm, merge_layouts, parse_order_config
+from raymq.protocol.route import DataVersion, NewTopic, TopicConfig, check_perm, merge_layouts, parse_order_config
 
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
 QUEUE_NUMS_MAX: Final = 1024
@@ -184,20 +184,28 @@ class BrokerState:
             if topic not in self.topics:
                 gone.append(topic)
                 continue
-            self._check_queues(topic, by_queue)
+            self.check_queues(topic, by_queue)
             verdict = verdicts[topic] = judge_commits(self.offsets, owners, group, topic, by_queue)
             if verdict.offsets:
                 offsets = {str(queue_id): offset for queue_id, offset in verdict.offsets.items()}
                 changes.append({"kind": "offsets", "group": group, "topic": topic, "offsets": offsets})
         return changes, verdicts, gone
 
-    def decide_start(self, group: str, topic: str, queue_id: int, offset: int) -> Change | None:
-        """Commit where the group starts in a queue, unless it has committed there."""
+    def decide_starts(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
+        """Commit where the group starts in queues of a topic, but in those in which it has committed."""
         self.require_group(group)
-        self._check_queues(topic, [queue_id])
-        if self.offsets.get(group, topic, queue_id) is not None:
-            return None
-        return {"kind": "offsets", "group": group, "topic": topic, "offsets": {str(queue_id): offset}}
+        self.check_queues(topic, offsets)
+        new = {str(q): offset for q, offset in offsets.items() if self.offsets.get(group, topic, q) is None}
+        return {"kind": "offsets", "group": group, "topic": topic, "offsets": new} if new else None
+
+    def decide_topics(self, topics: Iterable[NewTopic]) -> list[Change]:
+        """Create several topics: all or none. Raises as `decide_topic`."""
+        changes: dict[str, Change] = {}
+        for topic, nums, layout in topics:
+            change = self.decide_topic(topic, nums, nums, layout)
+            if change is not None:
+                changes[topic] = change
+        return list(changes.values())
 
     def decide_reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
         """Set offsets, whichever member owns the queues.
@@ -205,7 +213,7 @@ class BrokerState:
         Raises GroupNotExistError, TopicNotExistError or InvalidArgumentError.
         """
         self.require_group(group)
-        self._check_queues(topic, offsets)
+        self.check_queues(topic, offsets)
         for offset in offsets.values():
             if offset < 0:
                 raise InvalidArgumentError(f"cannot reset to offset {offset}: offsets start at 0")
@@ -220,7 +228,8 @@ class BrokerState:
             "reset_versions": {str(queue_id): version for queue_id, version in versions.items()},
         }
 
-    def _check_queues(self, topic: str, queue_ids: Iterable[int]) -> None:
+    def check_queues(self, topic: str, queue_ids: Iterable[int]) -> None:
+        """TopicNotExistError; InvalidArgumentError for a queue that the topic has not."""
         config = self.require_topic(topic)
         for queue_id in queue_ids:
             if not 0 <= queue_id < config.read_queue_nums:

@@ -83,7 +83,7 @@ class Broker(Process):
                 self.state.apply(change, 0)
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
-        self._store(self.state.decide_start(GROUP, queue.topic, queue.queue_id, 0))
+        self._store(self.state.decide_starts(GROUP, queue.topic, {queue.queue_id: 0}))
         self.owners.note(GROUP, queue.topic, queue.queue_id, generation)
         return self._committed(queue)
 

@@ -17,9 +17,25 @@ from raymq.errors import ServiceNotAvailableError
 
 ROUNDS = 5
 REMOTE_METHODS = {
-    *("create_topic", "update_topic", "auto_create_topic", "delete_topic", "topic_config", "topic_stats"),
+    *(
+        "create_topic",
+        "create_topics",
+        "update_topic",
+        "auto_create_topic",
+        "delete_topic",
+        "topic_config",
+        "topic_stats",
+    ),
     *("ensure_group", "group_config", "check_broadcast", "update_group", "delete_group", "groups"),
-    *("commit_offsets", "reset_offsets", "committed_offsets", "start_offset", "group_topics", "group_progress"),
+    *(
+        "commit_offsets",
+        "reset_offsets",
+        "committed_offsets",
+        "start_offset",
+        "start_offsets",
+        "group_topics",
+        "group_progress",
+    ),
     *("send_back", "replay", "group_stats", "open_group", "start_pull", "send", "pull"),
     *("heartbeat", "unregister_client", "producer_connections", "consumer_connections"),
     *("status", "look_for_master", "close"),

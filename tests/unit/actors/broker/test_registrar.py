@@ -178,3 +178,16 @@ def test_calls_that_come_while_nameservers_are_told_share_the_next_one(scene):
             one.result(30)
     assert scene.first.calls == [CHANGE, CHANGE]
     assert scene.first.topics == {"orders": ORDERS, "bills": BILLS}
+
+
+def test_it_is_told_if_every_nameserver_knows_a_change(scene):
+    scene.version = scene.version.next(0)
+    assert scene.registrar.register()
+    assert scene.registrar.register()
+    scene.second.gone = True
+    scene.version = scene.version.next(0)
+    assert not scene.registrar.register()
+    assert not scene.registrar.register()
+    scene.second.gone, scene.second.known = False, None
+    scene.version = scene.version.next(0)
+    assert scene.registrar.register()

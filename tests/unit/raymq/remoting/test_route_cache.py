@@ -292,3 +292,56 @@ def test_the_layout_of_a_topic_is_taken_from_a_restarted_nameserver(monkeypatch)
     servers.answers = [replace(topic_route(a=1), layout="a:1;b:1", complete=False)]
     routes.invalidate("orders")
     assert (routes.get("orders").order_config, routes.get("orders").layout) == ("", "a:1;b:1")
+
+
+def routes_of(*topics: str, nums: int = 1):
+    """A NameServer that knows these topics, one by one and many at once."""
+    table = {topic: topic_route(topic, a=nums) for topic in topics}
+
+    def answer(method, asked):
+        if method == "topic_route":
+            return table[asked] if asked in table else TopicNotExistError(asked)
+        return {topic: table[topic] for topic in asked if topic in table}
+
+    return answer
+
+
+def test_many_routes_are_fetched_with_few_calls(monkeypatch):
+    monkeypatch.setattr(routes_module, "ROUTES_PER_CALL", 2)
+    servers = Servers(monkeypatch, routes_of(*"abcde"))
+    routes = servers.routes()
+    routes.get("e")
+    routes.fetch("abcdex")
+    assert [method for _, method in servers.asked] == ["topic_route", *["topic_routes"] * 3]
+    for topic in "abcde":
+        assert len(routes.get(topic).publish_queues) == 1
+    assert len(servers.asked) == 4
+    with pytest.raises(TopicNotExistError):
+        routes.get("x")
+    routes.fetch("abcde")
+    assert len(servers.asked) == 5
+
+
+def test_routes_that_may_miss_a_broker_are_left_for_a_single_question(monkeypatch):
+    partial_route = replace(topic_route("a", a=1), complete=False)
+    servers = Servers(monkeypatch, lambda method, asked: {"a": partial_route} if method == "topic_routes" else OLD)
+    routes = servers.routes()
+    routes.fetch(["a"])
+    assert routes.get("a") is OLD
+
+
+def test_old_routes_are_refreshed_together(monkeypatch):
+    topics = [f"t{index}" for index in range(20)]
+    servers = Servers(monkeypatch, routes_of(*topics))
+    routes = servers.routes()
+    routes.fetch(topics)
+    servers.now_s += POLL_NAME_SERVER_INTERVAL_S
+    servers.asked.clear()
+    servers.answers, servers.hang = [routes_of(*topics, nums=2)], threading.Event()
+    for topic in topics:
+        assert len(routes.get(topic).publish_queues) == 1
+    servers.hang.set()
+    for topic in topics:
+        eventually(lambda topic=topic: len(routes.get(topic).publish_queues) == 2, "the new route", WAIT_S)
+    assert {method for _, method in servers.asked} <= {"topic_route", "topic_routes"}
+    assert len(servers.asked) <= 3

@@ -18,7 +18,7 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.protocol.group import GroupConfig, OffsetCommit, QueueOffset
-from raymq.protocol.route import DataVersion, TopicConfig
+from raymq.protocol.route import DataVersion, NewTopic, TopicConfig
 from storage.files.config_files import parse_fastjson
 
 
@@ -70,7 +70,7 @@ def test_what_is_so_already_needs_no_record():
     commit(state, {0: 5, 1: 6})
     assert commit_changes(state, {0: 5, 1: 6}) == []
     assert commit_changes(state, {}) == []
-    assert state.decide_start("billing", "orders", 0, 0) is None
+    assert state.decide_starts("billing", "orders", {0: 0}) is None
     assert state.decide_reset("billing", "orders", {}) is None
 
 
@@ -109,11 +109,11 @@ def test_what_does_not_exist_cannot_be_deleted_or_committed_to():
         with pytest.raises(GroupNotExistError):
             decide("nobody", "orders", {0: 1})
     with pytest.raises(GroupNotExistError):
-        state.decide_start("nobody", "orders", 0, 1)
+        state.decide_starts("nobody", "orders", {0: 1})
     with pytest.raises(TopicNotExistError):
         state.decide_reset("billing", "nothing", {0: 1})
     with pytest.raises(TopicNotExistError):
-        state.decide_start("billing", "nothing", 0, 1)
+        state.decide_starts("billing", "nothing", {0: 1})
 
 
 def test_commits_in_a_topic_that_is_gone_are_named_and_the_others_are_decided():
@@ -148,9 +148,37 @@ def test_deleting_a_topic_or_a_group_takes_its_offsets_along():
 
 def test_a_start_is_committed_once():
     state = filled()
-    state.apply(state.decide_start("billing", "orders", 0, 7), 0)
-    assert state.decide_start("billing", "orders", 0, 9) is None
+    state.apply(state.decide_starts("billing", "orders", {0: 7}), 0)
+    assert state.decide_starts("billing", "orders", {0: 9}) is None
+    assert state.decide_starts("billing", "orders", {0: 9, 1: 3})["offsets"] == {"1": 3}
     assert state.offsets.committed("billing", "orders") == {0: 7}
+
+
+def test_several_topics_are_created_all_or_none():
+    state = filled()
+    nums = state.topics["orders"].read_queue_nums
+    wanted = [NewTopic("a", 2), NewTopic("orders", nums), NewTopic("b", 3, "broker-a:3")]
+    changes = state.decide_topics(wanted)
+    assert [(change["topic"], change["read_queue_nums"]) for change in changes] == [("a", 2), ("b", 3)]
+    with pytest.raises(TopicExistsError):
+        state.decide_topics([NewTopic("c", 1), NewTopic("orders", nums + 1)])
+    for change in changes:
+        state.apply(change, 0)
+    assert state.decide_topics(wanted) == []
+
+
+def test_a_copy_is_of_its_own():
+    state = filled()
+    commit(state, {0: 5})
+    copy = state.copy()
+    assert copy == state
+    commit(copy, {0: 6})
+    copy.apply(copy.decide_topic("new", 1, 1), 0)
+    copy.apply({"kind": "topic_delete", "topic": "orders", "next_reset_version": 3}, 0)
+    assert state.offsets.committed("billing", "orders") == {0: 5}
+    assert "new" not in state.topics
+    assert "orders" in state.topics
+    assert state.offsets.first_versions == {}
 
 
 def test_a_topic_made_again_tells_the_members_of_the_former_to_begin_anew():
@@ -327,7 +355,7 @@ def history(seed: int, length: int) -> list[bytes]:
                 (state.decide_group, group),
                 (state.decide_group_delete, group),
                 (state.decide_reset, group, topic, offsets),
-                (state.decide_start, group, topic, queue_id, offset),
+                (state.decide_starts, group, topic, {queue_id: offset}),
                 *[(lambda *commits: commit_changes(state, *commits), offsets, group, topic)] * 4,
             ]
         )
