@@ -50,7 +50,7 @@ OTHERS_TIMEOUT_S: Final = 3.0
 WAKE_INTERVAL_S: Final = 0.02
 """How long a queue whose storage actor is found may wait for its first read while other queues are looked for. Waking
 the readers looks at every assigned queue, so it is not done for each one."""
-CONSUMER_FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
+CONSUMER_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ class Fetcher:
     `request(queue, offset)` makes one read; `storages(queue)` names the storage actors that may be read from, the
     master first; `storage(name)` connects to one. `deliver(queue, from_offset, result)` takes one result;
     `outdated(queue)` is called when the queue could not be read from the storage actor that its route names;
-    `lost(queue, from_offset, error)` when its next message is lost.
+    `lost(queue, from_offset, error)` when its next message is lost; `found(queue, name)` when it is known which storage
+    actor to read the queue from.
     """
 
     def __init__(
@@ -102,8 +103,9 @@ class Fetcher:
         storage: Callable[[str], StorageClient],
         outdated: Callable[[MessageQueue], None],
         lost: Callable[[MessageQueue, int, DataLossError], None],
+        found: Callable[[MessageQueue, str], object] = lambda queue, name: None,
     ) -> None:
-        self._outdated, self._lost = outdated, lost
+        self._outdated, self._lost, self._found = outdated, lost, found
         self._left_out: dict[MessageQueue, tuple[int, float]] = {}
         """By queue an offset that is lost, and the time until which it is not fetched."""
         self._wanted = wanted
@@ -140,6 +142,7 @@ class Fetcher:
         request: Callable[[MessageQueue, int], FetchRequest],
         deliver: Callable[[MessageQueue, int, FetchResult], None],
         lost: Callable[[MessageQueue, int, DataLossError], None],
+        found: Callable[[MessageQueue, str], object] = lambda queue, name: None,
     ) -> Fetcher:
         """A Fetcher that finds the storage actors in the routes of a cluster."""
         return cls(
@@ -148,6 +151,7 @@ class Fetcher:
             request=request,
             deliver=deliver,
             lost=lost,
+            found=found,
             storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=storages.get,
             outdated=lambda queue: routes.invalidate(queue.topic),
@@ -157,20 +161,33 @@ class Fetcher:
         """Fetch from queues that may be wanted now and were not before."""
         if self._stopped.is_set():
             return
-        wanted = self._due()
         by_name: dict[str, set[FetchPosition]] = {}
-        for queue in self._assigned():
-            name = self._name_of(queue)
+        for position in self._due().items():
+            name = self._name_of(position[0])
             if name is not None:
-                positions = by_name.setdefault(name, set())
-                if queue in wanted:
-                    positions.add((queue, wanted[queue]))
+                by_name.setdefault(name, set()).add(position)
         for name, positions in by_name.items():
             with self._lock:
                 readers = self._readers.setdefault(name, _Readers())
             with readers.lock:
-                if positions and not positions <= readers.fetching:
+                if not positions <= readers.fetching:
                     self._wake_reader(name, readers)
+
+    def replaced(self, queue: MessageQueue, name: str, pull_from: str) -> bool:
+        """Note that `name` has answered for a queue, and that `pull_from`, if not empty, is to be read instead. True if
+        the storage actor to read from is found anew, after which `found` is called."""
+        if self._alone.get(name, True):
+            return False
+        with self._lock:
+            again = self._which.answered(queue, name, pull_from, time.monotonic())
+        if again:
+            self._names.pop(queue, None)
+            self._call_finder()
+        return again
+
+    def unanswered(self, name: str, queues: Sequence[MessageQueue]) -> None:
+        """Find out anew which storage actor has these queues: `name` does not answer for them any more."""
+        self._look_again(name, [(queue, 0) for queue in queues])
 
     def stop(self) -> None:
         """End the threads; a long poll under way ends within its wait."""
@@ -389,5 +406,6 @@ class Fetcher:
             with self._lock:
                 name = self._which.choose(queue, storages, time.monotonic())
             self._alone[name] = len(storages) == 1
+            self._found(queue, name)
             self._names[queue] = name
         return missed

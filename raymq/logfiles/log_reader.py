@@ -15,8 +15,9 @@ and read below it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,22 @@ _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
 _SCAN_UNITS: Final = 16_384
 """Units whose tag codes are compared at a time."""
+_SPAN_MAX: Final = 1 << 30
+"""The bytes of a log file from the first to the last of a MappedRecords' records, at most: positions in them fit in 32
+bits, which Arrow's views have."""
+
+
+class MappedRecords(NamedTuple):
+    """Records of one queue where they lie in a mapped log file, in ascending order of their queue offsets."""
+
+    data: memoryview
+    """A part of the file; other queues' records may lie between these."""
+    starts: NDArray[np.int64]
+    """The position of each record in `data`, shape (n,)."""
+    sizes: NDArray[np.int64]
+    """The length of each record in bytes, shape (n,)."""
+    offsets: NDArray[np.int64]
+    """The queue offset of each record, shape (n,)."""
 
 
 class LogReader:
@@ -169,20 +186,69 @@ class LogReader:
         if offset == max_offset:
             return FetchResult(PullStatus.NO_NEW_MESSAGE, offset, min_offset, max_offset, b"", 0)
         try:
-            chosen, next_offset = self._choose(
+            pieces, next_offset = self._choose(
                 request, self._scan_end(request, max_offset, self._filtered_max), max_bytes
             )
         except DataLossError:
             if not self.has_batches(request.topic, request.queue_id):
                 raise
             return self._fetch_of_batches(request, min_offset, max_offset, max_bytes)
-        if max_bytes == 0 and chosen:
+        if max_bytes == 0 and pieces:
             return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, b"", 0)
-        if not chosen:
+        if not pieces:
             return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
-        records = b"".join([view for units in chosen for view in self.views(units)])
-        count = sum(map(len, chosen))
+        records = b"".join([view for units, _ in pieces for view in self.views(units)])
+        count = sum(len(units) for units, _ in pieces)
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
+
+    def find(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[MappedRecords], int]:
+        """The records before `end_offset` that answer a request, where they lie in the mapped files, and the queue
+        offset to go on at. The request's offset is one that the queue holds.
+
+        At most `max_bytes` of records, but one at least if any matches; none if the tags exclude all that one call
+        looks at. DataLossError if the first of them is not there (any more), also for a queue that has batches; the
+        records before a lost one come without it.
+        """
+        pieces, next_offset = self._choose(request, self._scan_end(request, end_offset, self._filtered_max), max_bytes)
+        found: list[MappedRecords] = []
+        for units, offsets in pieces:
+            positions, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+            # Records that lie in one file, and near enough to each other, are one part.
+            part = positions // self.commit_log_file_size
+            if self.commit_log_file_size > _SPAN_MAX:
+                part = positions // _SPAN_MAX + (part << 32)
+            edges = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(units)]
+            for first, last in pairwise(edges):
+                try:
+                    here = self._mapped(positions[first:last], sizes[first:last], offsets[first:last])
+                except DataLossError:
+                    if not found:
+                        raise
+                    return found, int(offsets[first])
+                found.append(here)
+                if len(here.starts) < last - first:
+                    return found, int(offsets[first + len(here.starts)])
+        return found, next_offset
+
+    def _mapped(
+        self, positions: NDArray[np.int64], sizes: NDArray[np.int64], offsets: NDArray[np.int64]
+    ) -> MappedRecords:
+        """The records at these physical offsets of one file, up to the first that the file does not hold. DataLossError
+        if that is the first of all."""
+        file_start = int(positions[0]) - int(positions[0]) % self.commit_log_file_size
+        data = self._commit_log_file(file_start, int(positions[0]))
+        ends = positions + sizes
+        held = (positions >= file_start) & (sizes > 0) & (ends <= file_start + len(data))
+        count = len(held) if held.all() else int(np.argmin(held))
+        if not count:
+            raise DataLossError(
+                f"the commit log {self._log_files} does not hold bytes {int(positions[0])} to {int(ends[0])}"
+            )
+        positions, sizes, ends = positions[:count], sizes[:count], ends[:count]
+        low = int(positions.min())
+        return MappedRecords(
+            data[low - file_start : int(ends.max()) - file_start], positions - low, sizes, offsets[:count]
+        )
 
     def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:
         """The queue offset up to which one fetch looks for matching messages."""
@@ -190,12 +256,15 @@ class LogReader:
             return max_offset
         return min(max_offset, request.queue_offset + max(filtered_max, request.max_messages))
 
-    def _choose(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[NDArray[np.void]], int]:
-        """The units before `end_offset` that answer a request, in pieces, and the queue offset to go on at."""
+    def _choose(
+        self, request: FetchRequest, end_offset: int, max_bytes: int
+    ) -> tuple[list[tuple[NDArray[np.void], NDArray[np.int64]]], int]:
+        """The units before `end_offset` that answer a request, with their queue offsets, in pieces, and the queue
+        offset to go on at."""
         codes = None
         if request.tag_codes is not None:
             codes = np.fromiter(request.tag_codes, np.int64, len(request.tag_codes)).astype(np.int32)
-        pieces: list[NDArray[np.void]] = []
+        pieces: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
         offset, messages, free_bytes = request.queue_offset, request.max_messages, max_bytes
         while offset < end_offset and messages > 0:
             scanned = min(messages if codes is None else _SCAN_UNITS, end_offset - offset)
@@ -211,12 +280,13 @@ class LogReader:
             # the whole answer, and by messages.
             matches = np.flatnonzero(matching)
             if max_bytes == 0 and len(matches):
-                return [units[:0]], offset + int(matches[0])
+                return [(units[:0], matches[:0])], offset + int(matches[0])
             fitting = int(np.searchsorted(np.cumsum(units["size"][matches], dtype=np.int64), free_bytes, "right"))
             taken = min(messages, max(fitting, 0 if pieces else 1), len(matches))
             if taken:
-                pieces.append(units[matches[:taken]])
-                free_bytes -= int(pieces[-1]["size"].sum(dtype=np.int64))
+                taken_units = units[:taken] if taken == scanned else units[matches[:taken]]
+                pieces.append((taken_units, offset + matches[:taken]))
+                free_bytes -= int(taken_units["size"].sum(dtype=np.int64))
                 messages -= taken
             if taken < len(matches):
                 # Full: go on at the first match that was left. What lies between does not match.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from raymq.message import PullStatus, SendStatus
 
@@ -60,6 +61,15 @@ class FetchResult:
     max_offset: int
     records: bytes
     count: int
+    pull_from: str = ""
+
+
+class QueueEnds(NamedTuple):
+    """The offsets of a queue that consumers may read, [`min_offset`, `max_offset`), and the storage actor to read it
+    from, where that is another replica."""
+
+    min_offset: int
+    max_offset: int
     pull_from: str = ""
 
 

@@ -20,7 +20,6 @@ from raymq.message import (
 from raymq.record.compression import decompress
 from raymq.record.crc import body_crc
 from raymq.record.layout import (
-    INT,
     MIN_RECORD_SIZE,
     SYS_FLAG_COMPRESSED,
     Buffer,
@@ -35,9 +34,11 @@ def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", c
     """The message whose record starts at `position` of `buffer`, its body decompressed. RecordError on any damage."""
     if position < 0 or position + MIN_RECORD_SIZE > len(buffer):
         raise RecordError(f"no record fits at byte {position} of {len(buffer)}")
-    (size,) = INT.unpack_from(buffer, position)
-    data = buffer if isinstance(buffer, bytes) else bytes(buffer[position : position + max(size, 0)])
-    return _decode(data, position if data is buffer else 0, broker_name, check_crc)[0]
+    if isinstance(buffer, bytes):
+        return _decode(buffer, position, broker_name, check_crc)[0]
+    # The sections are checked before anything is copied: a damaged size may name the rest of a mapped file.
+    end = find_sections(buffer, position, unpack_header(buffer, position))[-1]
+    return _decode(bytes(buffer[position:end]), 0, broker_name, check_crc)[0]
 
 
 def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = True) -> list[MessageExt]:

@@ -156,6 +156,9 @@ class StorageClient:
         """The reader of the actor's mapped files; None if they are on another node or not readable."""
         return self._local_reader()
 
+    def open_watch(self) -> None:
+        """A watch of queues' ends; None, because lanes have none."""
+
     def close(self) -> None:
         """End idle lanes and unmap files. Calls under way end by themselves."""
         with self._lock:

@@ -92,6 +92,12 @@ class AssignedMessageQueue:
     """The records that wait for a poll; none while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
+    counted: tuple[int, int] = (0, 0)
+    """The `buffered_count` and `buffered_bytes` that the consumer's totals have of this queue."""
+    mapped: bool = False
+    """The queue is read in place, from mapped files of a storage actor on this node; else by fetches."""
+    known_end: int = 0
+    """The visible end of the queue, as last heard; for a queue that is read in place."""
     fetching: bool = False
     """A fetch from `fetch_offset` is under way, and its result is wanted."""
     settled: bool = True
@@ -139,6 +145,16 @@ class AssignedMessageQueue:
         return self.committed is None or self.done > self.committed or (self.backwards and self.done != self.committed)
 
     @property
+    def unread(self) -> bool:
+        """True if the mapped files have more of the queue than was found."""
+        return self.mapped and not self.silent and self.fetch_offset < self.known_end
+
+    @property
+    def unfinished(self) -> bool:
+        """True if the next poll of a program with auto-commit finishes something."""
+        return not self.settled or self.done != self.position
+
+    @property
     def releasable(self) -> bool:
         """True if the queue is revoked and the program has finished with everything that polls returned of it."""
         return self.revoked and self.settled
@@ -167,7 +183,7 @@ class AssignedMessageQueue:
         if fetched.count:
             self.buffered.append(fetched)
             self.buffered_count += fetched.count
-            self.buffered_bytes += fetched.records.size_bytes
+            self.buffered_bytes += fetched.size_bytes
         elif self.buffered:
             self.buffered[-1].next_offset = fetched.next_offset
         else:
@@ -178,7 +194,7 @@ class AssignedMessageQueue:
         fetched = self.buffered[0]
         self.position = part.next_offset
         self.buffered_count -= part.count
-        self.buffered_bytes -= len(part.records)
+        self.buffered_bytes -= part.size_bytes
         self.settled = False
         fetched.first += part.count
         if not fetched.count:

@@ -32,6 +32,8 @@ from raymq.message import MessageExt, MessageQueue
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from raymq.kernels.columns import BodyType
+
 CALL_THREADS: Final = 4
 INLINE_BYTES: Final = 16 * 1024
 """Records up to this size are decoded on the loop: some 0.1 ms."""
@@ -79,8 +81,11 @@ class AsyncPullConsumer:
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         return as_messages(await self._poll(decode_messages, max_messages, timeout_s))
 
-    async def poll_table(self, max_messages: int = 65_536, timeout_s: float = 1.0) -> pa.Table:
-        return as_table(await self._poll(decode_tables, max_messages, timeout_s))
+    async def poll_table(
+        self, max_messages: int = 65_536, timeout_s: float = 1.0, *, body_type: BodyType = "binary_view"
+    ) -> pa.Table:
+        decode = partial(decode_tables, body_type=body_type)
+        return as_table(await self._poll(decode, max_messages, timeout_s), body_type)
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
         while not self._engine.closed:
@@ -111,7 +116,7 @@ class AsyncPullConsumer:
                     break
                 else:
                     engine.raise_loss()
-                    await self._wait(left_s)
+                    await self._wait(min(left_s, engine.wait_max_s()))
         finally:
             engine.poll_ends()
         if not taken:
@@ -119,16 +124,22 @@ class AsyncPullConsumer:
         return taken
 
     async def _decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
-        if sum(len(part.records) for part in slices) <= INLINE_BYTES:
+        if sum(part.size_bytes for part in slices) <= INLINE_BYTES:
             return self._engine.decode(decode, slices)
         return await self._loop.run_in_executor(self._decoder, self._engine.decode, decode, slices)
 
     async def _wait(self, timeout_s: float) -> None:
+        descriptors = self._engine.descriptors()
+        for descriptor in descriptors:
+            self._loop.add_reader(descriptor, self._wakeup.set)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wakeup.wait()
         except TimeoutError:
             pass  # the poll looks at the time itself
+        finally:
+            for descriptor in descriptors:
+                self._loop.remove_reader(descriptor)
 
     # Committing
 

@@ -7,9 +7,9 @@ asyncio is raymq.consumer.pull.async_consumer.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,12 +24,15 @@ from raymq.consumer.pull.fetched_records import (
     decode_tables,
     found,
 )
+from raymq.consumer.pull.wakeup import Wakeup
 from raymq.consumer.queue_change import QueueChangeListener
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from raymq.kernels.columns import BodyType
 
 
 class PullConsumer:
@@ -42,7 +45,7 @@ class PullConsumer:
     def __init__(self, engine: PullEngine) -> None:
         self.group = engine.settings.group
         self._engine = engine
-        self._wakeup = threading.Event()
+        self._wakeup = Wakeup()
         engine.on_wakeup = self._wakeup.set
 
     # What is consumed
@@ -88,13 +91,19 @@ class PullConsumer:
         """
         return as_messages(self._poll(decode_messages, max_messages, timeout_s))
 
-    def poll_table(self, max_messages: int = 65_536, timeout_s: float = 1.0) -> pa.Table:
+    def poll_table(
+        self, max_messages: int = 65_536, timeout_s: float = 1.0, *, body_type: BodyType = "binary_view"
+    ) -> pa.Table:
         """Poll as `poll` does, and return an Arrow table with the columns of `raymq.kernels.columns.SCHEMA`, made
         without an object per message.
 
-        A table has at most the messages that are buffered; a larger `threshold_count` makes larger tables.
+        The bodies are a `binary_view` column that refers to the bytes that were read: on the storage actor's node to
+        the mapped commit log, whose file keeps its space on the disk, even when it is deleted, for as long as the table
+        is kept. With `body_type` "binary" they are copied. Elsewhere a table has at most the messages that are
+        buffered; a larger `threshold_all_bytes` makes larger tables.
         """
-        return as_table(self._poll(decode_tables, max_messages, timeout_s))
+        decode = partial(decode_tables, body_type=body_type)
+        return as_table(self._poll(decode, max_messages, timeout_s), body_type)
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Iterate over messages, one after another, until the consumer is closed. With auto_commit, a message counts as
@@ -123,7 +132,7 @@ class PullConsumer:
                     break
                 else:
                     engine.raise_loss()
-                    self._wakeup.wait(left_s)
+                    self._wakeup.wait(engine.descriptors(), min(left_s, engine.wait_max_s()))
         finally:
             engine.poll_ends()
         if not taken:

@@ -1,7 +1,8 @@
 """PullEngine is the shell around one SubscriptionState, for PullConsumer (blocking) and AsyncPullConsumer (asyncio).
 
     PullGroupMember   its group and its brokers: queues come and go, offsets are committed
-    Fetcher threads   records → SubscriptionState → `on_news` → peek → take
+    InPlaceReader     a storage actor on this node: peek → units and records in its mapped files → take
+    Fetcher threads   elsewhere: records → SubscriptionState → `on_wakeup` → peek → take
 
 All decisions and all state about queues are SubscriptionState's, under one lock that is never held over a call. Offsets
 are committed to the brokers; the rest is gone with the process, so messages that were returned but not committed are
@@ -20,6 +21,7 @@ from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords
 from raymq.consumer.pull.group_member import PullGroupMember
+from raymq.consumer.pull.in_place import InPlaceReader
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.queue_change import QueueWatch
@@ -64,7 +66,6 @@ class PullEngine:
         self.settings = settings
         self.on_wakeup: Callable[[], None] = lambda: None
         """Called, from any thread, when a poll that waits should look for records again."""
-        """Called, from any thread, when a poll that waits should look for records again."""
         self._announce = announce
         self._on_close = on_close
         self._routes = routes
@@ -90,6 +91,15 @@ class PullEngine:
             request=self._request,
             deliver=self._deliver,
             lost=self._lose,
+            found=self._found,
+        )
+        self._in_place = InPlaceReader(
+            self._core,
+            self._lock,
+            storage=storages.get,
+            replaced=self._fetcher.replaced,
+            lost=self._fetcher.unanswered,
+            by_fetches=self._fetcher.wake_readers,
         )
         self._group = PullGroupMember(
             self._core,
@@ -98,7 +108,7 @@ class PullEngine:
             offsets=GroupOffsets(settings.group),
             rebalance=RebalanceClient(settings.group, routes),
             node_id=node_id,
-            on_queues=self._fetcher.wake_readers,
+            on_queues=self._fetch,
         )
 
     @property
@@ -156,7 +166,7 @@ class PullEngine:
                 self._core.assign(subscriptions, starts)
             self._group.start(member=False)
             self._announce_subscriptions()
-        self._fetcher.wake_readers()
+        self._fetch()
 
     def assignment(self) -> list[MessageQueue]:
         return self._with_core(lambda core: core.assigned_queues)
@@ -188,12 +198,14 @@ class PullEngine:
         self.raise_loss()
         now_s = time.monotonic()
         with self._lock:
+            self.check_open()  # under the lock: after `close` has looked for polls, none begins
             self._core.poll_begins(now_s)
             useless = not self._core.expressions and self._mode != "assign"
             if useless:
                 self._core.poll_ends(now_s)
-            work = self._core.commits_due(now_s) or self._core.leaving
-        if work:
+            work = self._core.leaving or (self._core.has_uncommitted and self._core.commits_due(now_s))
+            commit_s = self._core.next_commit_s()
+        if work or (commit_s is not None and self._group.sleeps_beyond(commit_s)):
             self._group.wake_worker()
         if useless:
             raise ClientStateError(
@@ -204,6 +216,9 @@ class PullEngine:
         """End the poll that began."""
         with self._lock:
             self._core.poll_ends(time.monotonic())
+            closed = self.closed
+        if closed:
+            self._in_place.close()
 
     def raise_failure(self) -> None:
         """Raise the error of a poll that found nothing, if there is one: the group could never be joined, or a queue's
@@ -228,10 +243,24 @@ class PullEngine:
                     raise error
 
     def peek(self, max_messages: int) -> list[PolledRecords]:
-        """The next records; they stay buffered until they are taken."""
+        """The next records; they stay buffered until they are taken. On the node of their storage actor they are found
+        here, in its mapped files."""
         self._group.fence()  # the process may have stood still since the call before
+        self._in_place.look()
+        with self._lock:
+            missing = max_messages - self._core.buffered_count
+        if missing > 0:
+            self._in_place.read(missing)
         with self._lock:
             return self._core.peek(max_messages)
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that become readable when a poll that waits should look again."""
+        return self._in_place.descriptors()
+
+    def wait_max_s(self) -> float:
+        """How long a poll may wait before it looks again, whatever happens."""
+        return self._in_place.wait_max_s()
 
     def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
         """Return `decode(slices)`; if a record is damaged, the slices are fetched anew and StoreCorruptError is raised.
@@ -242,7 +271,7 @@ class PullEngine:
             with self._lock:
                 for part in slices:
                     self._core.refetch(part.queue)
-            self._fetcher.wake_readers()
+            self._fetch()
             raise
 
     def take(self, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
@@ -250,14 +279,14 @@ class PullEngine:
         self._group.fence()
         taken = []
         with self._lock:
-            before = len(self._core.wanted())
+            before = self._core.hungry_count
             for part, found in decoded:
                 if self._core.is_current(part):
                     self._core.taken(part)
                     taken.append((part, found))
-            more = len(self._core.wanted()) > before
+            more = self._core.hungry_count > before
         if more:
-            self._fetcher.wake_readers()
+            self._fetch()
         return taken
 
     # Positions
@@ -270,7 +299,7 @@ class PullEngine:
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         self._with_core(lambda core: core.resume(queues))
-        self._fetcher.wake_readers()
+        self._fetch()
 
     def paused(self) -> list[MessageQueue]:
         return self._with_core(lambda core: core.paused)
@@ -304,7 +333,7 @@ class PullEngine:
 
     def _seek(self, queue: MessageQueue, offset: int) -> None:
         self._with_core(lambda core: core.seek(queue, offset))
-        self._fetcher.wake_readers()
+        self._fetch()
 
     # Committing
 
@@ -320,7 +349,19 @@ class PullEngine:
         """The group's committed offset, None where there is none. Blocks for a call."""
         return self._group.committed_offset(self.lookup.check(queue))
 
-    # The fetcher's functions
+    # Reading
+
+    def _fetch(self) -> None:
+        """Look for records of queues, or at offsets, that may be wanted now and were not before."""
+        with self._lock:
+            hungry = list(self._core.wanted())
+        self._in_place.take_up(hungry)
+        self._fetcher.wake_readers()
+        self.on_wakeup()
+
+    def _found(self, queue: MessageQueue, name: str) -> None:
+        if self._in_place.found(queue, name):
+            self.on_wakeup()
 
     def _wanted(self) -> Mapping[MessageQueue, int]:
         with self._lock:
@@ -340,14 +381,16 @@ class PullEngine:
                 jumps = self._core.out_of_range(queue, offset, result.next_offset)
             if jumps:
                 logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
+                self._in_place.take_up([queue])
+                self.on_wakeup()
             return
         fetched = FetchedRecords.read(result.records, result.next_offset)
         with self._lock:
             self._losses.pop(queue, None)
             self._unraised.discard(queue)
-            news = self._core.fetched(queue, offset, fetched) and fetched.count > 0
-        if news:
-            self.on_wakeup()
+            self._core.fetched(queue, offset, fetched)
+        self._in_place.take_up([queue])
+        self.on_wakeup()
 
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
         told = DataLossError(
@@ -370,12 +413,15 @@ class PullEngine:
             if self._closing.is_set():
                 return
             self._closing.set()
+            polling = self._core.polling
         self.on_wakeup()
         try:
             if self.settings.auto_commit:
                 self._group.commit_and_release(finished=finished)
         finally:
             self._fetcher.stop()
+            if not polling:  # else the poll closes it, once it has ended
+                self._in_place.close()
             self._watch.stop()
             self._group.stop()
             self._on_close(self)

@@ -1,7 +1,7 @@
-"""FetchedRecords and PolledRecords are records of a queue as they were fetched; functions here decode them for a poll.
+"""FetchedRecords and PolledRecords are records of a queue as they were found; functions here decode them for a poll.
 
-Records stay bytes until a poll takes them: that bounds memory by the bytes really held, and a table is made without an
-object per message.
+Records stay bytes until a poll takes them: on the storage actor's node they stay in its mapped files, elsewhere memory
+is bounded by the bytes really held. A table is made without an object per message.
 """
 
 from __future__ import annotations
@@ -15,20 +15,31 @@ from numpy.typing import NDArray
 
 from raymq.consumer.subscription import Subscription
 from raymq.errors import StoreCorruptError
+from raymq.kernels.messages import read_messages
+from raymq.logfiles.log_reader import MappedRecords
 from raymq.message import MessageExt, MessageQueue
-from raymq.record.decode import decode_record, decode_records
-from raymq.record.layout import RecordError
-from raymq.record.memory_records import MemoryRecords
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_record
+from raymq.record.layout import QUEUE_OFFSET_OFFSET, RecordError, windows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from raymq.kernels.columns import BodyType
+
 
 @dataclass(slots=True)
 class FetchedRecords:
-    """The records of one fetch, which polls take from the front."""
+    """The records of one fetch, or of one look into the mapped files, which polls take from the front."""
 
-    records: MemoryRecords
+    data: memoryview | bytes
+    """The bytes that the records lie in, perhaps with others between them."""
+    starts: NDArray[np.int64]
+    """The position of each record in `data`, shape (n,)."""
+    sizes: NDArray[np.int64]
+    """The length of each record in bytes, shape (n,)."""
+    offsets: NDArray[np.int64]
+    """The queue offset of each record, shape (n,)."""
     next_offset: int
     """The queue offset to go on at behind all of them, which may be past messages that the tags excluded."""
     first: int = 0
@@ -37,12 +48,24 @@ class FetchedRecords:
     @classmethod
     def read(cls, data: bytes, next_offset: int) -> FetchedRecords:
         """Read the records that fill `data`. RecordError when their sizes do not add up."""
-        return cls(MemoryRecords.read(data), next_offset)
+        starts = record_starts(data)
+        offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
+        return cls(data, starts, np.diff(starts, append=len(data)), offsets, next_offset)
+
+    @classmethod
+    def mapped(cls, records: MappedRecords, next_offset: int) -> FetchedRecords:
+        """Records where they lie in a mapped file."""
+        return cls(records.data, records.starts, records.sizes, records.offsets, next_offset)
 
     @property
     def count(self) -> int:
         """The number of records that no poll has taken yet."""
-        return len(self.records) - self.first
+        return len(self.starts) - self.first
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of all records, taken ones too."""
+        return int(self.sizes.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +78,26 @@ class PolledRecords:
     count: int
 
     @property
-    def records(self) -> memoryview:
-        """The records' bytes."""
-        first, starts = self.fetched.first, self.fetched.records.starts
-        return memoryview(self.fetched.records.data)[starts[first] : starts[first + self.count]]
+    def data(self) -> memoryview | bytes:
+        """The bytes that the records lie in."""
+        return self.fetched.data
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The position of each record in `records`, shape (count,)."""
-        first, starts = self.fetched.first, self.fetched.records.starts
-        return np.array(starts[first : first + self.count], dtype=np.int64) - starts[first]
+        """The position of each record in `data`, shape (count,)."""
+        return self.fetched.starts[self.fetched.first : self.fetched.first + self.count]
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the records."""
+        return int(self.fetched.sizes[self.fetched.first : self.fetched.first + self.count].sum())
 
     @property
     def next_offset(self) -> int:
         """The queue offset to go on at once these are taken."""
         end = self.fetched.first + self.count
-        records = self.fetched.records
-        return self.fetched.next_offset if end == len(records) else records.offsets[end - 1] + 1
+        offsets = self.fetched.offsets
+        return self.fetched.next_offset if end == len(offsets) else int(offsets[end - 1]) + 1
 
 
 Found = TypeVar("Found", bound=Sized)
@@ -87,7 +113,7 @@ def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
     decoded: Decoded = []
     for part in slices:
         try:
-            messages = decode_records(part.records, broker_name=part.queue.broker_name)
+            messages = read_messages(part.data, part.starts, broker_name=part.queue.broker_name)
         except RecordError as error:
             intact = _intact(part)
             if intact:
@@ -99,23 +125,23 @@ def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
     return decoded
 
 
-def decode_tables(slices: Sequence[PolledRecords]) -> Columns:
+def decode_tables(slices: Sequence[PolledRecords], body_type: BodyType = "binary_view") -> Columns:
     """Decode the wanted messages of each slice to a batch of columns. StoreCorruptError if a record is damaged."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from raymq.kernels import columns
+    from raymq.kernels.columns import decode_columns
 
     decoded: Columns = []
     for part in slices:
+        broker_name, starts = part.queue.broker_name, part.starts
         try:
-            batch = columns.decode_columns(
-                part.records, part.starts, broker_name=part.queue.broker_name, check_crc=True
-            )
+            batch = decode_columns(part.data, starts, broker_name=broker_name, body_type=body_type, check_crc=True)
         except RecordError as error:
             raise _corrupt(part, error) from error
-        if tags := part.subscription.tags:
-            batch = batch.filter(pc.is_in(batch.column("tags"), pa.array(sorted(tags), pa.string())))
+        if part.subscription.tags:
+            wanted = _with_tags(batch.column("tags"), part.subscription.tags)
+            if wanted.true_count < len(wanted):  # rare: the tags' codes have been compared before
+                # Arrow cannot filter views, so the rows are chosen before they are made.
+                starts = starts[wanted.to_numpy(zero_copy_only=False)]
+                batch = decode_columns(part.data, starts, broker_name=broker_name, body_type=body_type)
         decoded.append((part, batch))
     return decoded
 
@@ -127,16 +153,33 @@ def found(parts: list[tuple[PolledRecords, Found]]) -> bool:
 
 def as_messages(parts: Decoded) -> list[MessageExt]:
     """The result of `poll`: the wanted messages of all slices, in order."""
+    if len(parts) == 1:
+        return parts[0][1]
     return [message for _, messages in parts for message in messages]
 
 
-def as_table(parts: Columns) -> pa.Table:
-    """The result of `poll_table`: a table with the columns of raymq.kernels.columns.SCHEMA."""
+def as_table(parts: Columns, body_type: BodyType = "binary_view") -> pa.Table:
+    """The result of `poll_table`: a table with the columns of raymq.kernels.columns.SCHEMA, and bodies of
+    `body_type`."""
     import pyarrow as pa
 
     from raymq.kernels.columns import SCHEMA
 
-    return pa.Table.from_batches([batch for _, batch in parts], schema=SCHEMA)
+    body = pa.field("body", pa.binary() if body_type == "binary" else pa.binary_view())
+    schema = SCHEMA.set(SCHEMA.get_field_index("body"), body)
+    return pa.Table.from_batches([batch for _, batch in parts], schema=schema)
+
+
+def _with_tags(column: pa.StringArray, tags: frozenset[str]) -> pa.BooleanArray:
+    """A mask of the rows with one of these tags."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Made of buffers: where pandas is installed, `pa.array` imports it, which takes a second.
+    texts = [tag.encode() for tag in sorted(tags)]
+    bounds = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(texts))]
+    return pc.is_in(column, pa.Array.from_buffers(pa.string(), len(texts), buffers))
 
 
 def _wanted(messages: list[MessageExt], part: PolledRecords) -> list[MessageExt]:
@@ -146,17 +189,17 @@ def _wanted(messages: list[MessageExt], part: PolledRecords) -> list[MessageExt]
 
 def _intact(part: PolledRecords) -> list[MessageExt]:
     """The messages before the damaged record of a slice."""
-    records, messages = bytes(part.records), []
+    messages = []
     for start in part.starts.tolist():
         try:
-            messages.append(decode_record(records, start, broker_name=part.queue.broker_name))
+            messages.append(decode_record(part.data, start, broker_name=part.queue.broker_name))
         except RecordError:
             break
     return messages
 
 
 def _corrupt(part: PolledRecords, error: RecordError) -> StoreCorruptError:
-    offset = part.fetched.records.offsets[part.fetched.first]
+    offset = part.fetched.offsets[part.fetched.first]
     return StoreCorruptError(
         f"{part.queue}: a record at or behind queue offset {offset} is damaged ({error}); poll(max_messages=1) "
         "finds it, seek goes past it"

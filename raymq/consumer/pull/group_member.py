@@ -10,6 +10,7 @@ Heartbeats wait for no other call, so a slow broker costs no session.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
@@ -27,6 +28,9 @@ from raymq.protocol.group import OffsetCommit, QueueOffset
 from raymq.protocol.membership import MEMBER_HEARTBEAT_INTERVAL_S, GroupHeartbeat
 
 WORK_INTERVAL_S: Final = 1.0
+"""How soon the worker thread tries again, or goes on with work that it waits for others with."""
+IDLE_INTERVAL_S: Final = 600.0
+"""How long the worker thread sleeps at most while nothing is to be done."""
 RESET_QUESTION_INTERVAL_S: Final = 2.0
 """How often the brokers are asked about resets of queues assigned without a group; a group's members are told with
 the answers to their heartbeats."""
@@ -82,6 +86,8 @@ class PullGroupMember:
         """Wakes the member thread."""
         self._work = threading.Event()
         """Wakes the worker thread."""
+        self._wakes_s = math.inf
+        """The time at which the worker thread wakes by itself."""
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -109,6 +115,10 @@ class PullGroupMember:
     def wake_worker(self) -> None:
         """Commit, start and release at once what is due."""
         self._work.set()
+
+    def sleeps_beyond(self, time_s: float) -> bool:
+        """True if the worker thread does not wake by itself soon after `time_s`."""
+        return self._wakes_s > time_s + WORK_INTERVAL_S
 
     def raise_failure(self) -> None:
         """Raise the error of the last heartbeat if the group never answered any."""
@@ -193,12 +203,27 @@ class PullGroupMember:
     def _run_worker(self) -> None:
         while not self._stopped.is_set():
             self._work.clear()
+            failed = False
             for step in (self._start_granted, self._commit_due, self._release, self._ask_about_resets):
                 try:
                     step()
                 except RaymqError as error:
                     logger.warning("group %s, trying again: %s", self._settings.group, error)
-            self._work.wait(WORK_INTERVAL_S)
+                    failed = True
+            now_s = time.monotonic()
+            self._wakes_s = now_s + (WORK_INTERVAL_S if failed else self._idle_s(now_s))
+            self._work.wait(self._wakes_s - now_s)
+
+    def _idle_s(self, now_s: float) -> float:
+        """How long the worker thread may sleep if nobody wakes it, in s."""
+        with self._lock:
+            commit_s = self._core.next_commit_s()
+            busy = self._core.starting or self._core.leaving
+            alone = self._core.joined and self._core.offsets_version is None
+        if busy:
+            return WORK_INTERVAL_S
+        idle_s = RESET_QUESTION_INTERVAL_S if alone else IDLE_INTERVAL_S
+        return idle_s if commit_s is None else min(idle_s, max(commit_s - now_s, WORK_INTERVAL_S))
 
     def _start_granted(self) -> None:
         with self._lock:

@@ -54,10 +54,11 @@ class PullSettings:
     shares its queues. `poll_interval_max_s`: a program that does not poll for longer is taken to hang, and leaves its
     group until it polls again. `queue_check_interval_s`: how often a queue-change listener's topics are looked at.
 
-    Bounds of the records buffered for polls: per queue `threshold_count` messages, `threshold_bytes` of records and
-    `span_max` between the first and the last offset; `threshold_all_count` and `threshold_all_bytes` in all. A queue is
-    fetched from again when less than half of its share is buffered. Records that are on their way when a threshold is
-    reached come on top, up to 2 MiB per storage actor.
+    Bounds of the records buffered for polls, which are of storage actors on other nodes: per queue `threshold_count`
+    messages, `threshold_bytes` of records and `span_max` between the first and the last offset; `threshold_all_count`
+    and `threshold_all_bytes` in all. A queue is fetched from again when less than half of its share is buffered.
+    Records that are on their way when a threshold is reached come on top, up to 8 MiB per storage actor. Records of
+    storage actors on this node are not buffered: polls read them in place.
     """
 
     group: str
@@ -67,11 +68,11 @@ class PullSettings:
     allocation: Allocation = field(default_factory=Allocation)
     poll_interval_max_s: float = 300.0
     queue_check_interval_s: float = 30.0
-    threshold_count: int = 1000
+    threshold_count: int = 65_535
     threshold_bytes: int = 100 * 1024 * 1024
-    threshold_all_count: int = 10_000
-    threshold_all_bytes: int = 64 * 1024 * 1024
-    span_max: int = 2000
+    threshold_all_count: int = 655_350
+    threshold_all_bytes: int = 8 * 1024 * 1024
+    span_max: int = 65_535
 
     def __post_init__(self) -> None:
         check_group(self.group)

@@ -41,8 +41,26 @@ class SubscriptionState:
         self._starting: dict[MessageQueue, AssignedMessageQueue] = {}
         """Queues that were granted and whose start offset is not known yet."""
         self._queues: dict[MessageQueue, AssignedMessageQueue] = {}
-        """Started and revoked queues, in the order in which polls return them: a queue that records were taken from
+        """Started and revoked queues. The tables of queues below are kept by `_note`, so that nothing that is done for
+        each message or each fetch looks at every queue."""
+        self._buffered: dict[MessageQueue, None] = {}
+        """Queues with buffered records, in the order in which polls return them: a queue that records were taken from
         goes to the end."""
+        self._buffered_count = 0
+        self._buffered_bytes = 0
+        self._hungry: dict[MessageQueue, int] = {}
+        """The next offset to fetch, of queues of which so little is buffered that more is fetched."""
+        self._mapped: dict[MessageQueue, AssignedMessageQueue] = {}
+        """Queues that are read in place and not silent."""
+        self._unread: dict[MessageQueue, None] = {}
+        """Those of them whose mapped files have more, in turn."""
+        self._unfinished: dict[MessageQueue, None] = {}
+        """Queues of which the program has not finished everything that polls returned."""
+        self._dirty: dict[MessageQueue, None] = {}
+        """Queues with something to commit."""
+        self._revoked: dict[MessageQueue, None] = {}
+        """Revoked queues that are not released."""
+        self._version = 0
         self._fenced: dict[MessageQueue, int] = {}
         """Queues that a broker has refused to commit, with the generation it refused: only a newer grant counts."""
         self._lease_until_s = -math.inf
@@ -84,7 +102,33 @@ class SubscriptionState:
     @property
     def leaving(self) -> bool:
         """True if revoked queues are not released yet."""
-        return any(assigned.revoked for assigned in self._queues.values())
+        return bool(self._revoked)
+
+    @property
+    def version(self) -> int:
+        """A number that changes when other queues, or other offsets, are to be waited for than those that reading led
+        to."""
+        return self._version
+
+    @property
+    def polling(self) -> bool:
+        """True while the program is inside a poll."""
+        return self._polling
+
+    @property
+    def hungry_count(self) -> int:
+        """The number of queues in `wanted`."""
+        return len(self._hungry) if self._has_capacity else 0
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """True if there is something to commit."""
+        return bool(self._dirty)
+
+    @property
+    def buffered_count(self) -> int:
+        """The number of records that wait for a poll."""
+        return self._buffered_count
 
     @property
     def assigned_queues(self) -> list[MessageQueue]:
@@ -111,16 +155,19 @@ class SubscriptionState:
             for assigned in self._queues.values():
                 if assigned.queue.topic == subscription.topic:
                     assigned.refetch_from(assigned.position)
+                    self._note(assigned, moved=True)
         self._subscriptions[subscription.topic] = subscription
 
     def assignment_received(self, assignment: GroupAssignment, lease_from_s: float) -> None:
         """Take up the group's answer to a heartbeat that was sent at `lease_from_s`."""
         granted = {queue for queue in assignment.queues if queue.topic in self._subscriptions}
         for queue, assigned in self._queues.items():
+            was_revoked = assigned.revoked
             if queue in granted:
                 assigned.grant(assignment.generation)
             else:
                 assigned.revoke()
+            self._note(assigned, moved=assigned.revoked != was_revoked)
         self._take_up_starting(granted - self._queues.keys(), assignment.generation)
         self._fenced = {queue: generation for queue, generation in self._fenced.items() if queue in granted}
         self._lease_until_s = lease_from_s + PULL_FENCE_AFTER_S
@@ -145,6 +192,7 @@ class SubscriptionState:
             return False
         assigned.start(start)
         self._queues[queue] = assigned
+        self._note(assigned, moved=True)
         return True
 
     def assign(self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset]) -> None:
@@ -159,8 +207,10 @@ class SubscriptionState:
                 assigned = AssignedMessageQueue(queue, 0)
                 assigned.start(start)
             self._queues[queue] = assigned
+            self._note(assigned, moved=True)
         for assigned in before.values():
             assigned.change(AssignmentEvent.LOSE)
+            self._forget(assigned)
         self._lease_until_s = math.inf
         self._joined = True
 
@@ -170,15 +220,18 @@ class SubscriptionState:
         for assigned in [*self._starting.values(), *self._queues.values()]:
             if assigned.queue.topic == topic:
                 assigned.revoke()
-                self._starting.pop(assigned.queue, None)
+                if self._starting.pop(assigned.queue, None) is None:
+                    self._note(assigned, moved=True)
 
     def release(self) -> list[MessageQueue]:
         """Release revoked queues that are settled and, with auto-commit, committed. Returns them."""
         auto = self._settings.auto_commit
-        released = [a for a in self._queues.values() if a.releasable and not (auto and a.dirty)]
+        revoked = [self._queues[queue] for queue in self._revoked]
+        released = [assigned for assigned in revoked if assigned.releasable and not (auto and assigned.dirty)]
         for assigned in released:
             assigned.change(AssignmentEvent.RELEASE)
             del self._queues[assigned.queue]
+            self._forget(assigned)
         return [assigned.queue for assigned in released]
 
     def fence(self, now_s: float) -> bool:
@@ -190,6 +243,7 @@ class SubscriptionState:
         lost = [*self._starting.values(), *self._queues.values()]
         for assigned in lost:
             assigned.change(AssignmentEvent.LOSE)
+            self._forget(assigned)
         self._queues.clear()
         self._starting.clear()
         return bool(lost)
@@ -207,10 +261,11 @@ class SubscriptionState:
             raise ClientStateError("another thread or task polls this consumer now; one may at a time")
         self._polling = True
         self._polled_s = now_s
-        for assigned in self._queues.values():
+        for assigned in [self._queues[queue] for queue in self._unfinished]:
             assigned.settled = True
             if self._settings.auto_commit:
                 assigned.done = assigned.position
+            self._note(assigned)
 
     def poll_ends(self, now_s: float) -> None:
         """End the poll that began."""
@@ -222,8 +277,8 @@ class SubscriptionState:
         Nothing is buffered of paused and revoked queues."""
         slices: list[PolledRecords] = []
         left = max_messages
-        for queue, assigned in self._queues.items():
-            for fetched in assigned.buffered:
+        for queue in self._buffered:
+            for fetched in self._queues[queue].buffered:
                 if not left:
                     return slices
                 part = PolledRecords(queue, self._subscriptions[queue.topic], fetched, min(left, fetched.count))
@@ -239,31 +294,37 @@ class SubscriptionState:
     def taken(self, part: PolledRecords) -> None:
         """Take a current slice from its buffer: it is returned to the program. The queue's next turn comes after the
         others'."""
-        assigned = self._queues.pop(part.queue)
+        assigned = self._queues[part.queue]
         assigned.returned(part)
-        self._queues[part.queue] = assigned
+        del self._buffered[part.queue]
+        self._note(assigned)
 
     def refetch(self, queue: MessageQueue) -> None:
         """Drop the buffered records of a queue, and fetch them again."""
         assigned = self._queues.get(queue)
         if assigned is not None:
             assigned.refetch_from(assigned.position)
+            self._note(assigned, moved=True)
 
     # Fetching
 
     def wanted(self) -> dict[MessageQueue, int]:
         """The next offset to fetch, by queue, for the queues of which so little is buffered that more is fetched."""
-        settings, queues = self._settings, self._queues.values()
-        if sum(assigned.buffered_count for assigned in queues) >= settings.threshold_all_count:
-            return {}
-        if sum(assigned.buffered_bytes for assigned in queues) >= settings.threshold_all_bytes:
-            return {}
-        return {assigned.queue: assigned.fetch_offset for assigned in queues if self._is_wanted(assigned)}
+        return self._hungry.copy() if self._has_capacity else {}
 
-    def _is_wanted(self, assigned: AssignedMessageQueue) -> bool:
+    @property
+    def _has_capacity(self) -> bool:
+        """True if less is buffered in all than may be."""
+        settings = self._settings
+        return (
+            self._buffered_count < settings.threshold_all_count and self._buffered_bytes < settings.threshold_all_bytes
+        )
+
+    def _is_hungry(self, assigned: AssignedMessageQueue) -> bool:
         settings = self._settings
         return (
             not assigned.silent
+            and not assigned.mapped
             and assigned.buffered_count <= settings.threshold_count // 2
             and assigned.buffered_bytes <= settings.threshold_bytes // 2
             and not (assigned.buffered and assigned.fetch_offset - assigned.position > settings.span_max)
@@ -277,8 +338,7 @@ class SubscriptionState:
         if assigned is None or subscription is None or assigned.silent or assigned.fetch_offset != offset:
             return FetchRequest(queue.topic, queue.queue_id, offset, 1)
         assigned.fetching = True
-        buffered = sum(assigned.buffered_count for assigned in self._queues.values())
-        share = (self._settings.threshold_all_count - buffered) // len(self._queues)
+        share = (self._settings.threshold_all_count - self._buffered_count) // len(self._queues)
         max_messages = max(1, min(self._settings.threshold_count - assigned.buffered_count, share))
         return FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes)
 
@@ -287,13 +347,15 @@ class SubscriptionState:
         assigned = self._queues.get(queue)
         return assigned is not None and not assigned.silent and assigned.fetch_offset == offset
 
-    def fetched(self, queue: MessageQueue, offset: int, fetched: FetchedRecords) -> bool:
-        """Buffer the records that a fetch from `offset` found. False if they are not wanted any more: a seek, reset,
-        pause or revocation has come between."""
+    def fetched(self, queue: MessageQueue, offset: int, *found: FetchedRecords) -> bool:
+        """Buffer the records that a fetch from `offset` found, or a look into the mapped files. False if they are not
+        wanted any more: a seek, reset, pause or revocation has come between."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.fetching or assigned.fetch_offset != offset:
             return False
-        assigned.fetched(fetched)
+        for fetched in found:
+            assigned.fetched(fetched)
+        self._note(assigned)
         return True
 
     def out_of_range(self, queue: MessageQueue, offset: int, next_offset: int) -> bool:
@@ -307,7 +369,61 @@ class SubscriptionState:
         else:
             assigned.refetch_from(next_offset)
             assigned.done = min(assigned.done, next_offset)
+        self._note(assigned, moved=True)
         return True
+
+    # Reading in place
+
+    def read_in_place(self, queue: MessageQueue) -> None:
+        """Read an assigned queue from mapped files from now on, once `end_known` tells how far. Ignored for a queue
+        that is not assigned."""
+        assigned = self._queues.get(queue)
+        if assigned is not None and not assigned.mapped:
+            assigned.mapped, assigned.fetching, assigned.known_end = True, False, assigned.fetch_offset
+            self._note(assigned, moved=True)
+
+    def read_by_fetches(self, queue: MessageQueue) -> None:
+        """Read a queue by fetches from now on."""
+        assigned = self._queues.get(queue)
+        if assigned is not None and assigned.mapped:
+            assigned.mapped = assigned.fetching = False
+            self._note(assigned, moved=True)
+
+    def waits(self) -> list[tuple[MessageQueue, FetchRequest]]:
+        """The queues that are read in place, each with the offset behind what is known of it: news lie there."""
+        return [
+            (queue, FetchRequest(queue.topic, queue.queue_id, max(assigned.fetch_offset, assigned.known_end), 1))
+            for queue, assigned in self._mapped.items()
+        ]
+
+    @property
+    def has_unread(self) -> bool:
+        """True if the mapped files are known to have more of a queue."""
+        return bool(self._unread)
+
+    def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
+        """Take the offsets that a queue holds, [`min_offset`, `max_offset`), as the answer to a wait behind `offset`
+        tells. False if they show that the queue's next offset is none of them: then a fetch is to find out more."""
+        assigned = self._mapped.get(queue)
+        if assigned is None or offset < assigned.fetch_offset:
+            return True  # the position was moved meanwhile, beyond what this answer can tell
+        if not min_offset <= assigned.fetch_offset <= max_offset:
+            return False
+        assigned.known_end = max_offset
+        self._note(assigned)
+        return True
+
+    def next_unread(self, max_messages: int) -> tuple[MessageQueue, FetchRequest, int] | None:
+        """A read of the next queue of which the mapped files have more, and the end up to which they have; None if
+        there is none. The queue's next turn comes after the others'."""
+        for queue in self._unread:
+            assigned, codes = self._queues[queue], self._subscriptions[queue.topic].tag_codes
+            assigned.fetching = True
+            del self._unread[queue]
+            self._unread[queue] = None
+            request = FetchRequest(queue.topic, queue.queue_id, assigned.fetch_offset, max_messages, codes)
+            return queue, request, assigned.known_end
+        return None
 
     # Positions
 
@@ -316,6 +432,7 @@ class SubscriptionState:
         assigned = self.get(queue)
         assigned.backwards |= offset < max(assigned.done, assigned.committed or 0)
         assigned.seek(offset)
+        self._note(assigned, moved=True)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Neither fetch nor return assigned queues. Their buffered records are dropped: they must not take capacity
@@ -323,18 +440,21 @@ class SubscriptionState:
         for assigned in [self.get(queue) for queue in queues]:
             assigned.paused = True
             assigned.refetch_from(assigned.position)
+            self._note(assigned, moved=True)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Fetch and return paused queues again."""
         for assigned in [self.get(queue) for queue in queues]:
             assigned.paused = False
+            self._note(assigned, moved=True)
 
     # Committing
 
     def finish_all(self) -> None:
         """Count everything that polls returned as finished by the program."""
-        for assigned in self._queues.values():
+        for assigned in [self._queues[queue] for queue in self._unfinished]:
             assigned.finish()
+            self._note(assigned)
 
     def finish(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Count the messages before these offsets as finished by the program, in revoked queues too. All are checked
@@ -347,21 +467,28 @@ class SubscriptionState:
                     f"{queue}: cannot commit {offset!r}: polls have come to {position}; use seek to leave messages out"
                 )
         for queue, offset in offsets.items():
-            self._queues[queue].done = max(self._queues[queue].done, offset)
+            assigned = self._queues[queue]
+            assigned.done = max(assigned.done, offset)
+            self._note(assigned)
 
     def commits_due(self, now_s: float) -> bool:
         """True if it is time for an automatic commit: the interval is over, or the group waits for a queue."""
         if not self._settings.auto_commit:
             return False
-        leaving = any(assigned.releasable and assigned.dirty for assigned in self._queues.values())
+        leaving = any(self._queues[queue].releasable for queue in self._revoked.keys() & self._dirty.keys())
         return leaving or now_s - self._committed_s >= self._settings.auto_commit_interval_s
+
+    def next_commit_s(self) -> float | None:
+        """The time of the next automatic commit; None if nothing is to be committed."""
+        if not self._settings.auto_commit or not self._dirty:
+            return None
+        return self._committed_s + self._settings.auto_commit_interval_s
 
     def uncommitted(self, now_s: float) -> dict[MessageQueue, OffsetCommit]:
         """The commits of everything that is finished and not committed."""
         self._committed_s = now_s
-        return {
-            queue: assigned.offset_commit(assigned.done) for queue, assigned in self._queues.items() if assigned.dirty
-        }
+        uncommitted = [self._queues[queue] for queue in self._dirty]
+        return {assigned.queue: assigned.offset_commit(assigned.done) for assigned in uncommitted}
 
     def reset_queries(self) -> dict[MessageQueue, OffsetCommit]:
         """Commits without an offset, whose answer tells which queues somebody has reset."""
@@ -375,6 +502,7 @@ class SubscriptionState:
             assigned = self._queues.pop(queue, None)
             if assigned is not None:
                 assigned.change(AssignmentEvent.LOSE)
+                self._forget(assigned)
                 if queue in answer.fenced:
                     self._fenced[queue] = assigned.generation
         for queue, at in answer.reset.items():
@@ -386,6 +514,7 @@ class SubscriptionState:
             if assigned is not None and assigned.reset_version == commits[queue].reset_version:
                 assigned.committed = offset if commits[queue].backwards else max(offset, assigned.committed or 0)
                 assigned.backwards &= assigned.done < assigned.committed
+                self._note(assigned)
         return committed
 
     def _reset(self, queue: MessageQueue, at: QueueOffset) -> None:
@@ -394,3 +523,48 @@ class SubscriptionState:
         if assigned is not None and at.reset_version > assigned.reset_version:
             assigned.seek(at.queue_offset)
             assigned.committed, assigned.reset_version, assigned.backwards = at.queue_offset, at.reset_version, False
+            self._note(assigned, moved=True)
+
+    # The tables of queues
+
+    def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
+        """Bring the tables up to date for one queue that has changed. `moved`: not just by reading on."""
+        queue = assigned.queue
+        _keep(self._buffered, queue, bool(assigned.buffered))
+        _keep(self._unread, queue, assigned.unread)
+        _keep(self._unfinished, queue, assigned.unfinished)
+        _keep(self._dirty, queue, assigned.dirty)
+        _keep(self._revoked, queue, assigned.revoked)
+        if self._is_hungry(assigned):
+            self._hungry[queue] = assigned.fetch_offset
+        else:
+            self._hungry.pop(queue, None)
+        if assigned.mapped and not assigned.silent:
+            self._mapped[queue] = assigned
+        else:
+            self._mapped.pop(queue, None)
+        self._count(assigned, assigned.buffered_count, assigned.buffered_bytes)
+        self._version += moved
+
+    def _forget(self, assigned: AssignedMessageQueue) -> None:
+        """Take a queue that is not this consumer's any more out of the tables."""
+        for table in (self._buffered, self._unread, self._unfinished, self._dirty, self._revoked):
+            table.pop(assigned.queue, None)
+        self._hungry.pop(assigned.queue, None)
+        self._mapped.pop(assigned.queue, None)
+        self._count(assigned, 0, 0)
+        self._version += 1
+
+    def _count(self, assigned: AssignedMessageQueue, count: int, size_bytes: int) -> None:
+        """Have the totals count so much of a queue."""
+        self._buffered_count += count - assigned.counted[0]
+        self._buffered_bytes += size_bytes - assigned.counted[1]
+        assigned.counted = (count, size_bytes)
+
+
+def _keep(table: dict[MessageQueue, None], queue: MessageQueue, wanted: bool) -> None:
+    """Have `queue` in the table, where it is already or at its end, or not."""
+    if wanted:
+        table.setdefault(queue)
+    else:
+        table.pop(queue, None)

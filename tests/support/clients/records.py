@@ -19,13 +19,14 @@ def records_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MemoryRec
 def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> FetchedRecords:
     """Records of these offsets as a pull consumer holds them; the queue goes on at `next_offset`, by default behind the
     last of them."""
-    return FetchedRecords(records_of(offsets), offsets[-1] + 1 if next_offset is None else next_offset)
+    return FetchedRecords.read(records_of(offsets).data, offsets[-1] + 1 if next_offset is None else next_offset)
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
     """The queue offsets in a slice. Ask before it is taken."""
     first = part.fetched.first
-    return list(part.fetched.records.offsets[first : first + part.count])
+    offsets: list[int] = part.fetched.offsets[first : first + part.count].tolist()
+    return offsets
 
 
 def _record(offset: int, reconsume_times: int) -> bytes:

@@ -65,7 +65,8 @@ def store(tmp_path, no_flushes):
 def engine(offsets, store):
     """An engine for an async consumer; closed at the end."""
     storage = SimpleNamespace(
-        fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+        fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s),
+        reader=lambda: None,
     )
     engine = PullEngine(
         PullSettings("billing", auto_commit_interval_s=3600.0),

@@ -11,14 +11,14 @@ from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import AllocateStrategy, Allocation
 
 
-def test_the_defaults_are_rocketmqs():
+def test_the_defaults_are_rocketmqs_but_for_what_is_read_ahead_which_is_bounded_by_bytes():
     """spec/messaging.md §6."""
     settings = PullSettings.of("billing")
     assert settings.start == StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
     assert (settings.auto_commit, settings.auto_commit_interval_s) == (True, 5.0)
     assert settings.allocation.strategy is AllocateStrategy.AVG
-    assert (settings.threshold_count, settings.threshold_bytes, settings.span_max) == (1000, 100 << 20, 2000)
-    assert settings.threshold_all_count == 10_000
+    assert (settings.threshold_count, settings.threshold_bytes, settings.span_max) == (65_535, 100 << 20, 65_535)
+    assert (settings.threshold_all_count, settings.threshold_all_bytes) == (655_350, 8 << 20)
     assert settings.queue_check_interval_s == 30.0
 
 

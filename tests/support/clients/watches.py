@@ -1,0 +1,127 @@
+"""A storage client of a store in this process, whose files are read in place and whose ends can be watched."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+
+from raymq.logfiles.log_reader import LogReader
+from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueEnds
+from storage.message_store import MessageStore
+from tests.support.clients.fakes import WAIT_S
+
+LOOK_S = 0.05
+"""How often a watch looks if it is to end."""
+
+
+class StoreWatch:
+    """An EndsWatch of a MessageStore: a thread answers each ask with the store's own long poll."""
+
+    def __init__(self, store: MessageStore, pull_from: str = "") -> None:
+        self.asks: list[list[FetchRequest]] = []
+        self.pull_from = pull_from
+        self._store = store
+        self._here, self._there = socket.socketpair()
+        self._here.settimeout(WAIT_S)
+        self._changed = threading.Condition()
+        self._asked: list[FetchRequest] | None = None
+        self._answer: list[QueueEnds] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._here.fileno()
+
+    def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
+        with self._changed:
+            if self._closed:
+                raise ConnectionResetError("the watch is cut")
+            if self._answer is not None:
+                self._answer = None
+                self._here.recv(1)
+            self._asked = list(requests)
+            self.asks.append(self._asked)
+            self._changed.notify_all()
+
+    def receive(self) -> list[QueueEnds]:
+        if not self._here.recv(1):
+            raise EOFError
+        with self._changed:
+            answer, self._answer = self._answer, None
+            assert answer is not None
+            return answer
+
+    def close(self) -> None:
+        self.cut()
+        self._thread.join(WAIT_S)
+        self._here.close()
+
+    def cut(self) -> None:
+        """End the connection from the store's side."""
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                self._there.close()
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked is not None or self._closed)
+                if self._closed:
+                    return
+                asked = self._asked
+            assert asked is not None
+            results = self._store.fetch(asked, max_bytes=0, wait_s=LOOK_S)
+            news = any(
+                result.max_offset > request.queue_offset
+                or not result.min_offset <= request.queue_offset
+                or request.queue_offset > result.max_offset
+                for request, result in zip(asked, results, strict=True)
+            )
+            with self._changed:
+                if news and self._asked is asked and not self._closed:
+                    self._asked = None
+                    self._answer = [QueueEnds(one.min_offset, one.max_offset, self.pull_from) for one in results]
+                    self._there.send(b"!")
+
+
+class MappedStorage:
+    """A StorageClient of a MessageStore in this process, which it reads in place; `fetch` asks the store."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self.store = store
+        self.watches: list[StoreWatch] = []
+        self.fetched: list[FetchRequest] = []
+        self.refused: Exception | None = None
+        settings = store._settings
+        self._reader = LogReader(
+            settings.store_path_root_dir,
+            commit_log_file_size=settings.mapped_file_size_commit_log_bytes,
+            consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
+        )
+
+    def reader(self) -> LogReader | None:
+        return self._reader
+
+    def open_watch(self) -> StoreWatch | None:
+        if self.refused is not None:
+            raise self.refused
+        self.watches.append(StoreWatch(self.store))
+        return self.watches[-1]
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        if self.refused is not None:
+            raise self.refused
+        self.fetched += requests
+        return self.store.fetch(requests, max_bytes=max_bytes, wait_s=min(wait_s, LOOK_S))
+
+    def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
+        return self.store.queue_bounds(topic, queue_id)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float) -> int:
+        return self.store.offset_by_time(topic, queue_id, timestamp_ms)
