@@ -271,8 +271,7 @@ class MessageStore:
     def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
         """Check batches and write them, or count the failure."""
         try:
-            checked = self._appender.check(batches)
-            return self._gate.write(partial(self._appender.append, checked), timeout_s)
+            return self._gate.write(self._appender.prepare(batches), timeout_s)
         except RaymqError:
             self._stats.count_failed_put()
             raise

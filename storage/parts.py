@@ -68,8 +68,8 @@ class StoreParts:
         config = ConfigFiles(root)
         log = CommitLog.of(settings)
         resources.callback(log.close)
-        max_open, mapped = settings.max_mapped_files, settings.writes_through_maps
-        handles = HeldUnits(max_open, mapped=mapped, log=log) if log.has_pool else WriteHandles(max_open, mapped=mapped)
+        max_open = settings.max_mapped_files
+        handles = HeldUnits(max_open, log=log) if log.has_pool else WriteHandles(max_open)
         queues = QueueTable(root, settings, reader, config, handles, after_crash=after_crash)
         resources.callback(queues.close)
         deliveries = DeliveryProgress()

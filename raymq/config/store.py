@@ -301,9 +301,9 @@ class StoreOptions(BaseModel):
         return parse_delay_levels(self.message_delay_level)
 
     @property
-    def writes_through_maps(self) -> bool:
-        """True if appends are written through the files' maps. With SYNC_FLUSH each append waits for the disk anyway,
-        and an error of the disk is to be an error. A pool's writes need no warm pages."""
+    def warms_up_log(self) -> bool:
+        """True if the log's pages are made ahead of a fast writer. With SYNC_FLUSH each append waits for the disk
+        anyway, and a pool's writes need no warm pages."""
         is_async = self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
         return self.warm_mapped_file_enable and is_async and not self.transient_store_pool_enable
 

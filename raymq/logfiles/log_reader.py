@@ -28,6 +28,7 @@ from raymq.config.store import (
     MAX_FILTER_MESSAGE_SIZE_BYTES,
 )
 from raymq.errors import DataLossError
+from raymq.kernels.stamp import store_timestamps_at
 from raymq.logfiles.batch_queue_units import messages_of, units_from
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR, batch_queue_directory, file_name
 from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, ExtensionReader
@@ -36,7 +37,6 @@ from raymq.logfiles.log_files import open_log_directories
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.layout import UNIT_DTYPE
-from raymq.record.stamp import store_timestamps_at
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""

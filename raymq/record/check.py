@@ -1,25 +1,18 @@
-"""Checks records before they are trusted: one at a position of a file, and whole batches before a store takes them.
+"""Checks records before they are trusted, one at a position of a file or of a buffer.
 
-`check_record` is the record parser of spec/storage.md §5: it never raises for what is in the buffer. `validate_batch`
-is for batches that a producer sent, and raises MessageIllegalError.
+`check_record` is the record parser of spec/storage.md §5: it never raises for what is in the buffer. Batches that
+producers sent are checked as a whole by raymq.kernels.check.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import IllegalNameError, MessageIllegalError
-from raymq.message import (
-    MAX_PROPERTIES_BYTES,
-)
-from raymq.record import layout
 from raymq.record.crc import PROPERTY_CRC_LENGTH, body_crc, property_crc
-from raymq.record.encode import EncodedBatch, topic_part
 from raymq.record.layout import (
     BLANK_LENGTH,
     BLANK_MAGIC,
@@ -35,143 +28,8 @@ from raymq.record.layout import (
     Buffer,
     RecordError,
     header_size,
-    record_ends,
-    windows,
 )
 from raymq.record.walk import walk_records
-
-_BIG_ENDIAN_SHORT: Final = np.dtype(">i2")
-
-
-_BIG_ENDIAN_INT: Final = np.dtype(">i4")
-
-
-_MAGIC_AND_QUEUE_ID: Final = struct.Struct(">ii")
-
-
-_ONE_HEAD: Final = struct.Struct(">ii4xi20xi")
-"""total_size, magic, queue_id and sys_flag of one record."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFacts:
-    """The facts of a batch on which it depends if a store takes it. Lengths are in bytes."""
-
-    count: int
-    """Records in the batch."""
-    longest_record: int
-    longest_body: int
-    longest_properties: int
-    sys_flags: int
-    """The sys flags of all records, or'ed together."""
-    first_properties: bytes
-    """The first record's properties; all records of a batch share their reserved names."""
-
-
-def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
-    """Check that `batch` is what `encode_batch` makes, so that its records can be stamped and stored.
-
-    Sizes add up, each record's length fields agree with its size, magic and topic are those of `batch.topic`, queue ids
-    are `batch.queue_id`, host families are the same. MessageIllegalError otherwise. Bodies and properties are not read.
-    Returns what further checks need. `ends`: `record_ends` of the sizes, from a caller that needs them too.
-    """
-    sizes = batch.sizes
-    if not len(sizes) or len(batch.tag_codes) != len(sizes):
-        raise MessageIllegalError(f"a batch of {len(sizes)} sizes and {len(batch.tag_codes)} tag codes is not legal")
-    try:
-        magic, topic_text = topic_part(batch.topic)
-    except IllegalNameError as error:
-        raise MessageIllegalError(str(error)) from None
-    if len(sizes) == 1 and sizes[0] == len(batch.records):
-        facts = _facts_of_one(memoryview(batch.records), batch.queue_id, magic, topic_text)
-        if facts is not None:
-            return facts
-    try:
-        return _facts_of_many(batch, record_ends(sizes) if ends is None else ends, magic, topic_text)
-    except IndexError:
-        raise MessageIllegalError("a record is too short for its fields") from None
-    except struct.error:
-        raise MessageIllegalError(f"queue id {batch.queue_id} does not fit in a record") from None
-
-
-def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:
-    """`validate_batch` with two gathers: the records' headers, and the bytes between body and properties.
-
-    Columns that are known beforehand are compared as bytes. IndexError when a position lies outside the batch.
-    """
-    sizes, data, count, width = batch.sizes, batch.records, len(batch.sizes), len(topic_text)
-    if int(ends[-1]) != len(data):
-        raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
-    fixed_size = layout.header_size_at(data)
-    # The headers as a table of ints, shape (count, fixed_size / 4): every field but the 8-byte ones is one column.
-    # `body_starts` are the records' starts at first, and are moved on below.
-    body_starts = ends - sizes
-    head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
-    same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
-    if head[:, 0].tobytes() != sizes.astype(_BIG_ENDIAN_INT).tobytes():
-        raise MessageIllegalError("a record's total size differs from the size given for it")
-    if head[:, 1:4:2].tobytes() != same * count:
-        raise MessageIllegalError(f"a record is not one of topic {batch.topic!r}, queue id {batch.queue_id}")
-    sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
-    # The last column is the body's size. As an unsigned number a negative one is too long, and fails below.
-    bodies = head[:, -1].astype(np.uint32).astype(np.int64)
-    properties = sizes - bodies
-    properties -= fixed_size + width + 2
-    longest_properties = int(np.maximum.reduce(properties.view(np.uint64)))
-    if longest_properties > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(
-            f"a record's body size leaves too few bytes for the properties, or more than {MAX_PROPERTIES_BYTES}"
-        )
-    # The topic with its length, and the properties' length, as a table of bytes, shape (count, width + 2).
-    body_starts += bodies
-    body_starts += fixed_size
-    middle = windows(data, width + 2)[body_starts].view(np.uint8).reshape(count, width + 2)
-    if middle[:, :-2].tobytes() != topic_text * count:
-        raise MessageIllegalError(f"a record's topic is not {batch.topic!r}")
-    if middle[:, -2:].tobytes() != properties.astype(_BIG_ENDIAN_SHORT).tobytes():
-        raise MessageIllegalError("a record's length fields do not add up to its size")
-    first_end = int(ends[0])
-    return BatchFacts(
-        count,
-        int(np.maximum.reduce(sizes)),
-        int(np.maximum.reduce(bodies)),
-        longest_properties,
-        sys_flags,
-        bytes(data[first_end - int(properties[0]) : first_end]),
-    )
-
-
-def _common_flags(column: NDArray[np.int32]) -> int:
-    """The sys flags of all records or'ed together. MessageIllegalError unless their hosts are of the same families."""
-    first = int(column[0])
-    if column.tobytes() == first.to_bytes(4, signed=True) * len(column):
-        return first
-    either, both = int(np.bitwise_or.reduce(column)), int(np.bitwise_and.reduce(column))
-    if (either ^ both) & layout.SYS_FLAG_HOSTS_MASK:
-        raise MessageIllegalError("records have hosts of different families")
-    return either
-
-
-def _facts_of_one(record: memoryview, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
-    """`validate_batch` for a single record, without numpy's overhead. None when it is not legal; the checks for many
-    records then say why."""
-    size = len(record)
-    if size < layout.MIN_RECORD_SIZE:
-        return None
-    total, found_magic, found_queue_id, sys_flag = _ONE_HEAD.unpack_from(record)
-    fixed_size = layout.header_size(sys_flag)
-    free = size - (fixed_size + len(topic_text) + 2)
-    if (total, found_magic, found_queue_id) != (size, magic, queue_id) or free < 0:
-        return None
-    body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
-    if not 0 <= body_size <= free:
-        return None
-    properties_at = fixed_size + body_size + len(topic_text) + 2
-    properties_size = int.from_bytes(record[properties_at - 2 : properties_at], signed=True)
-    if properties_size != free - body_size or record[fixed_size + body_size : properties_at - 2] != topic_text:
-        return None
-    return BatchFacts(1, size, body_size, properties_size, sys_flag, bytes(record[properties_at:]))
-
 
 _CHECKED: Final = struct.Struct(">iii24xi44xi")
 """total_size, magic, body_crc, sys_flag and, with IPv4 hosts, body_size."""

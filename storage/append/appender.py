@@ -15,10 +15,11 @@ import numpy as np
 
 from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError
+from raymq.kernels.check import BatchFacts, validate_batch
 from raymq.kernels.fields import Ints
+from raymq.kernels.stamp import is_sealed, stamp_many, stamp_one
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
-from raymq.record.check import validate_batch
 from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import (
@@ -28,7 +29,6 @@ from raymq.record.layout import (
     decode_host,
     record_ends,
 )
-from raymq.record.stamp import is_sealed, stamp_many, stamp_one
 from storage.append.checked_batch import CheckedBatch
 from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, refuse_batch, space_checks
 from storage.dispatch.delivery_progress import Delivery, Source, waiting_codes
@@ -52,7 +52,7 @@ class AppendPlan(NamedTuple):
 
 
 class Appender:
-    """Writes batches and due deliveries to the log and the queues. `check` is called outside the append lock,
+    """Writes batches and due deliveries to the log and the queues. `prepare` is called outside the append lock,
     everything else under it. With multi-dispatch the store has a MultiDispatchAppender instead."""
 
     def __init__(
@@ -84,6 +84,15 @@ class Appender:
         # Counters since the store was opened.
         self.messages_appended = self.duplicates_dropped = 0
 
+    def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
+        """`append` of `batches`, to be called under the append lock. MessageIllegalError as `check` raises it."""
+        if len(batches) == 1 and len(batches[0]) == 1:
+            [batch] = batches
+            facts = self._check_facts(batch, None)
+            if not (is_sealed(facts.first_properties) or is_waiting_topic(batch.topic)):
+                return partial(self._append_record, batch)
+        return partial(self.append, self.check(batches))
+
     def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
         """Check that all `batches` can be stored by one append, else raise MessageIllegalError. Their records are not
         copied: they must not change until that append has returned."""
@@ -97,9 +106,14 @@ class Appender:
         return [self._check(batch) for batch in batches]
 
     def _check(self, batch: EncodedBatch) -> CheckedBatch:
+        ends = record_ends(batch.sizes)
+        self._check_facts(batch, ends)
+        return CheckedBatch(batch, memoryview(batch.records), ends)
+
+    def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
+        """The facts of a batch that can be stored, else MessageIllegalError. `ends`: `record_ends` of its sizes."""
         if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
             raise _negative_queue_id(batch.queue_id)
-        ends = record_ends(batch.sizes)
         facts = validate_batch(batch, ends)
         refused = refuse_batch(
             facts,
@@ -112,7 +126,7 @@ class Appender:
             raise MessageIllegalError(
                 f"the records are made for another kind of store host than this store's {decode_host(self.store_host)}"
             )
-        return CheckedBatch(batch, memoryview(batch.records), ends)
+        return facts
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
         """Store `batches`. The results say SEND_OK; nothing is flushed.
@@ -128,6 +142,27 @@ class Appender:
         plan = self._plan(rests)
         self._reserve(plan.units, plan.spans)
         return self._write_batches(batches, rests, stored, plan)
+
+    def _append_record(self, batch: EncodedBatch) -> list[AppendResult]:
+        """`append` of one message in fewer steps, where nothing is special about it: it is new, fits into the log's
+        file, and that has a map."""
+        record, producer, log = memoryview(batch.records), batch.producer, self._log
+        is_repeat = producer is not None and self._stored_prefix(batch)
+        queue = self._queues.get_or_create(batch.topic, batch.queue_id)
+        if not is_repeat and log.has_room_for(len(record)):
+            self._reserve([(queue, 1)], [])
+            self.read_clock()
+            store_ms = self.last_store_timestamp_ms = self._earliest_ms
+            queue_offset, physical_offset = queue.next_offset, log.end_offset
+            if log.write_record(record, queue_offset, store_ms, self.store_host):
+                self.last_record_offset = physical_offset
+                queue.append_unit(physical_offset, len(record), int(batch.tag_codes[0]))
+                self._visibility.add(log.end_offset, queue, queue_offset + 1)
+                if producer is not None:
+                    self._dedup.record_messages(producer, batch.topic, batch.queue_id, 1, queue_offset)
+                self.messages_appended += 1
+                return [AppendResult(SendStatus.SEND_OK, queue_offset, physical_offset, store_ms)]
+        return self.append([CheckedBatch(batch, record, record_ends(batch.sizes))])
 
     def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.

@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from raymq.errors import RaymqError
+from raymq.kernels.check import validate_batch
+from raymq.kernels.stamp import with_property_crc
 from raymq.protocol.store import AppendResult
-from raymq.record.check import validate_batch
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import (
     IPV6_EXTRA,
@@ -25,7 +26,6 @@ from raymq.record.layout import (
     SYS_FLAG_STORE_HOST_IPV6,
     windows,
 )
-from raymq.record.stamp import with_property_crc
 from storage.append.durability import WriteBatches, Written
 
 

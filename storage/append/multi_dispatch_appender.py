@@ -19,13 +19,13 @@ import numpy as np
 from raymq.config.store import StoreSettings
 from raymq.errors import MessageIllegalError
 from raymq.kernels.fields import Ints, find_fields
+from raymq.kernels.stamp import is_sealed
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
 from raymq.names import LMQ_PREFIX
 from raymq.protocol.store import AppendResult
 from raymq.record.crc import PROPERTY_CRC_LENGTH
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import decode_properties, record_ends
-from raymq.record.stamp import is_sealed
 from storage.append.appender import Appender
 from storage.append.checked_batch import CheckedBatch
 from storage.append.put_check import PutMessageStatus, refusal
@@ -61,6 +61,10 @@ class MultiDispatchAppender(Appender):
     ) -> None:
         super().__init__(parts, recovered, store_host=store_host, clock_ms=clock_ms)
         self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, self._record_max_bytes)
+
+    def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
+        """`Appender.prepare`. A message alone may name other queues, too."""
+        return partial(self.append, self.check(batches))
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
         """`Appender.append`. MessageIllegalError also as `MultiAppend.dispatch` and `count_units` raise it."""

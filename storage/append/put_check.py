@@ -21,8 +21,8 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
+from raymq.kernels.check import BatchFacts
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_QUEUE_OFFSET, PROPERTY_INNER_NUM, SendStatus
-from raymq.record.check import BatchFacts
 from raymq.record.layout import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
@@ -139,7 +139,7 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches are read here, but not taken")
     if _MULTI_OFFSETS in facts.first_properties:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a message's offsets in other queues are the store's to set")
-    if facts.count > 1 and facts.sys_flags & SYS_FLAG_TRANSACTION_MASK:
+    if facts.messages > 1 and facts.sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "messages of a transaction cannot be sent in a batch")
     if facts.sys_flags & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK):
         return refusal(

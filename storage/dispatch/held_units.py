@@ -7,6 +7,7 @@ commit.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import deque
 from pathlib import Path
@@ -32,8 +33,8 @@ class HeldUnits(WriteHandles):
     Bytes that are still held when a commit fails are never written.
     """
 
-    def __init__(self, max_open: int, *, mapped: bool, log: CommitLog) -> None:
-        super().__init__(max_open, mapped=mapped)
+    def __init__(self, max_open: int, *, log: CommitLog) -> None:
+        super().__init__(max_open)
         self._log = log
         self._lock = threading.Lock()
         self._held: deque[_Held] = deque()
@@ -46,6 +47,10 @@ class HeldUnits(WriteHandles):
                 self._held.append(_Held(end_offset, path, position, bytes(data)))
             else:
                 super().write(path, position, data)
+
+    def map_of(self, path: Path) -> mmap.mmap | None:
+        """None: what is written has to come by here."""
+        return None
 
     def complete_writes(self) -> None:
         if self._held:

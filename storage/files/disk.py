@@ -5,20 +5,24 @@ store by replacing the functions of this module: one that loses all that was not
 
 On return, the effect of each call survives
 
-    write (pwrite, by its caller)     the end of the process; not a power cut, not even in order
-    flush                             a power cut: the bytes, and the file's size
+    pwrite_all, a store into a map    the end of the process; not a power cut, not even in order
+    flush                             a power cut: the bytes, however they were written, and the file's size
     rename, unlink, make_directory    the end of the process; not a power cut, and each or none of them
     sync_directory                    a power cut: the names in the directory
 
-Stores into a map (map_writer.py) are not here: they are the hot path, and say nothing about the disk before the flush.
+Stores into a map (`map_for_writing`) are not calls: they are the hot path, and no error of the disk can come of them
+before the flush. Whoever gets no map, because a test or a file system gives none, writes with `pwrite_all`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import logging
 import mmap
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +35,19 @@ DIRECTORY_MODE: Final = 0o700
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MADV_POPULATE_WRITE: Final = 23
+_STATFS_BYTES: Final = 256
+_NEVER_MAPPED: Final = {
+    0x9123683E: "btrfs",
+    0xCA451A4E: "bcachefs",
+    0x2FC12FC1: "ZFS",
+    0x65735546: "FUSE",
+    0x6969: "NFS",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+}
+"""File systems by their magic (statfs) that may want new blocks for bytes that have some, or lose them to a network."""
+
+logger = logging.getLogger(__name__)
 
 Bytes = bytes | bytearray | memoryview
 
@@ -46,8 +63,57 @@ def preallocate(descriptor: int, size: int) -> None:
     os.posix_fallocate(descriptor, 0, size)
 
 
+def map_for_writing(descriptor: int, size: int, *, ahead: bool) -> mmap.mmap | None:
+    """A shared, writable map of a file of `size` bytes that `preallocate` was called for; None where a store into it
+    might need space that is not there, which would be SIGBUS: such a file is written with `pwrite_all`.
+
+    A store into the map is seen at once by whoever reads the file, and `flush` brings it to the disk. With `ahead` the
+    kernel makes many pages at a time where one is stored to, as many as it reads ahead on this disk: a tenth of the
+    cost for a writer that comes to all of them soon, megabytes for nothing for one that does not. OSError: the disk is
+    full, or fails.
+    """
+    name = _NEVER_MAPPED.get(_file_system_of(descriptor))
+    reason = f"{name} may need new blocks for it" if name else _refusal_to_allocate(descriptor, size)
+    if not reason:
+        try:
+            mapped = mmap.mmap(descriptor, size)
+        except (OSError, ValueError) as error:
+            reason = str(error)
+        else:
+            if not ahead:
+                mapped.madvise(mmap.MADV_RANDOM)
+            return mapped
+    logger.info("/proc/self/fd/%d is written with pwrite, not through a map: %s", descriptor, reason)
+    return None
+
+
+def _file_system_of(descriptor: int) -> int:
+    """The magic of the file system that the file is in; 0 if it cannot be told."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _LIBC.fstatfs(ctypes.c_int(descriptor), buffer):
+        return 0
+    # The first field is a long, of which the magic is the lower half.
+    return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
+
+
+def _refusal_to_allocate(descriptor: int, size: int) -> str:
+    """The reason why the file system cannot give a file its blocks beforehand; empty if it has done so. (Where it
+    cannot, `posix_fallocate` writes to the file instead.) OSError as of `preallocate`."""
+    if _LIBC.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
+        return ""
+    error = ctypes.get_errno()
+    if error in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return os.strerror(error)
+    raise OSError(error, os.strerror(error))
+
+
 def flush(descriptor: int) -> None:
-    """Wait until everything written to the file is on disk. After an OSError it is not known what is."""
+    """Wait until everything written to the file, by calls or through maps, is on disk. After an OSError it is not known
+    what is.
+
+    Linux notes in the file which of its pages were stored to, through whatever map, and `fdatasync` writes all of
+    those: no `msync` is needed, which would have to be called for each map.
+    """
     os.fdatasync(descriptor)
 
 
@@ -140,13 +206,15 @@ def replace_file(path: Path, data: Bytes) -> None:
     sync_directory(path.parent)
 
 
-def make_pages(mapped: mmap.mmap) -> None:
-    """Have all pages of a shared, writable map in memory, ready to be written. The file must have their blocks.
+def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
+    """Have the pages of `size` bytes from `position` on of a shared, writable map in memory, ready to be written. Both
+    are whole pages. The file must have their blocks.
 
     OSError when it fails, and from a kernel before 5.14. Not `mmap.madvise`: that keeps all other threads waiting.
     """
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), _MADV_POPULATE_WRITE):
+    first = ctypes.c_char.from_buffer(mapped, position)  # keeps the map where it is meanwhile
+    address = ctypes.addressof(first)
+    if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 

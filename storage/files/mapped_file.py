@@ -1,4 +1,4 @@
-"""One file of the log or of a queue: preallocated, written by position, read through maps.
+"""One file of the log or of a queue: preallocated, written through a map or by position, read through maps.
 
 A file appears under its name only when it has its full size and its blocks: it is allocated under another name and
 renamed. So a full disk is an OSError before anything is written, and a crash leaves no file of a wrong size.
@@ -7,6 +7,7 @@ renamed. So a full disk is an OSError before anything is written, and a crash le
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
 from typing import Final
@@ -34,8 +35,12 @@ class MappedFile:
         """Open an existing file for writing. Its blocks are allocated if they are not, so that writing cannot fail."""
         self.path, self.start, self.size = path, start, size
         self._descriptor = disk.open_file(path, os.O_RDWR)
+        self.mapped: mmap.mmap | None = None
+        """The file's bytes, to be written; None where that is not safe, and `write` has to be used. It is dropped, not
+        closed: it stays valid for whoever holds it."""
         try:
             disk.preallocate(self._descriptor, size)
+            self.mapped = disk.map_for_writing(self._descriptor, size, ahead=True)
         except BaseException:
             self.close()
             raise
@@ -101,7 +106,8 @@ class MappedFile:
             disk.pwrite_all(self._descriptor, at, bytes(min(ZEROING_CHUNK_BYTES, end - at)))
 
     def close(self) -> None:
-        """Close the descriptor; idempotent. Nothing is flushed."""
+        """Close the descriptor and let go of the map; idempotent. Nothing is flushed."""
+        self.mapped = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -11,30 +11,32 @@ from storage.files import disk
 
 
 class WriteHandles:
-    """Open files by path; beyond `max_open` the least recently used is closed. For one thread at a time.
+    """Open files by path; beyond `max_open` the least recently opened or looked up is closed. For one thread at a time.
 
-    With `mapped` they are written through maps: a unit of 20 bytes is stored in less time than a call of `pwrite`
-    takes, and without giving the interpreter away to other threads. The files' blocks must be allocated.
+    They are written through maps: a unit of 20 bytes is stored in less time than a call of `pwrite` takes, and without
+    giving the interpreter away to other threads. The files' blocks must be allocated. A file that cannot be mapped for
+    writing (disk.map_for_writing) is written with `pwrite`.
     """
 
-    def __init__(self, max_open: int, *, mapped: bool = False) -> None:
-        self._max_open, self._mapped = max_open, mapped
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
         self._files: OrderedDict[Path, int | mmap.mmap] = OrderedDict()
+        self.closed_count = 0
+        """The number of files that were closed so far. While it stands, maps that `map_of` gave are open."""
 
     def write(self, path: Path, position: int, data: disk.Bytes) -> None:
         """Write all of `data` at byte `position` of the existing file `path`."""
-        file = self._files.get(path)
-        if file is None:
-            file = self._open(path)
-            self._files[path] = file
-            if len(self._files) > self._max_open:
-                _close(self._files.popitem(last=False)[1])
-        else:
-            self._files.move_to_end(path)
+        file = self._opened(path)
         if isinstance(file, int):
             disk.pwrite_all(file, position, data)
         else:
             file[position : position + len(data)] = data
+
+    def map_of(self, path: Path) -> mmap.mmap | None:
+        """The map of the existing file `path`, to be written to until a file is closed (`closed_count`) and no longer;
+        None if the file must be written with `write`. Nobody may keep a view of it. OSError: the disk failed."""
+        file = self._opened(path)
+        return None if isinstance(file, int) else file
 
     def complete_writes(self) -> None:
         """Have all that was written in the files, so that it can be read there. Here it is already: a store with a
@@ -44,28 +46,39 @@ class WriteHandles:
         """Close `path`, which is about to be deleted."""
         file = self._files.pop(path, None)
         if file is not None:
-            _close(file)
+            self._close(file)
 
     def close(self) -> None:
         """Close everything."""
         while self._files:
-            _close(self._files.popitem()[1])
+            self._close(self._files.popitem()[1])
 
-    def _open(self, path: Path) -> int | mmap.mmap:
-        if not self._mapped:
-            return disk.open_file(path, os.O_WRONLY)
-        descriptor = disk.open_file(path, os.O_RDWR)
-        try:
-            mapped = mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
-        # Else the first store into a new file reads megabytes of it ahead.
-        mapped.madvise(mmap.MADV_RANDOM)
-        return mapped
+    def _opened(self, path: Path) -> int | mmap.mmap:
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = _open(path)
+            if len(self._files) > self._max_open:
+                self._close(self._files.popitem(last=False)[1])
+        else:
+            self._files.move_to_end(path)
+        return file
+
+    def _close(self, file: int | mmap.mmap) -> None:
+        self.closed_count += 1
+        if isinstance(file, int):
+            os.close(file)
+        else:
+            file.close()
 
 
-def _close(file: int | mmap.mmap) -> None:
-    if isinstance(file, int):
-        os.close(file)
-    else:
-        file.close()
+def _open(path: Path) -> int | mmap.mmap:
+    descriptor = disk.open_file(path, os.O_RDWR)
+    try:
+        mapped = disk.map_for_writing(descriptor, os.fstat(descriptor).st_size, ahead=False)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if mapped is None:
+        return descriptor
+    os.close(descriptor)
+    return mapped

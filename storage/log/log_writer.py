@@ -1,10 +1,16 @@
-"""Writing appends to the log's files: here with `pwrite`, as each comes; the log's options are writers of their own.
+"""Writing appends to the log's files: here into their maps, as each comes; the log's options are writers of their own.
 
 A `CommitLog` has one writer, chosen when the store opens, and does not ask which:
 
-    LogWriter                       pwrite into the file, unless an option asks for another
-    MapWriter (map_writer.py)       stores into pages that a thread has made ahead of the writer (warm_up.py)
+    LogWriter                       stores into the file's map
+    WarmWriter (warm_writer.py)     does so, and has a thread make the pages ahead of a fast writer (warm_up.py)
     PoolWriter (pool_writer.py)     copies into memory, and into the files at a commit (transient_store_pool.py)
+
+A store into a map costs the copy alone and, every 4 KiB, a page; `pwrite` costs a call each time, and gives the
+interpreter away to other threads. It cannot fail for want of space: the blocks of a log file are allocated before it is
+used. (A disk that dies when it has to read a page, or somebody who cuts the file short, is SIGBUS here, which ends the
+process as SIGKILL would.) Long appends are written with `pwrite` all the same, which makes pages faster than a map
+does; so is all of a file that has no map, because its file system does not allocate (disk.map_for_writing).
 
 The first 8 bytes of what one append writes to a span are written last. Until then the log ends there for every reader,
 so a process killed in the middle of an append leaves all of a batch or nothing, not a record cut short.
@@ -16,10 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Final
 
-from raymq.record.layout import encode_blank
+from raymq.kernels.stamp import stamp_at
+from raymq.record.layout import BLANK_LENGTH, encode_blank
 from storage.files.mapped_file import MappedFile
 
-SCRATCH_BYTES: Final = 512 << 10
+PWRITE_MIN_BYTES: Final = 1 << 20
+"""Appends that are so long are written with `pwrite`."""
 
 Stamp = Callable[[memoryview], None]
 """Fills in, in the memory given, the fields of records that only the store knows."""
@@ -37,8 +45,6 @@ class LogWriter:
         self.on_commit: Callable[[int], None] | None = None
         """Called with the end of what a commit brought to the files, before that commit returns."""
         self._file_size = file_size
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        """Memory for stamping, used again by each write."""
 
     def start(self, path_of: Callable[[int], Path]) -> None:
         """Get ready to write. `path_of` gives the path of the file that starts at an offset."""
@@ -59,15 +65,39 @@ class LogWriter:
     ) -> None:
         """Write records at `physical_offset`, behind a BLANK if the log's `end_offset` is in the file before.
 
-        `stamp` is applied to a copy of them; None: they are stamped already. Unless `whole`, it neither reads nor
-        writes the first 8 bytes. OSError: some of it may be written, but not the first 8 bytes.
+        `stamp` is applied to a copy of them, or in the file; None: they are stamped already. Unless `whole`, it neither
+        reads nor writes the first 8 bytes. OSError: some of it may be written, but not the first 8 bytes.
         """
         if physical_offset != end_offset:
             self._end_file(end_offset, physical_offset)
+        position = physical_offset % self._file_size
+        file = self.files[physical_offset - position]
+        mapped = file.mapped
+        if stamp is not None and (whole or mapped is None or len(records) >= PWRITE_MIN_BYTES):
+            # In the file, `stamp` cannot have the first 8 bytes: they come last.
+            records, stamp = _stamped(records, stamp), None
+        if mapped is None or len(records) >= PWRITE_MIN_BYTES:
+            file.write_whole(position, records)
+            return
+        end = position + len(records)
+        mapped[position + BLANK_LENGTH : end] = records[BLANK_LENGTH:]
         if stamp is not None:
-            records = self._stamped(records, stamp)
-        start = physical_offset - physical_offset % self._file_size
-        self.files[start].write_whole(physical_offset - start, records)
+            stamp(memoryview(mapped)[position:end])
+        mapped[position : position + BLANK_LENGTH] = records[:BLANK_LENGTH]
+
+    def write_record(
+        self, physical_offset: int, record: memoryview, queue_offset: int, store_timestamp_ms: int, store_host: bytes
+    ) -> bool:
+        """`write` for one record, without a property CRC, behind others in its file: stamped here, in fewer steps.
+        False, and nothing is written, if it has to go by `write`."""
+        position = physical_offset % self._file_size
+        mapped = self.files[physical_offset - position].mapped
+        if mapped is None or len(record) >= PWRITE_MIN_BYTES:
+            return False
+        mapped[position + BLANK_LENGTH : position + len(record)] = record[BLANK_LENGTH:]
+        stamp_at(mapped, position, queue_offset, physical_offset, store_timestamp_ms, store_host)
+        mapped[position : position + BLANK_LENGTH] = record[:BLANK_LENGTH]
+        return True
 
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
         """Do as `write` does, and have them in the files on return, with all that was written before."""
@@ -82,16 +112,19 @@ class LogWriter:
     def _end_file(self, end_offset: int, physical_offset: int) -> None:
         """Write the BLANK that ends a file at `end_offset`, as the records go to the next one."""
         left = self.files[physical_offset - physical_offset % self._file_size - self._file_size]
-        left.write(end_offset - left.start, self._blank(end_offset, physical_offset))
+        blank, position = self._blank(end_offset, physical_offset), end_offset - left.start
+        if left.mapped is None:
+            left.write(position, blank)
+        else:
+            left.mapped[position : position + BLANK_LENGTH] = blank
 
     def _blank(self, end_offset: int, physical_offset: int) -> bytes:
         """The BLANK from `end_offset` to the start of the file that holds `physical_offset`."""
         return encode_blank(physical_offset - physical_offset % self._file_size - end_offset)
 
-    def _stamped(self, records: memoryview, stamp: Stamp) -> memoryview:
-        """A stamped copy of the records, valid until the next write."""
-        size = len(records)
-        copy = self._scratch[:size] if size <= SCRATCH_BYTES else memoryview(bytearray(size))
-        copy[:] = records
-        stamp(copy)
-        return copy
+
+def _stamped(records: memoryview, stamp: Stamp) -> memoryview:
+    """A stamped copy of the records."""
+    copy = memoryview(bytearray(records))
+    stamp(copy)
+    return copy

@@ -44,6 +44,12 @@ class PoolWriter(LogWriter):
         if stamp is not None:
             stamp(window)
 
+    def write_record(
+        self, physical_offset: int, record: memoryview, queue_offset: int, store_timestamp_ms: int, store_host: bytes
+    ) -> bool:
+        """False: a record alone goes the way of all others."""
+        return False
+
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
         self.commit(end_offset)
         super().write(end_offset, physical_offset, records, stamp, whole=True)

@@ -1,30 +1,25 @@
-"""Mapping the log's next pages, and having them in memory, before the writer gets there (map_writer.py).
+"""Having the log's next pages in memory before the writer gets there (warm_writer.py).
 
-A page that is written for the first time costs an allocation, several times what copying 4 KiB into it costs, and
-`pwrite` pays it while the append lock is held. Here a thread pays it: it maps the log ahead of the writer, a segment at
-a time, and has the kernel make the pages (MADV_POPULATE_WRITE). The writer then stores into the map, which costs the
-copy alone, and no call that gives the interpreter away to other threads.
+A page that is written for the first time costs an allocation, several times what copying 4 KiB into it costs, and the
+writer pays it while the append lock is held. Here a thread pays it: it has the kernel make the pages of the log's map
+ahead of the writer (MADV_POPULATE_WRITE), a segment at a time. A store into them then costs the copy alone.
 
 Only a writer that is fast gets this, because the pages are dirty from then on, as zeros: a flush that comes before the
 writer writes them to the disk once for nothing. So nothing is warm before the writer crossed two segments within
-FAST_S, and never more than 64 MiB. For SYNC_FLUSH it would not pay: each append flushes. Bytes without a warm page are
-written with `pwrite`. A store into a map cannot fail for want of space: the blocks of a log file are allocated before
-it is used, so a page of it needs nothing more from the disk. (A disk that dies all the same is SIGBUS here, which ends
-the process as SIGKILL would.)
+FAST_S, and never more than 64 MiB. For SYNC_FLUSH it would not pay: each append flushes. The start of a file is never
+warm, nor is a file without a map.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Final
 
 from storage.files import disk
+from storage.files.mapped_file import MappedFile
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +30,13 @@ WARM_UP_STOP_TIMEOUT_S: Final = 30.0
 
 
 class WarmUp:
-    """Warm segments of a log whose files have `file_size` bytes, for which `fits` holds. `path_of` gives the path of
-    the file that starts at an offset."""
+    """Warm segments of a log whose files have `file_size` bytes, for which `fits` holds. `files` are those that are
+    open for writing, by their first physical offsets."""
 
-    def __init__(self, file_size: int, path_of: Callable[[int], Path]) -> None:
-        self._file_size, self._path_of = file_size, path_of
-        self._segments: dict[int, mmap.mmap] = {}
-        """The warm segments by number, counted from the log's offset 0."""
+    def __init__(self, file_size: int, files: Mapping[int, MappedFile]) -> None:
+        self._file_size, self._files = file_size, files
+        self.segments: set[int] = set()
+        """The numbers of the warm segments that the writer has not left, counted from the log's offset 0."""
         self._segment = -1
         """The segment that the writer is in."""
         self._crossed_s = 0.0
@@ -58,24 +53,19 @@ class WarmUp:
         """True if files of this size consist of whole segments."""
         return file_size % SEGMENT_BYTES == 0
 
-    def window(self, physical_offset: int, size: int) -> memoryview | None:
-        """The memory of these bytes of the log, to be written; None unless all of them are warm. Called by the thread
-        that appends."""
-        segment, position = divmod(physical_offset, SEGMENT_BYTES)
+    def note_writer_at(self, physical_offset: int) -> None:
+        """Note that the writer is at an offset. Called by the thread that appends."""
+        segment = physical_offset // SEGMENT_BYTES
         if segment != self._segment:
             self._segment = segment
             self._wake.set()
-        mapped = self._segments.get(segment)
-        if mapped is None or position + size > SEGMENT_BYTES:
-            return None
-        return memoryview(mapped)[position : position + size]
 
     def close(self) -> None:
-        """Stop the thread and unmap everything. Idempotent."""
+        """Stop the thread. Idempotent."""
         self._stopping = True
         self._wake.set()
         self._thread.join(WARM_UP_STOP_TIMEOUT_S)
-        self._segments.clear()
+        self.segments.clear()
 
     def _run(self) -> None:
         try:
@@ -90,29 +80,23 @@ class WarmUp:
             logger.warning("cannot warm up the log: %s", error)
 
     def _follow_writer(self, now_s: float) -> None:
-        """Drop the segments behind the writer, which has come to another, and warm as many ahead of it as its speed
+        """Forget the segments behind the writer, which has come to another, and warm as many ahead of it as its speed
         asks for."""
-        for passed in [number for number in self._segments if number < self._segment]:
-            # Unmapped here, not by the writer, who may still hold a part of it.
-            del self._segments[passed]
+        self.segments -= {number for number in self.segments if number < self._segment}
         is_fast = now_s - self._crossed_s < FAST_S
         self._crossed_s = now_s
         self._lead = min(max(2 * self._lead, 2), SEGMENTS_AHEAD_MAX) if is_fast else 0
         for number in range(self._segment + 1, self._segment + 1 + self._lead):
-            if self._stopping or not (number in self._segments or number <= self._segment or self._warm(number)):
+            if self._stopping or not (number in self.segments or number <= self._segment or self._warm(number)):
                 return
 
     def _warm(self, number: int) -> bool:
-        """Warm a segment; False if its file is not there yet."""
+        """Warm a segment; False if its file is not there yet, or has no map."""
         position = number * SEGMENT_BYTES % self._file_size
-        try:
-            descriptor = disk.open_file(self._path_of(number * SEGMENT_BYTES - position), os.O_RDWR)
-        except FileNotFoundError:
+        file = self._files.get(number * SEGMENT_BYTES - position)
+        mapped = None if file is None else file.mapped
+        if mapped is None:
             return False
-        try:
-            mapped = mmap.mmap(descriptor, SEGMENT_BYTES, offset=position)
-        finally:
-            os.close(descriptor)
-        disk.make_pages(mapped)
-        self._segments[number] = mapped
+        disk.make_pages(mapped, position, SEGMENT_BYTES)
+        self.segments.add(number)
         return True

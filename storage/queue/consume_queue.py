@@ -15,6 +15,7 @@ log.
 from __future__ import annotations
 
 import struct
+from mmap import mmap
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +24,10 @@ from numpy.typing import NDArray
 
 from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
+from raymq.kernels.units import begins_of, fill_units, units_of
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
-from raymq.record.layout import UNIT_DTYPE, record_ends
+from raymq.record.layout import UNIT_DTYPE
 from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiq")
@@ -40,8 +42,12 @@ class ConsumeQueue(BaseConsumeQueue):
 
     out_of_order = False
     """True if recovery ended the queue before a file whose first unit points further back than the file before."""
-    _writing: tuple[int, Path] | None = None
-    """The file written last, which counts as dirty, and where it starts; None if the next write must look."""
+    _map: mmap | None = None
+    """The map of the file written last, to be used only as `_map_at` says; None if it has none."""
+    _map_start = 0
+    """The byte of the queue at which that file starts."""
+    _map_known = -1
+    """The count of closed files (WriteHandles) when `_map` was looked up; -1 if the next write must look."""
 
     @property
     def first_offset(self) -> int:
@@ -119,12 +125,29 @@ class ConsumeQueue(BaseConsumeQueue):
 
     def reserve(self, count: int) -> None:
         """Make the files for the next `count` units, so that writing needs no more space. OSError if that fails."""
-        if count <= 0:
+        if count <= 0 or (self._files.starts and self._is_in_last_file(count)):
             return
         last = (self.next_offset + count - 1) * UNIT_BYTES
         while not self._files.starts or self._files.starts[-1] + self._file_size <= last:
             position = self._files.starts[-1] + self._file_size if self._files.starts else self.next_offset * UNIT_BYTES
             self._files.make(position - position % self._file_size)
+
+    def _is_in_last_file(self, count: int) -> bool:
+        return (self.next_offset + count) * UNIT_BYTES <= self._files.starts[-1] + self._file_size
+
+    def append_unit(self, physical_offset: int, size: int, tags_code: int) -> None:
+        """Write the unit of one record, `size` bytes long. `reserve` must have been called.
+
+        OSError: some of the unit may be written, `next_offset` has not moved.
+        """
+        position = self.next_offset * UNIT_BYTES
+        mapped = self._map_at(position)
+        if mapped is None:
+            self._write(_UNIT.pack(physical_offset, size, tags_code))
+        else:
+            _UNIT.pack_into(mapped, position - self._map_start, physical_offset, size, tags_code)
+            self.next_offset += 1
+        self.max_physical_offset = physical_offset + size
 
     def append_units(
         self,
@@ -133,27 +156,22 @@ class ConsumeQueue(BaseConsumeQueue):
         tags_codes: NDArray[np.int64],
         ends: NDArray[np.int64] | None = None,
     ) -> None:
-        """Write the units of records that lie back to back from `physical_offset` on. `reserve` must have been called.
-        `ends`: `record_ends` of the sizes, from a caller that has them.
-
-        OSError: some of the units may be written, `next_offset` has not moved.
-        """
-        if len(sizes) == 1:
-            size = int(sizes[0])
-            self._write(_UNIT.pack(physical_offset, size, tags_codes[0]))
-            self.max_physical_offset = physical_offset + size
-            return
+        """`append_unit` for records that lie back to back from `physical_offset` on. `ends`: `record_ends` of the
+        sizes, from a caller that has them."""
         self.append_scattered(begins_of(physical_offset, sizes, ends), sizes, tags_codes)
 
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
-        """`append_units` for records anywhere in the log, in ascending order."""
-        units = np.empty(len(sizes), UNIT_DTYPE)
-        units["physical_offset"] = physical_offsets
-        units["size"] = sizes
-        units["tags_code"] = tags_codes
-        self._write(units.view(np.uint8).data)
+        """`append_unit` for records anywhere in the log, in ascending order."""
+        position, count = self.next_offset * UNIT_BYTES, len(sizes)
+        mapped = self._map_at(position)
+        if mapped is not None and position + count * UNIT_BYTES <= self._map_start + self._file_size:
+            units = np.ndarray((count,), UNIT_DTYPE, mapped, position - self._map_start)
+            fill_units(units, physical_offsets, sizes, tags_codes)
+            self.next_offset += count
+        else:
+            self._write(units_of(physical_offsets, sizes, tags_codes).view(np.uint8).data)
         self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
 
     def start_at(self, queue_offset: int) -> None:
@@ -203,7 +221,7 @@ class ConsumeQueue(BaseConsumeQueue):
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
         dirty = super().take_dirty(least_pages)
         if dirty:
-            self._writing = None
+            self._map_known = -1
         return dirty
 
     def _end_byte(self) -> int:
@@ -238,25 +256,27 @@ class ConsumeQueue(BaseConsumeQueue):
                 found, high = queue_offset, middle
         return found
 
+    def _map_at(self, position: int) -> mmap | None:
+        """The map of the existing file that holds byte `position` of the queue, which counts as dirty; `_map_start` is
+        the byte at which it starts. None if it is written by `_handles`, or has none."""
+        if self._map_known == self._handles.closed_count and 0 <= position - self._map_start < self._file_size:
+            return self._map
+        start = position - position % self._file_size
+        path = self._files.path(start)
+        self._files.dirty.add(path)
+        self._map = self._handles.map_of(path)
+        self._map_start, self._map_known = start, self._handles.closed_count
+        return self._map
+
     def _write(self, data: bytes | memoryview) -> None:
         position = self.next_offset * UNIT_BYTES
         written = 0
         while written < len(data):
             at = position + written
             start = at - at % self._file_size
-            if self._writing is None or self._writing[0] != start:
-                self._writing = start, self._files.path(start)
-                self._files.dirty.add(self._writing[1])
-            path = self._writing[1]
+            path = self._files.path(start)
+            self._files.dirty.add(path)
             piece = data[written : written + start + self._file_size - at]
             self._handles.write(path, at - start, piece)
             written += len(piece)
         self.next_offset += len(data) // UNIT_BYTES
-
-
-def begins_of(physical_offset: int, sizes: NDArray[np.int32], ends: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """The physical offsets of records of these sizes that lie back to back from `physical_offset` on. `ends`:
-    `record_ends` of the sizes, from a caller that has them."""
-    begins = (record_ends(sizes) if ends is None else ends) - sizes
-    begins += physical_offset
-    return begins

@@ -25,7 +25,7 @@ from raymq.logfiles.directory import CONSUME_QUEUE_EXT_DIR
 from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, addresses_of, offsets_of
 from raymq.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
-from storage.queue.consume_queue import ConsumeQueue, begins_of
+from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_files import QueueFiles
 
 logger = logging.getLogger(__name__)
@@ -54,14 +54,9 @@ class ExtendedConsumeQueue(ConsumeQueue):
         super().__init__(root, topic, queue_id, file_size, reader=reader, handles=handles, repair=repair)
         self._ext = ext
 
-    def append_units(
-        self,
-        physical_offset: int,
-        sizes: NDArray[np.int32],
-        tags_codes: NDArray[np.int64],
-        ends: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.append_scattered(begins_of(physical_offset, sizes, ends), sizes, tags_codes)
+    def append_unit(self, physical_offset: int, size: int, tags_code: int) -> None:
+        columns = np.array([physical_offset], np.int64), np.array([size], np.int32), np.array([tags_code], np.int64)
+        self.append_scattered(*columns)
 
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]

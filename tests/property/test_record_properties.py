@@ -15,17 +15,18 @@ from hypothesis import given, settings, strategies as st
 
 import raymq.kernels.messages
 import raymq.kernels.templates
+from raymq.kernels.check import validate_batch
 from raymq.kernels.columns import decode_columns
 from raymq.kernels.messages import read_messages
+from raymq.kernels.stamp import stamp
 from raymq.message import RESERVED_PROPERTIES, Message, MessageExt
-from raymq.record.check import check_record, record_starts, validate_batch
+from raymq.record.check import check_record, record_starts
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.decode import decode_record, decode_records
 from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.record.hashing import index_key_hash, index_key_hashes, java_hash, tags_code
 from raymq.record.layout import RecordError, decode_properties, encode_host, encode_properties
-from raymq.record.stamp import stamp
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -14,6 +14,7 @@ import pytest
 from raymq.consumer.range_reader import RangeReader
 from raymq.errors import DataLossError, MessageIllegalError
 from raymq.kernels.columns import decode_columns
+from raymq.kernels.stamp import stamp
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import Boundary, FetchRequest
@@ -21,7 +22,6 @@ from raymq.record.decode import decode_records
 from raymq.record.hashing import tags_code
 from raymq.record.inner_batch import BatchItem
 from raymq.record.layout import encode_host
-from raymq.record.stamp import stamp
 from storage.message_store import MessageStore
 from storage.replication import chunk_appender as raw_append
 from storage.replication.log_chunks import truncate_log

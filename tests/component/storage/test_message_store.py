@@ -176,6 +176,7 @@ class TestAppend:
         assert batch.records == before
 
     def test_an_append_that_does_not_get_its_turn_in_time_says_busy_and_stores_nothing(self, root, monkeypatch):
+        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments, ahead: None)
         store = open_store(root, wait_time_in_send_queue_ms=200)
         entered, leave = threading.Event(), threading.Event()
         pwrite = os.pwrite
@@ -503,16 +504,19 @@ class TestFlush:
         assert bodies_of(again)[0] == b"before"
         again.close()
 
-    def test_a_failed_write_makes_the_store_read_only(self, store, monkeypatch):
+    def test_a_failed_write_makes_the_store_read_only(self, root, monkeypatch):
         def fail(*arguments):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(os, "pwrite", fail)
-        with pytest.raises(StoreNotWritableError):
-            store.append([make_batch([b"a"])])
-        monkeypatch.undo()
+        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments, ahead: None)
+        store = open_store(root)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", fail)
+            with pytest.raises(StoreNotWritableError):
+                store.append([make_batch([b"a"])])
         with pytest.raises(StoreNotWritableError):
             store.append([make_batch([b"b"])])
+        store.close()
 
     def test_a_failed_flush_of_a_queue_makes_the_store_read_only_too(self, root, monkeypatch):
         def fail(path):
@@ -570,8 +574,10 @@ class TestFlush:
 class TestKilledInTheMiddle:
     @pytest.mark.parametrize("half", [False, True], ids=["before the write", "in the middle of the write"])
     def test_each_batch_is_there_as_a_whole_or_not_at_all(self, root, tmp_path, monkeypatch, no_flushes, half):
-        """Copies the directory at every write of an append that goes over the end of a file, and opens the copies."""
+        """Copies the directory at every write of an append that goes over the end of a file, and opens the copies.
+        Files without maps are written in few pieces; those with maps: test_warm_up.py."""
         copies: list[Path] = []
+        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments, ahead: None)
         pwrite = os.pwrite
 
         def copying_pwrite(descriptor, data, position):
@@ -589,9 +595,9 @@ class TestKilledInTheMiddle:
         )
         store.append([make_batch([b"x" * 1000] * 55)])
         work = [make_batch([b"%d" % queue_id + b"y" * 500] * 6, queue_id=queue_id) for queue_id in range(1, 4)]
-        monkeypatch.setattr(os, "pwrite", copying_pwrite)
-        store.append(work)
-        monkeypatch.undo()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", copying_pwrite)
+            store.append(work)
         store.close()
         assert len(copies) == 3 * 3 + 1
         for copy in copies:
@@ -716,9 +722,10 @@ class TestLifeCycle:
             assert len(bodies_of(store, queue_id=queue_id)) == 15
         assert len(list((root / "commitlog").iterdir())) > 8
         assert len(store._parts.reader.maps._maps) <= 8
-        # Beside them: the log file that is written, the one that is ready, and the newest index file, twice.
+        # Beside them: the log file that is written and the one that is ready, each with its map, and the newest index
+        # file, twice.
         # What a thread of the store has open for a moment only, is not meant.
-        eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 4, "so few files are open")
+        eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 6, "so few files are open")
         store.close()
 
     def test_no_descriptor_is_left_open(self, root):

@@ -16,8 +16,8 @@ from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest
 from raymq.record.hashing import tags_code
 from storage.log.log_writer import LogWriter
-from storage.log.map_writer import MapWriter
 from storage.log.pool_writer import PoolWriter
+from storage.log.warm_writer import WarmWriter
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.consume_queue_ext import ExtendedConsumeQueue
 from tests.support.stores.stores import make_batch, open_store
@@ -30,10 +30,10 @@ OPTIONS = {
     "storage/dispatch/batch_dispatch.py",
     "storage/dispatch/held_units.py",
     "storage/log/commit_service.py",
-    "storage/log/map_writer.py",
     "storage/log/pool_writer.py",
     "storage/log/transient_store_pool.py",
     "storage/log/warm_up.py",
+    "storage/log/warm_writer.py",
     "storage/queue/batch_consume_queue.py",
     "storage/queue/consume_queue_ext.py",
 }
@@ -85,7 +85,7 @@ def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
         ({"warm_mapped_file_enable": False}, LogWriter, ConsumeQueue),
         ({"warm_mapped_file_enable": True}, LogWriter, ConsumeQueue),
         ({"transient_store_pool_enable": True}, PoolWriter, ConsumeQueue),
-        ({"mapped_file_size_commit_log_bytes": 8 << 20}, MapWriter, ConsumeQueue),
+        ({"mapped_file_size_commit_log_bytes": 8 << 20}, WarmWriter, ConsumeQueue),
         ({"enable_consume_queue_ext": True}, LogWriter, ExtendedConsumeQueue),
     ],
 )

@@ -1,4 +1,4 @@
-"""A fast writer stores into warm maps: the same bytes, whole batches after a kill, and no harm when it cannot be."""
+"""A fast writer stores into warm pages: the same bytes, whole batches after a kill, and no harm when it cannot be."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from raymq.config.store import FlushDiskType
 from storage.files import disk
-from storage.files.write_handles import WriteHandles
 from storage.log import warm_up
-from storage.log.map_writer import MapWriter
+from storage.log.log_writer import LogWriter
 from storage.message_store import MessageStore
+from storage.queue.consume_queue import ConsumeQueue
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store
 
@@ -40,7 +40,7 @@ def open_async(root: Path, **changes: Any) -> MessageStore:
 
 def segments(store: MessageStore) -> set[int]:
     warm_up = getattr(store._log._writer, "warm_up", None)
-    return set() if warm_up is None else set(warm_up._segments)
+    return set() if warm_up is None else set(warm_up.segments)
 
 
 def append_until_warm(store: MessageStore) -> int:
@@ -58,8 +58,8 @@ def append_until_warm(store: MessageStore) -> int:
     return count
 
 
-def test_what_is_stored_into_warm_maps_is_the_same_byte_for_byte(tmp_path):
-    stores = [open_async(tmp_path / "maps"), open_async(tmp_path / "pwrite", warm_mapped_file_enable=False)]
+def test_what_is_stored_into_warm_pages_is_the_same_byte_for_byte(tmp_path):
+    stores = [open_async(tmp_path / "warm"), open_async(tmp_path / "cold", warm_mapped_file_enable=False)]
     count = append_until_warm(stores[0])
     for _ in range(count):
         stores[1].append([make_batch([b"x" * 1000])])
@@ -71,16 +71,16 @@ def test_what_is_stored_into_warm_maps_is_the_same_byte_for_byte(tmp_path):
     assert bodies_of(stores[0]) == bodies_of(stores[1])
     for store in stores:
         store.close()
-    files = [path.relative_to(tmp_path / "maps") for path in (tmp_path / "maps").glob("*/**/0*") if path.is_file()]
+    files = [path.relative_to(tmp_path / "warm") for path in (tmp_path / "warm").glob("*/**/0*") if path.is_file()]
     assert len(files) > 2
     for file in files:
-        assert (tmp_path / "maps" / file).read_bytes() == (tmp_path / "pwrite" / file).read_bytes()
+        assert (tmp_path / "warm" / file).read_bytes() == (tmp_path / "cold" / file).read_bytes()
 
 
 def test_a_slow_writer_gets_nothing_warm(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "FAST_S", 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "make_pages", lambda mapped: pytest.fail("a page was made"))
+        patched.setattr(disk, "make_pages", lambda *arguments: pytest.fail("a page was made"))
         store = open_async(tmp_path / "store")
         for _ in range(40):
             store.append([make_batch([b"x" * 1000])])
@@ -106,7 +106,7 @@ def test_a_store_that_is_not_warmed(tmp_path, changes):
 
 
 def test_appends_go_on_when_pages_cannot_be_made(tmp_path, monkeypatch, caplog):
-    def refuse(mapped: object) -> None:
+    def refuse(*arguments: object) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(disk, "make_pages", refuse)
@@ -147,7 +147,7 @@ def test_a_kill_between_the_stores_leaves_each_batch_as_a_whole_or_not_at_all(tm
     work = [make_batch([b"%d" % queue_id + b"y" * 500] * 3, queue_id=queue_id) for queue_id in (1, 2)]
     [warm] = {store.status().max_physical_offset // SEGMENT} & segments(store)
     with at_each_line_of(
-        {MapWriter.write.__code__, WriteHandles.write.__code__},
+        {function.__code__ for function in (LogWriter.write, LogWriter.write_record, ConsumeQueue.append_scattered)},
         lambda: copies.append(killed_copy(root, tmp_path / str(len(copies)))),
     ):
         store.append(work)

@@ -14,11 +14,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from raydp_jobs import reader
 from raydp_jobs.ranges import OffsetRange
 from raymq.errors import DataLossError
+from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.record.check import record_starts
 from raymq.record.encode import encode_batch
-from raymq.record.stamp import stamp
 
 RANGE = OffsetRange("orders", "broker-a", 3, 0, 100)
 

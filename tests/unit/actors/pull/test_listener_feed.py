@@ -15,11 +15,11 @@ from raymq.consumer.push.listener import Listener, ship
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ServiceNotAvailableError
+from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageQueue
 from raymq.protocol.group import QueueOffset
 from raymq.record.encode import encode_batch
 from raymq.record.memory_records import MemoryRecords
-from raymq.record.stamp import stamp
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
 

@@ -14,6 +14,7 @@ import raymq.kernels.columns
 import raymq.kernels.templates
 from raymq.errors import InvalidArgumentError
 from raymq.kernels.columns import SCHEMA, BodyType, decode_columns
+from raymq.kernels.stamp import stamp
 from raymq.message import Message
 from raymq.record.check import record_starts
 from raymq.record.compression import Compression, CompressionType
@@ -21,7 +22,6 @@ from raymq.record.crc import body_crc
 from raymq.record.decode import decode_record
 from raymq.record.encode import ProducerSequence, encode_batch
 from raymq.record.layout import RecordError, encode_host
-from raymq.record.stamp import stamp
 
 
 def stored(

@@ -8,6 +8,7 @@ import pytest
 
 from raymq.delay import DELAY_LEVELS_MS, TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
 from raymq.errors import IllegalNameError, MessageIllegalError
+from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageQueue, SendStatus
 from raymq.names import SCHEDULE_TOPIC
 from raymq.producer.producer import Producer
@@ -19,7 +20,6 @@ from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import ProducerSequence, Waiting, encode_batch
 from raymq.record.layout import RecordError, encode_host
 from raymq.record.rewrite import move_record, read_waiting
-from raymq.record.stamp import stamp
 from raymq.remoting.lane import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 

@@ -13,8 +13,10 @@ import pytest
 from msgspec.structs import force_setattr
 
 from raymq.errors import IllegalNameError, InvalidArgumentError, MessageIllegalError
+from raymq.kernels.check import validate_batch
+from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageExt
-from raymq.record.check import check_record, record_starts, validate_batch
+from raymq.record.check import check_record, record_starts
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.decode import decode_record, decode_records
 from raymq.record.dispatch import dispatch_view
@@ -27,7 +29,6 @@ from raymq.record.layout import (
     encode_host,
     encode_properties,
 )
-from raymq.record.stamp import stamp
 
 PRODUCER = ProducerSequence("p-17", 3, 1000)
 STORE_HOST = encode_host("10.0.0.9", 10911)

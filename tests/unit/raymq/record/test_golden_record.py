@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from raymq.config.store import BATCH_UNIT_BYTES, CONSUME_QUEUE_UNIT_BYTES
+from raymq.kernels.stamp import stamp
 from raymq.message import Message
 from raymq.record.check import check_record
 from raymq.record.crc import body_crc
@@ -25,7 +26,6 @@ from raymq.record.layout import (
     header_size,
 )
 from raymq.record.message_id import UniqueIdGenerator, offset_message_id
-from raymq.record.stamp import stamp
 
 RECORD_8 = bytes.fromhex(
     "00000065daa320a758932aac0000000000000000000000000000000000000000000000000000000000000"

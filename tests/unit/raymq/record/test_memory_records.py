@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from raymq.kernels.stamp import stamp
 from raymq.message import Message
 from raymq.record.decode import decode_records
 from raymq.record.encode import encode_batch
 from raymq.record.layout import RecordError
 from raymq.record.memory_records import MemoryRecords, join_records
-from raymq.record.stamp import stamp
 from tests.support.clients.records import RECORD_BYTES, records_of
 
 

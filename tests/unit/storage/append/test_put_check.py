@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from raymq.errors import MessageIllegalError, ServiceNotAvailableError, StoreNotWritableError, SystemBusyError
+from raymq.kernels.check import BatchFacts, validate_batch
+from raymq.kernels.stamp import with_property_crc
 from raymq.message import Message, SendStatus
 from raymq.protocol.store import FetchRequest
-from raymq.record.check import BatchFacts, record_starts, validate_batch
+from raymq.record.check import record_starts
 from raymq.record.crc import PROPERTY_CRC_PREFIX, property_crc
 from raymq.record.decode import decode_records
 from raymq.record.encode import encode_batch
 from raymq.record.layout import encode_properties
-from raymq.record.stamp import with_property_crc
 from storage.append.put_check import PutMessageStatus, StoreState, refuse_batch, refuse_store
 from storage.message_store import MessageStore
 from storage.running_flags import RunningFlag, RunningFlags

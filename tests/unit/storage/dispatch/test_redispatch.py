@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from raymq.delay import DELAY_LEVELS_MS
+from raymq.kernels.stamp import stamp
 from raymq.message import Message
 from raymq.record.check import record_starts
 from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import ProducerSequence, encode_batch
 from raymq.record.layout import encode_host
-from raymq.record.stamp import stamp
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress

@@ -7,16 +7,17 @@ import pytest
 from actors.core.broker.send_back import ReturnWriter, read_returned
 from raymq.delay import DELAY_LEVELS_MS
 from raymq.errors import InvalidArgumentError, MessageIllegalError
+from raymq.kernels.check import validate_batch
+from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageExt
 from raymq.names import SCHEDULE_TOPIC
 from raymq.protocol.group import GroupConfig, SendBackAnswer
-from raymq.record.check import check_record, validate_batch
+from raymq.record.check import check_record
 from raymq.record.decode import decode_records
 from raymq.record.encode import ProducerSequence, encode_batch
 from raymq.record.hashing import tags_code
 from raymq.record.layout import encode_host
 from raymq.record.rewrite import move_record, read_waiting
-from raymq.record.stamp import stamp
 
 GROUP = GroupConfig("billing", retry_queue_nums=3)
 HOST = ("127.0.0.1", 10911)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from mmap import mmap
 from typing import Final
 
 import numpy as np
@@ -63,11 +64,25 @@ def stamp_one(
 ) -> None:
     """`stamp` for one record, whose store host has the right family, without numpy's overhead. Its first 8 bytes are
     not touched, and read only for a property CRC."""
-    _OFFSETS.pack_into(record, layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
-    position = _store_timestamp_at(record)
-    record[position : position + 8 + len(store_host)] = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    stamp_at(record, 0, queue_offset, physical_offset, store_timestamp_ms, store_host)
     if is_sealed(record):
         record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
+
+
+def stamp_at(
+    buffer: bytearray | memoryview | mmap,
+    position: int,
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+) -> None:
+    """`stamp_one` for the record at `position` of `buffer`, which has no property CRC."""
+    _OFFSETS.pack_into(buffer, position + layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
+    wide = buffer[position + layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
+    stored_at = position + layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    buffer[stored_at : stored_at + len(stored)] = stored
 
 
 def stamp_many(
