@@ -235,7 +235,8 @@ class MessageStore:
         full, or an earlier failure), InSyncReplicasError (`acks`). StoreFailedError when the disk fails now: then it is
         unknown which batches are stored, and the store takes no more appends.
         """
-        return self._gate.progress.wait_settled(self.start_append(batches, timeout_s=timeout_s, acks=acks))
+        started = self.start_append(batches, timeout_s=timeout_s, acks=acks)
+        return started.settle(0.0) or self._gate.progress.wait_settled(started)
 
     def start_append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
@@ -251,13 +252,16 @@ class MessageStore:
         written = self._write(batches, timeout_s)
         if not waits:
             acks = None
-        count = partial(self._count_puts, batches, start_s)
         if waits and self._gate.is_sync:
+            count = partial(self._count_puts, batches, start_s)
             return StartedAppend(written, batches, self._gate, acks, deadline_s=start_s + timeout_s, on_disk=count)
         now_s = time.monotonic()
-        count(now_s)
-        deadline_s = now_s if acks is None else now_s + acks.timeout_s
-        return StartedAppend(written, batches, None, acks, deadline_s=deadline_s, on_disk=count)
+        if len(batches) == 1:
+            [batch] = batches
+            self._stats.count_put(batch.topic, len(batch.sizes), len(batch.records), now_s - start_s)
+        else:
+            self._count_puts(batches, start_s, now_s)
+        return StartedAppend(written, batches, None, acks, deadline_s=now_s if acks is None else now_s + acks.timeout_s)
 
     def add_progress_listener(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, by whatever thread, each time that started appends may have become settled: after a
@@ -282,7 +286,10 @@ class MessageStore:
         if end_s is None:
             self._stats.count_failed_put()
             return
-        self._stats.count_puts([(batch.topic, len(batch), len(batch.records)) for batch in batches], end_s - start_s)
+        took_s: float | None = end_s - start_s
+        for batch in batches:
+            self._stats.count_put(batch.topic, len(batch.sizes), len(batch.records), took_s)
+            took_s = None  # the append counts once
 
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False

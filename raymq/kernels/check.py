@@ -21,8 +21,8 @@ from raymq.record.layout import record_ends, windows
 _BIG_ENDIAN_SHORT: Final = np.dtype(">i2")
 _BIG_ENDIAN_INT: Final = np.dtype(">i4")
 _MAGIC_AND_QUEUE_ID: Final = struct.Struct(">ii")
-_ONE_HEAD: Final = struct.Struct(">ii4xi20xi")
-"""total_size, magic, queue_id and sys_flag of one record."""
+_ONE_HEAD: Final = struct.Struct(">ii4xi20xi44xi")
+"""total_size, magic, queue_id, sys_flag and, with IPv4 hosts, body_size of one record."""
 
 
 class BatchFacts(NamedTuple):
@@ -46,15 +46,16 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
     are `batch.queue_id`, host families are the same. MessageIllegalError otherwise. Bodies and properties are not read.
     Returns what further checks need. `ends`: `record_ends` of the sizes, from a caller that needs them too.
     """
-    sizes = batch.sizes
-    if not len(sizes) or len(batch.tag_codes) != len(sizes):
-        raise MessageIllegalError(f"a batch of {len(sizes)} sizes and {len(batch.tag_codes)} tag codes is not legal")
+    sizes, records = batch.sizes, batch.records
+    count = len(sizes)
+    if not count or len(batch.tag_codes) != count:
+        raise MessageIllegalError(f"a batch of {count} sizes and {len(batch.tag_codes)} tag codes is not legal")
     try:
         magic, topic_text = topic_part(batch.topic)
     except IllegalNameError as error:
         raise MessageIllegalError(str(error)) from None
-    if len(sizes) == 1 and sizes[0] == len(batch.records):
-        facts = _facts_of_one(memoryview(batch.records), batch.queue_id, magic, topic_text)
+    if count == 1 and sizes[0] == len(records):
+        facts = _facts_of_one(records, batch.queue_id, magic, topic_text)
         if facts is not None:
             return facts
     try:
@@ -123,22 +124,24 @@ def _common_flags(column: NDArray[np.int32]) -> int:
     return either
 
 
-def _facts_of_one(record: memoryview, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
+def _facts_of_one(record: layout.Buffer, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
     """`validate_batch` for a single record, without numpy's overhead. None when it is not legal; the checks for many
     records then say why."""
     size = len(record)
     if size < layout.MIN_RECORD_SIZE:
         return None
-    total, found_magic, found_queue_id, sys_flag = _ONE_HEAD.unpack_from(record)
-    fixed_size = layout.header_size(sys_flag)
-    free = size - (fixed_size + len(topic_text) + 2)
-    if (total, found_magic, found_queue_id) != (size, magic, queue_id) or free < 0:
+    total, found_magic, found_queue_id, sys_flag, body_size = _ONE_HEAD.unpack_from(record)
+    fixed_size = layout.BODY_OFFSET
+    if sys_flag & layout.SYS_FLAG_HOSTS_MASK:
+        fixed_size = layout.header_size(sys_flag)
+        body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
+    if total != size or found_magic != magic or found_queue_id != queue_id or body_size < 0:
         return None
-    body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
-    if not 0 <= body_size <= free:
+    # The topic with its length, the properties' length, and the properties.
+    rest, width = bytes(record[fixed_size + body_size :]), len(topic_text)
+    properties_size = len(rest) - width - 2
+    if not 0 <= properties_size <= MAX_PROPERTIES_BYTES or not rest.startswith(topic_text):
         return None
-    properties_at = fixed_size + body_size + len(topic_text) + 2
-    properties_size = int.from_bytes(record[properties_at - 2 : properties_at], signed=True)
-    if properties_size != free - body_size or record[fixed_size + body_size : properties_at - 2] != topic_text:
+    if rest[width] << 8 | rest[width + 1] != properties_size:
         return None
-    return BatchFacts(1, size, body_size, properties_size, sys_flag, bytes(record[properties_at:]))
+    return BatchFacts(1, size, body_size, properties_size, sys_flag, rest[width + 2 :])

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
+
 from raymq.message import PullStatus, SendStatus
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(msgspec.Struct, frozen=True, gc=False):
     """The offsets of one appended batch. Its i-th message has queue offset `queue_offset + i`, unless `queue_offsets`
     lists them.
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from raymq.errors import InSyncReplicasError, StoreFailedError
 from raymq.message import SendStatus
@@ -56,7 +58,7 @@ class ReplicaAcks:
 class StartedAppend:
     """Batches that are written, and their results, which may have to wait. For one thread at a time.
 
-    `on_disk(now_s)` is called once, when the wait for the disk is over; with None if the disk has failed.
+    `on_disk(now_s)` is called once, when a wait for the disk is over; with None if the disk has failed.
     """
 
     __slots__ = ("_acks", "_batches", "_disk", "_end_offset", "_on_disk", "_results", "deadline_s")
@@ -69,7 +71,7 @@ class StartedAppend:
         acks: ReplicaAcks | None,
         *,
         deadline_s: float,
-        on_disk: Callable[[float | None], None],
+        on_disk: Callable[[float | None], None] | None = None,
     ) -> None:
         """`disk` and `acks` are what the batches wait for, None for what they do not. `deadline_s`: the first one's."""
         self._results, self._end_offset = written
@@ -91,7 +93,7 @@ class StartedAppend:
             try:
                 durable = disk.is_durable(self._end_offset, late=late)
             except StoreFailedError:
-                self._on_disk(None)
+                self._tell(None)
                 raise
             if not durable:
                 if not late:
@@ -100,12 +102,16 @@ class StartedAppend:
             self._disk = None
             if acks is not None:
                 self.deadline_s = now_s + acks.timeout_s
-            self._on_disk(now_s)
+            self._tell(now_s)
         if acks is not None and not acks.has_copies(self._end_offset):
             if now_s < self.deadline_s:
                 return None
             self._degrade(SendStatus.FLUSH_SLAVE_TIMEOUT)
         return self._results
+
+    def _tell(self, now_s: float | None) -> None:
+        if self._on_disk is not None:
+            self._on_disk(now_s)
 
     def _degrade(self, status: SendStatus) -> None:
         """Give the batches that waited in vain this status."""
@@ -117,10 +123,12 @@ class StartedAppend:
 
 def waits_for(batches: Sequence[EncodedBatch], acks: ReplicaAcks | None) -> bool:
     """True if one of the batches waits. InSyncReplicasError if it does, and too few replicas are in sync (`acks`)."""
-    waits = any(batch.wait_store_msg_ok for batch in batches)
-    if waits and acks is not None and acks.not_enough is not None:
-        raise acks.not_enough
-    return waits
+    for batch in batches:
+        if batch.wait_store_msg_ok:
+            if acks is not None and acks.not_enough is not None:
+                raise acks.not_enough
+            return True
+    return False
 
 
 class AppendProgress:

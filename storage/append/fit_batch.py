@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from raymq.errors import RaymqError
@@ -70,7 +71,7 @@ def name_offsets(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch)
     if stored is sent or len(sent) == 1 or result.physical_offsets is not None or result.physical_offset < 0:
         return result
     starts = result.physical_offset + np.cumsum(stored.sizes, dtype=np.int64) - stored.sizes
-    return replace(result, physical_offsets=tuple(starts.tolist()))
+    return msgspec.structs.replace(result, physical_offsets=tuple(starts.tolist()))
 
 
 def with_ipv6_store_host(batch: EncodedBatch) -> EncodedBatch:

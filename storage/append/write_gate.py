@@ -52,7 +52,9 @@ class WriteGate:
         self._queue_wait_ms = settings.wait_time_in_send_queue_ms
         # A writer that holds the lock for longer has others refused.
         self._busy_timeout_ms = settings.os_page_cache_busy_timeout_ms
-        self._on_stored = on_stored or self.show
+        # With ASYNC_FLUSH and without a pool all that is written may be seen.
+        written_is_stored = not self.is_sync and not parts.log.has_pool
+        self._on_stored = on_stored or (self._show_all if written_is_stored else self.show)
         # When the writer that holds the lock got it (time.monotonic); 0 if none does.
         self._entered_s = 0.0
         # True once the store closes; set by the store, under the append lock.
@@ -96,12 +98,8 @@ class WriteGate:
         StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
         """
         self.require_writable(against)
-        wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, self._queue_wait_ms / 1000), 0)
-        if not self._append_lock.acquire(timeout=wait_s):
-            raise SystemBusyError(
-                f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {self._queue_wait_ms}); "
-                "nothing was stored, send again later"
-            )
+        if not self._append_lock.acquire(blocking=False):
+            self._wait_for_turn(timeout_s)
         try:
             self.require_writable(against)
             self._entered_s = time.monotonic()
@@ -121,6 +119,15 @@ class WriteGate:
         if self.is_sync:
             self._flush.request(end_offset)
         return result, end_offset
+
+    def _wait_for_turn(self, timeout_s: float | None) -> None:
+        """Take the append lock. SystemBusyError if that takes too long."""
+        wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, self._queue_wait_ms / 1000), 0)
+        if not self._append_lock.acquire(timeout=wait_s):
+            raise SystemBusyError(
+                f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {self._queue_wait_ms}); "
+                "nothing was stored, send again later"
+            )
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
         """`DiskState`. With ASYNC_FLUSH what is written is as durable as promised."""
@@ -182,5 +189,9 @@ class WriteGate:
     def show(self, end_offset: int) -> None:
         """Let consumers see the messages that are stored before `end_offset`, and wake fetches that wait for them.
         Called by one thread at a time."""
-        for queue in self._visibility.advance(min(end_offset, self.stored_offset)):
-            self._polls.wake_queue((queue.topic, queue.queue_id))
+        self._show_all(min(end_offset, self.stored_offset))
+
+    def _show_all(self, end_offset: int) -> None:
+        """`show` for an offset that is stored."""
+        for queue in self._visibility.advance(end_offset):
+            self._polls.wake_queue(queue.key)

@@ -79,7 +79,10 @@ class DedupTable:
                 f"producer {sequence.producer_id!r} with epoch {sequence.epoch} was fenced: an instance with epoch "
                 f"{producer.epoch} has written to {topic}:{queue_id}; close this producer"
             )
-        following, end = sequence.first_sequence, sequence.first_sequence + count
+        following = sequence.first_sequence
+        if following >= producer.ranges[-1].next_sequence:
+            return []
+        end = following + count
         offsets: list[int] = []
         for known in producer.ranges:
             if known.first_sequence <= following < min(known.next_sequence, end):
@@ -109,23 +112,25 @@ class DedupTable:
         elif producer.epoch > sequence.epoch:
             return
         self._producers.move_to_end(key)
-        if len(self._producers) > self._max_producers:
-            self._producers.popitem(last=False)
         first, ranges = sequence.first_sequence, producer.ranges
+        if ranges:
+            newest = ranges[-1]
+            if first == newest.next_sequence and queue_offset - newest.queue_offset == first - newest.first_sequence:
+                newest.next_sequence += count
+                return
+        elif len(self._producers) > self._max_producers:
+            self._producers.popitem(last=False)
         known = max(ranges[-1].next_sequence - first, 0) if ranges else 0
         if known >= count:
             return
         first, count, queue_offset = first + known, count - known, queue_offset + known
-        newest = ranges[-1] if ranges else None
-        if (
-            newest is not None
-            and first == newest.next_sequence
-            and queue_offset - newest.queue_offset == first - newest.first_sequence
-        ):
-            newest.next_sequence += count
-        else:
-            ranges.append(_SequenceRange(first, first + count, queue_offset))
-            del ranges[:-SEQUENCE_RANGES_KEPT]
+        if ranges:
+            newest = ranges[-1]
+            if first == newest.next_sequence and queue_offset - newest.queue_offset == first - newest.first_sequence:
+                newest.next_sequence += count
+                return
+        ranges.append(_SequenceRange(first, first + count, queue_offset))
+        del ranges[:-SEQUENCE_RANGES_KEPT]
 
     def rows(self) -> list[ProducerRow]:
         """The whole table, the producer that was silent longest first."""

@@ -6,17 +6,11 @@ The limit is not on disk: after a restart consumers see everything that recovery
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 from storage.queue.queue_table import AnyQueue
 
-
-class _Written(NamedTuple):
-    """A batch that ends at `end_offset` of the log, with which `queue` ends at `next_offset`."""
-
-    end_offset: int
-    queue: AnyQueue
-    next_offset: int
+_Written = tuple[int, AnyQueue, int]
+"""The end in the log of a batch that was written, its queue, and the queue's next offset behind it."""
 
 
 class Visibility:
@@ -30,13 +24,13 @@ class Visibility:
 
     def add(self, end_offset: int, queue: AnyQueue, next_offset: int) -> None:
         """Note that a batch was written: once the log is visible up to `end_offset`, `queue` is up to `next_offset`."""
-        self._written.append(_Written(end_offset, queue, next_offset))
+        self._written.append((end_offset, queue, next_offset))
 
     def advance(self, limit: int) -> list[AnyQueue]:
         """Let consumers see the batches that end at or before physical offset `limit`; returns their queues."""
-        queues = []
-        while self._written and self._written[0].end_offset <= limit:
-            _, queue, next_offset = self._written.popleft()
+        queues, written = [], self._written
+        while written and written[0][0] <= limit:
+            _, queue, next_offset = written.popleft()
             queue.visible_offset = next_offset
             queues.append(queue)
         self.visible_offset = max(self.visible_offset, limit)

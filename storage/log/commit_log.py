@@ -25,6 +25,7 @@ from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError
 from raymq.record.layout import BLANK_LENGTH
 from storage.files import disk
+from storage.files.disk import Bytes
 from storage.files.mapped_file import MappedFile
 from storage.log.allocator import Allocator
 from storage.log.append_plan import AppendSpan, plan_append
@@ -169,13 +170,15 @@ class CommitLog:
         """True if a record of `size` bytes may be written at the log's end without planning and reserving."""
         return self.end_offset + size + BLANK_LENGTH <= self._easy_end
 
-    def write_record(self, record: memoryview, queue_offset: int, store_timestamp_ms: int, store_host: bytes) -> bool:
-        """`write` for one record at the log's end, for which there is room (`has_room_for`) and which has no property
-        CRC: stamped here, in fewer steps. False, and nothing is done, if it has to go by `write`."""
+    def write_record(
+        self, record: Bytes, size: int, queue_offset: int, store_timestamp_ms: int, store_host: bytes
+    ) -> bool:
+        """`write` for one record of `size` bytes at the log's end, for which there is room (`has_room_for`) and which
+        has no property CRC: stamped here, in fewer steps. False, and nothing is done, if it has to go by `write`."""
         end_offset = self.end_offset
-        if not self._writer.write_record(end_offset, record, queue_offset, store_timestamp_ms, store_host):
+        if not self._writer.write_record(end_offset, record, size, queue_offset, store_timestamp_ms, store_host):
             return False
-        self.end_offset = end_offset + len(record)
+        self.end_offset = end_offset + size
         self._store_timestamp_ms = store_timestamp_ms
         return True
 

@@ -24,6 +24,7 @@ from typing import ClassVar, Final
 
 from raymq.kernels.stamp import stamp_at
 from raymq.record.layout import BLANK_LENGTH, encode_blank
+from storage.files.disk import Bytes
 from storage.files.mapped_file import MappedFile
 
 PWRITE_MIN_BYTES: Final = 1 << 20
@@ -86,15 +87,21 @@ class LogWriter:
         mapped[position : position + BLANK_LENGTH] = records[:BLANK_LENGTH]
 
     def write_record(
-        self, physical_offset: int, record: memoryview, queue_offset: int, store_timestamp_ms: int, store_host: bytes
+        self,
+        physical_offset: int,
+        record: Bytes,
+        size: int,
+        queue_offset: int,
+        store_timestamp_ms: int,
+        store_host: bytes,
     ) -> bool:
-        """`write` for one record, without a property CRC, behind others in its file: stamped here, in fewer steps.
-        False, and nothing is written, if it has to go by `write`."""
+        """`write` for one record of `size` bytes, without a property CRC, behind others in its file: stamped here, in
+        fewer steps. False, and nothing is written, if it has to go by `write`."""
         position = physical_offset % self._file_size
         mapped = self.files[physical_offset - position].mapped
-        if mapped is None or len(record) >= PWRITE_MIN_BYTES:
+        if mapped is None or size >= PWRITE_MIN_BYTES:
             return False
-        mapped[position + BLANK_LENGTH : position + len(record)] = record[BLANK_LENGTH:]
+        mapped[position + BLANK_LENGTH : position + size] = record[BLANK_LENGTH:]
         stamp_at(mapped, position, queue_offset, physical_offset, store_timestamp_ms, store_host)
         mapped[position : position + BLANK_LENGTH] = record[:BLANK_LENGTH]
         return True

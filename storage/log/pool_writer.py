@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from raymq.record.layout import BLANK_LENGTH
+from storage.files.disk import Bytes
 from storage.log.log_writer import LogWriter, Stamp
 from storage.log.transient_store_pool import TransientStorePool
 
@@ -45,7 +46,13 @@ class PoolWriter(LogWriter):
             stamp(window)
 
     def write_record(
-        self, physical_offset: int, record: memoryview, queue_offset: int, store_timestamp_ms: int, store_host: bytes
+        self,
+        physical_offset: int,
+        record: Bytes,
+        size: int,
+        queue_offset: int,
+        store_timestamp_ms: int,
+        store_host: bytes,
     ) -> bool:
         """False: a record alone goes the way of all others."""
         return False

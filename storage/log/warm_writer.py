@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from storage.files.disk import Bytes
 from storage.log.log_writer import LogWriter, Stamp
 from storage.log.warm_up import WarmUp
 
@@ -28,11 +29,17 @@ class WarmWriter(LogWriter):
         super().write(end_offset, physical_offset, records, stamp, whole=whole)
 
     def write_record(
-        self, physical_offset: int, record: memoryview, queue_offset: int, store_timestamp_ms: int, store_host: bytes
+        self,
+        physical_offset: int,
+        record: Bytes,
+        size: int,
+        queue_offset: int,
+        store_timestamp_ms: int,
+        store_host: bytes,
     ) -> bool:
         assert self.warm_up is not None
         self.warm_up.note_writer_at(physical_offset)
-        return super().write_record(physical_offset, record, queue_offset, store_timestamp_ms, store_host)
+        return super().write_record(physical_offset, record, size, queue_offset, store_timestamp_ms, store_host)
 
     def close(self) -> None:
         if self.warm_up is not None:

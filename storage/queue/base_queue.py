@@ -41,6 +41,7 @@ class BaseConsumeQueue(ABC):
         instead, and their units made again from the log.
         """
         self.topic, self.queue_id = topic, queue_id
+        self.key = (topic, queue_id)
         self.directory = root / self.store_directory / topic / str(queue_id)
         self._file_size = file_size
         """Bytes of a file, which holds whole units."""

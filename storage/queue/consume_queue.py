@@ -125,15 +125,19 @@ class ConsumeQueue(BaseConsumeQueue):
 
     def reserve(self, count: int) -> None:
         """Make the files for the next `count` units, so that writing needs no more space. OSError if that fails."""
-        if count <= 0 or (self._files.starts and self._is_in_last_file(count)):
+        if self.has_room_for(count):
             return
         last = (self.next_offset + count - 1) * UNIT_BYTES
         while not self._files.starts or self._files.starts[-1] + self._file_size <= last:
             position = self._files.starts[-1] + self._file_size if self._files.starts else self.next_offset * UNIT_BYTES
             self._files.make(position - position % self._file_size)
 
-    def _is_in_last_file(self, count: int) -> bool:
-        return (self.next_offset + count) * UNIT_BYTES <= self._files.starts[-1] + self._file_size
+    def has_room_for(self, count: int) -> bool:
+        """True if `reserve` has nothing to do for `count` units."""
+        starts = self._files.starts
+        if not starts:
+            return count <= 0
+        return (self.next_offset + count) * UNIT_BYTES <= starts[-1] + self._file_size
 
     def append_unit(self, physical_offset: int, size: int, tags_code: int) -> None:
         """Write the unit of one record, `size` bytes long. `reserve` must have been called.

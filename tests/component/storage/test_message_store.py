@@ -794,6 +794,7 @@ def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush
     )
     store.append([make_batch([b"before"])])
     eventually((root / "commitlog" / f"{LOG_FILE_BYTES:020d}").exists, "the next file is made")
+    eventually(lambda: store.status().flushed_physical_offset == store.end_offset, "the flush")
     shutil.rmtree(root)
     if flush is FlushDiskType.SYNC_FLUSH:
         with pytest.raises(StoreFailedError, match="was deleted under the store"):
