@@ -141,6 +141,7 @@ class MessageStore:
             IndexShape(self._settings.max_hash_slot_num, self._settings.max_index_num),
             self._log,
             self._parts.reader,
+            self._parts.appended,
             visible=self._visible_offset,
             after_crash=self._parts.after_crash,
             checkpoint_ms=checkpoint_ms,

@@ -18,6 +18,7 @@ from storage.dispatch.held_units import HeldUnits
 from storage.dispatch.visibility import Visibility
 from storage.files.config_files import ConfigFiles
 from storage.files.write_handles import WriteHandles
+from storage.index.appended_batches import RECORDS_MAX, AppendedBatches
 from storage.log.commit_log import CommitLog
 from storage.queue.queue_table import QueueTable
 
@@ -44,6 +45,8 @@ class StoreParts:
     deliveries: DeliveryProgress
     # The messages that are written and that consumers do not see yet.
     visibility: Visibility
+    # The batches that the index has not put yet.
+    appended: AppendedBatches
     # The append lock: its holder sees log and queues agree, and nobody else changes either of them.
     append_lock: threading.Lock
 
@@ -75,6 +78,17 @@ class StoreParts:
         deliveries = DeliveryProgress()
         deliveries.load(config)
         dedup = DedupTable(settings.dedup_producers_max)
+        appended = AppendedBatches(RECORDS_MAX if settings.message_index_enable else 0)
         return cls(
-            settings, after_crash, reader, config, log, queues, dedup, deliveries, Visibility(), threading.Lock()
+            settings,
+            after_crash,
+            reader,
+            config,
+            log,
+            queues,
+            dedup,
+            deliveries,
+            Visibility(),
+            appended,
+            threading.Lock(),
         )

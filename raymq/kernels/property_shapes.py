@@ -44,6 +44,10 @@ class Values:
         """The value of the first record."""
         return bytes(self.table[0])
 
+    def part(self, start: int, end: int) -> Values:
+        """The columns from `start` to `end` (exclusive) of each value."""
+        return Values(self.rows, self.table[:, start:end], self.varies[start:end])
+
     def distinct(self) -> tuple[list[bytes], Ints]:
         """The different values, and for each record the index of its own. Quick if neighbours are mostly alike."""
         if not self.varies.any():

@@ -63,7 +63,7 @@ class Appender:
         self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup = parts.log, parts.queues, parts.dedup
         self._deliveries, self._delay_levels_ms = parts.deliveries, settings.delay_levels_ms
-        self._visibility, self._reader = parts.visibility, parts.reader
+        self._visibility, self._reader, self._appended = parts.visibility, parts.reader, parts.appended
         # The longest body, the longest record, and the most bytes of an append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
         self._record_max_bytes = min(
@@ -333,6 +333,7 @@ class Appender:
         if is_waiting_topic(batch.topic):
             codes = waiting_codes((batch.topic, batch.queue_id), codes, store_ms, self._delay_levels_ms)
         queue.append_units(physical_offset, batch.sizes, codes, checked.ends)
+        self._appended.add(physical_offset, checked.ends, batch, store_ms)
 
     def _write_rest(
         self,

@@ -17,7 +17,7 @@ from raymq.record.encode import EncodedBatch
 class CheckedBatch(NamedTuple):
     """A batch that may be stored."""
 
-    # The batch; of a part of one, only its sizes, tag codes and producer are those of the part.
+    # The batch; of a part of one, only its sizes, tag codes, ids and producer are those of the part.
     batch: EncodedBatch
     # The bytes of the records, back to back. Nobody changes them any more.
     records: memoryview
@@ -32,7 +32,13 @@ class CheckedBatch(NamedTuple):
         producer = batch.producer
         if producer is not None:
             producer = replace(producer, first_sequence=producer.first_sequence + count)
-        rest = replace(batch, sizes=batch.sizes[count:], tag_codes=batch.tag_codes[count:], producer=producer)
+        rest = replace(
+            batch,
+            sizes=batch.sizes[count:],
+            tag_codes=batch.tag_codes[count:],
+            producer=producer,
+            message_ids=batch.message_ids[count:],
+        )
         return CheckedBatch(rest, self.records[start:], self.ends[count:] - start)
 
     def part(self, first: int, last: int) -> CheckedBatch:
@@ -41,5 +47,10 @@ class CheckedBatch(NamedTuple):
         count = last - first
         if count == len(rest.batch):
             return rest
-        batch = replace(rest.batch, sizes=rest.batch.sizes[:count], tag_codes=rest.batch.tag_codes[:count])
+        batch = replace(
+            rest.batch,
+            sizes=rest.batch.sizes[:count],
+            tag_codes=rest.batch.tag_codes[:count],
+            message_ids=rest.batch.message_ids[:count],
+        )
         return CheckedBatch(batch, rest.records[: int(rest.ends[count - 1])], rest.ends[:count])

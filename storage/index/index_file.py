@@ -22,7 +22,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -88,6 +88,17 @@ class IndexEntries:
     def from_entry(self, first: int) -> IndexEntries:
         """The entries from `first` on."""
         return IndexEntries(self.key_hashes[first:], self.physical_offsets[first:], self.store_timestamps[first:])
+
+
+def join_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
+    """The entries of all parts, of which there is at least one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    return IndexEntries(
+        np.concatenate([part.key_hashes for part in parts]),
+        np.concatenate([part.physical_offsets for part in parts]),
+        np.concatenate([part.store_timestamps for part in parts]),
+    )
 
 
 def read_header(data: bytes | memoryview | mmap.mmap) -> IndexHeader:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from raymq.java_text import decode_utf8
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
+from raymq.kernels.index_hashes import key_hashes
+from raymq.kernels.property_shapes import PropertyShape, Values, find_property_shapes
 from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record.dispatch import dispatch_view
 from raymq.record.hashing import index_key_hash, java_hash
@@ -32,12 +34,66 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
     Records of rolled-back transactions are left out. RecordError when a record is damaged.
     """
     fields = find_fields(data, starts)
-    rows, hashes = _hashes(data, fields)
+    shapes = find_property_shapes(data, fields.properties_at, fields.properties_size)
+    found = None if shapes is None else _hashes_in_shapes(data, fields, shapes)
+    rows, hashes = _hashes(data, fields) if found is None else found
     kept = (fields.sys_flag[rows] & SYS_FLAG_TRANSACTION_MASK) != SYS_FLAG_TRANSACTION_ROLLBACK
     rows = rows[kept]
     return IndexEntries(
         hashes[kept], starts[rows] + physical_offset, fields.store_timestamp[rows].astype(np.int64, copy=False)
     )
+
+
+def _hashes_in_shapes(
+    data: Bytes, fields: FieldOffsets, shapes: list[PropertyShape]
+) -> tuple[Ints, NDArray[np.int32]] | None:
+    """`_hashes` of records in shapes; None if a topic or a key is not ASCII, or if the words of KEYS are not of the
+    same lengths throughout a shape."""
+    topics, topics_odd = _java_hashes(data, fields.topic_at, fields.topic_size)
+    if topics_odd.any():
+        return None
+    before = topics * np.uint32(31) + np.uint32(_HASH_OF_MARK)
+    rows: list[Ints] = []
+    hashes: list[NDArray[np.uint32]] = []
+    # The number of each column of keys among those of its records.
+    numbers: list[int] = []
+    for shape in shapes:
+        keys = _keys_of(shape)
+        if keys is None:
+            return None
+        for number, key in enumerate(keys):
+            found = key.java_hashes()
+            if found is None:
+                return None
+            rows.append(shape.rows)
+            hashes.append(found + before[shape.rows] * np.uint32(pow(31, key.table.shape[1], 1 << 32)))
+            numbers.append(number)
+    if len(rows) == 1:
+        return rows[0], key_hashes(hashes[0])
+    if not rows:
+        return np.zeros(0, np.int64), np.zeros(0, np.int32)
+    # Sorted by record; within a record in the order of its keys.
+    all_rows = np.concatenate(rows)
+    all_numbers = np.repeat(np.array(numbers), [len(column) for column in rows])
+    order = np.argsort(all_rows * (max(numbers) + 1) + all_numbers, kind="stable")
+    return all_rows[order], key_hashes(np.concatenate(hashes))[order]
+
+
+def _keys_of(shape: PropertyShape) -> list[Values] | None:
+    """The keys of the records of a shape, a column each, in their order: the unique id, then the words of KEYS. None if
+    the words are not in the same places in all records."""
+    unique, keys = shape.get(PROPERTY_UNIQ_KEY.encode()), shape.get(PROPERTY_KEYS.encode())
+    found = [] if unique is None else [unique]
+    if keys is not None:
+        columns = keys.table[:, keys.varies]
+        if (columns == _SPACE).any():
+            return None
+        at = 0
+        for word in keys.first().split(b" "):
+            if word:
+                found.append(keys.part(at, at + len(word)))
+            at += len(word) + 1
+    return found
 
 
 def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
@@ -72,16 +128,14 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
     topics, topics_odd = _java_hashes(data, fields.topic_at, fields.topic_size)
     hashes, keys_odd = _java_hashes(text, at, end - at)
     hashes += (topics[rows] * np.uint32(31) + np.uint32(_HASH_OF_MARK)) * _powers(end - at)
-    # As Java has it: the absolute value of a signed int, and 0 for the smallest, which has none.
-    result = np.abs(hashes.view(np.int32).astype(np.int64))
-    result[result == 1 << 31] = 0
+    result = key_hashes(hashes)
     # A text that is not ASCII has other units in Java: hashed one by one.
     for entry in np.flatnonzero(topics_odd[rows] | keys_odd).tolist():
         row = int(rows[entry])
         topic = bytes(view[fields.topic_at[row] : fields.topic_at[row] + fields.topic_size[row]])
         key = text[at[entry] : end[entry]].tobytes()
         result[entry] = index_key_hash(decode_utf8(topic), decode_utf8(key))
-    return rows, result.astype(np.int32)
+    return rows, result
 
 
 def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:

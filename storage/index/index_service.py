@@ -3,9 +3,11 @@
 On disk
     index/20261120180926228        files in the order they were made (index_file.py); the last one takes entries
 
-The index follows the log: the thread reads the records that consumers may see and puts the keys of thousands of them
-at a time, outside the append lock. It keeps nothing but its position in the log, so however far it falls behind, it
-holds no memory and no append waits for it. A query that needs the newest messages waits for it instead.
+The index follows the log: the thread puts the keys of the records that consumers may see, thousands of them at a time,
+outside the append lock. Appends leave it the ids of their batches (appended_batches.py); the keys of all other records,
+and of those that it has fallen far behind, it reads from the log. It keeps nothing else but its position there, so
+however far it falls behind, it holds little memory and no append waits for it. A query that needs the newest messages
+waits for it instead.
 
 After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load), and after any
 stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So a file
@@ -33,6 +35,7 @@ from raymq.record.check import check_record
 from raymq.record.hashing import index_key_hash
 from raymq.record.layout import RecordError
 from storage.files import disk
+from storage.index.appended_batches import AppendedBatches
 from storage.index.index_file import (
     FoundEntry,
     IndexEntries,
@@ -40,6 +43,7 @@ from storage.index.index_file import (
     IndexHeader,
     IndexShape,
     find_entries,
+    join_entries,
     read_header,
 )
 from storage.index.index_keys import index_entries
@@ -50,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 INDEX_DIR: Final = "index"
 INDEX_CHUNK_BYTES: Final = 2 << 20
+INDEX_ENTRIES_AT_A_TIME: Final = 1 << 14
 INDEX_INTERVAL_S: Final = 0.1
 INDEX_TRIES: Final = 3
 INDEX_RETRY_S: Final = 1.0
@@ -74,6 +79,7 @@ class IndexService:
         shape: IndexShape,
         commit_log: CommitLog,
         reader: LogReader,
+        appended: AppendedBatches,
         *,
         visible: Callable[[], int],
         after_crash: bool,
@@ -83,7 +89,7 @@ class IndexService:
         self.directory = root / INDEX_DIR
         self._scratch = root / "index.new"
         self._shape, self._log, self._reader = shape, commit_log, reader
-        self._visible, self._on_writable = visible, on_writable
+        self._appended, self._visible, self._on_writable = appended, visible, on_writable
         disk.make_directory(self.directory)
         disk.unlink(self._scratch)
         self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
@@ -305,11 +311,33 @@ class IndexService:
     def _catch_up(self) -> None:
         limit = self._visible()
         while self.position < limit and not self._stopping:
-            chunk = self._walk(self.position, limit)
+            if self._put_appended(limit):
+                continue
+            # Up to the next batch that need not be walked.
+            until = self._appended.next_start()
+            chunk = self._walk(self.position, limit if until is None else min(until, limit))
             if chunk is None:
                 self._advance(self._log.min_offset)
             else:
-                self._put_chunk(chunk)
+                self._put_entries(_entries(chunk), chunk.end_offset)
+
+    def _put_appended(self, limit: int) -> bool:
+        """Put the keys of the batches before `limit` that were appended from `position` on, if they are as told. False
+        if the log has to be walked there."""
+        columns: list[IndexEntries] = []
+        entries, end = 0, self.position
+        while entries < INDEX_ENTRIES_AT_A_TIME and (batch := self._appended.take_at(end)) is not None:
+            if batch.end_offset > limit:
+                self._appended.put_back(batch)
+                break
+            found = batch.entries(self._reader)
+            if found is None:
+                break
+            columns.append(found)
+            entries, end = entries + len(found), batch.end_offset
+        if columns:
+            self._put_entries(join_entries(columns), end)
+        return bool(columns)
 
     def _walk(self, position: int, limit: int) -> WalkedRecords | None:
         """Records from `position` on; None if retention took them."""
@@ -320,8 +348,8 @@ class IndexService:
                 raise
             return None
 
-    def _put_chunk(self, chunk: WalkedRecords) -> None:
-        entries = _entries(chunk)
+    def _put_entries(self, entries: IndexEntries, end_offset: int) -> None:
+        """Put the entries of the records from `position` to `end_offset`."""
         if self._files and len(entries):
             # Without the entries that a full last file has already (spec §3). The last record of that file may have
             # more keys than fitted in.
@@ -334,7 +362,7 @@ class IndexService:
             entries = entries.from_entry(put)
             if file.is_full:
                 self._finish_current()
-        self._advance(chunk.end_offset)
+        self._advance(end_offset)
 
     def _next_file(self) -> IndexFile:
         """A new file, named after the time, or a little later: names must ascend. OSError after some tries."""

@@ -1,0 +1,92 @@
+"""Index hashes of unique ids that follow each other, and the proof that records have these ids.
+
+The hash of `TOPIC#ID` (raymq.record.hashing.index_key_hash) of a range's ids is one number for the topic and the stem,
+and one from a table for the four digits of the counter.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.kernels.fields import Ints
+from raymq.kernels.property_shapes import PropertyShape, find_property_shapes
+from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from raymq.record import layout
+from raymq.record.encode import topic_part
+from raymq.record.hashing import java_hash
+from raymq.record.layout import Buffer, windows
+from raymq.record.message_id import IDS_PER_MS, IdRange
+
+_DIGITS: Final = 4
+_POWER: Final = np.uint32(31**_DIGITS)
+_SMALLEST: Final = 1 << 31
+
+
+def _counter_digits() -> NDArray[np.uint8]:
+    """The upper-case hexadecimal digits of each counter; shape (65536, 4)."""
+    symbols = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+    shifts = np.arange(_DIGITS - 1, -1, -1) * 4
+    return np.ascontiguousarray(symbols[(np.arange(IDS_PER_MS)[:, None] >> shifts) & 15])
+
+
+def _hashes_of(digits: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Java's hash of each row of `digits`, modulo 2**32."""
+    hashes = np.zeros(len(digits), np.uint32)
+    for column in digits.T:
+        hashes = hashes * np.uint32(31) + column
+    return hashes
+
+
+_COUNTER_DIGITS: Final = _counter_digits()
+_COUNTER_HASHES: Final = _hashes_of(_COUNTER_DIGITS)
+# The four digits as one number, to be compared with what is in a record.
+_COUNTER_WORDS: Final = _COUNTER_DIGITS.view(np.uint32).ravel()
+
+
+def key_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
+    """Java hashes as an index has them: the absolute values as signed numbers, and 0 for -2**31, which has none."""
+    absolute = np.abs(hashes.view(np.int32).astype(np.int64))
+    absolute[absolute == _SMALLEST] = 0
+    return absolute.astype(np.int32)
+
+
+def id_range_hashes(topic: str, ids: IdRange) -> NDArray[np.int32]:
+    """`index_key_hash(topic, id)` of each id of the range, in order; shape (len(ids),)."""
+    stem = np.array([java_hash(f"{topic}#{ids.stem}") & 0xFFFFFFFF], np.uint32)
+    counters = (np.arange(len(ids)) + ids.first) & (IDS_PER_MS - 1)
+    return key_hashes(_COUNTER_HASHES[counters] + stem * _POWER)
+
+
+def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ids: IdRange) -> bool:
+    """True if the records of `data`, which lie back to back and end at `ends`, have the ids of the range, in order, and
+    no other index key: no KEYS, and none is of a rolled-back transaction.
+
+    Each record's fields must fit into it and its topic must be `topic`: the store's check of a batch sees to that. For
+    IPv6 hosts, and properties of too many shapes, the answer is False too.
+    """
+    if len(ids) != len(ends) or not len(ends):
+        return False
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    flags = windows(data, 4)[starts + layout.SYS_FLAG_OFFSET].view(">i4")
+    if (flags & (layout.SYS_FLAG_TRANSACTION_MASK | layout.SYS_FLAG_HOSTS_MASK)).any():
+        return False
+    body_sizes = windows(data, 4)[starts + layout.BODY_OFFSET - 4].view(">i4")
+    properties_at = starts + body_sizes + (layout.BODY_OFFSET + len(topic_part(topic)[1]) + 2)
+    if (properties_at > ends).any():
+        return False
+    shapes = find_property_shapes(np.frombuffer(data, np.uint8), properties_at, ends - properties_at)
+    return shapes is not None and all(_has_only_ids(shape, ids) for shape in shapes)
+
+
+def _has_only_ids(shape: PropertyShape, ids: IdRange) -> bool:
+    """True if the records of the shape have their ids of the range, and no KEYS."""
+    found, stem = shape.get(PROPERTY_UNIQ_KEY.encode()), ids.stem.encode()
+    if found is None or PROPERTY_KEYS.encode() in shape.values or found.table.shape[1] != len(stem) + _DIGITS:
+        return False
+    if found.varies[: len(stem)].any() or not found.first().startswith(stem):
+        return False
+    words = np.ascontiguousarray(found.table[:, len(stem) :]).view(np.uint32).ravel()
+    return np.array_equal(words, _COUNTER_WORDS[(shape.rows + ids.first) & (IDS_PER_MS - 1)])

@@ -1,0 +1,86 @@
+"""Hashes of ranges of unique ids, and the proof that records have them, against each record read on its own.
+
+300 random batches; RAYMQ_SOAK=1 makes 15,000, RAYMQ_INDEX_SEED repeats one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from raymq.errors import RaymqError
+from raymq.kernels.index_hashes import have_only_these_ids, id_range_hashes
+from raymq.message import Message
+from raymq.record.dispatch import dispatch_view
+from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.record.hashing import index_key_hash
+from raymq.record.layout import SYS_FLAG_OFFSET, SYS_FLAG_TRANSACTION_ROLLBACK, record_ends
+from raymq.record.message_id import IdRange
+from raymq.record.walk import walk_records
+
+ONE_SEED = os.environ.get("RAYMQ_INDEX_SEED")
+ROUNDS = 15_000 if os.environ.get("RAYMQ_SOAK") == "1" else 300
+STEM = "7F00000112340123456701234567"
+
+
+@pytest.mark.parametrize("first", [0, 9, 65_000])
+@pytest.mark.parametrize(("topic", "stem"), [("T", STEM), ("%RETRY%g", ""), ("é", "ü")])
+def test_hashes_of_a_range_are_those_of_its_ids(first: int, topic: str, stem: str) -> None:
+    ids = IdRange(stem, first, 1000)
+    assert id_range_hashes(topic, ids).tolist() == [index_key_hash(topic, one) for one in ids]
+
+
+def test_hashes_of_all_counters_are_those_of_the_ids() -> None:
+    ids = IdRange(STEM, 0, 1 << 16)
+    assert id_range_hashes("T", ids).tolist() == [index_key_hash("T", one) for one in ids]
+
+
+def random_batch(dice: random.Random) -> tuple[EncodedBatch, IdRange]:
+    """A batch, and the ids that it claims to have: mostly its own."""
+    tags = dice.choice(([None], ["a"], ["a", "b", "cc"]))
+    keys: list[tuple[str, ...]] = [()] if dice.random() < 0.7 else [(), ("k",)]
+    messages = [
+        Message("topic", b"b" * dice.randrange(1, 30), tags=dice.choice(tags), keys=dice.choice(keys))
+        for _ in range(dice.choice((1, 2, 40, 200)))
+    ]
+    ids = IdRange(STEM, dice.choice((0, 5, 65_500)), len(messages))
+    own = list(ids)
+    if dice.random() < 0.2:
+        own[dice.randrange(len(own))] = dice.choice(("", STEM + "ZZZZ", STEM.lower() + "0000", own[0], "short"))
+    batch = encode_batch(
+        messages,
+        0,
+        born_host=(dice.choice(("127.0.0.1", "127.0.0.1", "::1")), 1),
+        born_timestamp_ms=1,
+        message_ids=own,
+        producer=dice.choice((None, ProducerSequence("p", 1, dice.randrange(2000)))),
+    )
+    claimed = dice.choice((ids,) * 8 + (IdRange(STEM, 6, len(ids)), IdRange("other", ids.first, len(ids))))
+    return batch, claimed
+
+
+def test_ids_are_believed_only_if_the_records_have_them_and_no_other_key() -> None:
+    believed = 0
+    for seed in [int(ONE_SEED)] if ONE_SEED else range(ROUNDS):
+        dice = random.Random(seed)
+        batch, ids = random_batch(dice)
+        records = bytearray(batch.records)
+        starts = walk_records(records).starts.tolist()
+        if dice.random() < 0.1:
+            records[dice.choice(starts) + SYS_FLAG_OFFSET + 3] |= SYS_FLAG_TRANSACTION_ROLLBACK
+        try:
+            views = [dispatch_view(records, start) for start in starts]
+        except RaymqError:
+            continue  # the flag made another record of it
+        has_them = all(
+            view.keys == [one] and not view.sys_flag & SYS_FLAG_TRANSACTION_ROLLBACK
+            for view, one in zip(views, ids, strict=True)
+        )
+        found = have_only_these_ids(memoryview(records), record_ends(batch.sizes), "topic", ids)
+        believed += found
+        assert has_them or not found, f"seed {seed}; RAYMQ_INDEX_SEED repeats it"
+        if has_them and all(view.sys_flag == 0 for view in views):
+            assert found, f"seed {seed}; RAYMQ_INDEX_SEED repeats it"
+    assert believed > ROUNDS // 4 or ONE_SEED
