@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.kernels.fields import Ints
-from raymq.kernels.property_shapes import PropertyShape, find_property_shapes
+from raymq.kernels.fields import Bytes, Ints
+from raymq.kernels.property_shapes import PropertyShape, find_property_shapes, shapes_of_table
 from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record import layout
 from raymq.record.encode import topic_part
@@ -23,6 +23,7 @@ from raymq.record.message_id import IDS_PER_MS, IdRange
 _DIGITS: Final = 4
 _POWER: Final = np.uint32(31**_DIGITS)
 _SMALLEST: Final = 1 << 31
+_FLAGS_THAT_MATTER: Final = layout.SYS_FLAG_TRANSACTION_MASK | layout.SYS_FLAG_HOSTS_MASK
 
 
 def _counter_digits() -> NDArray[np.uint8]:
@@ -69,16 +70,41 @@ def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ids: IdRange) -> b
     """
     if len(ids) != len(ends) or not len(ends):
         return False
-    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-    flags = windows(data, 4)[starts + layout.SYS_FLAG_OFFSET].view(">i4")
-    if (flags & (layout.SYS_FLAG_TRANSACTION_MASK | layout.SYS_FLAG_HOSTS_MASK)).any():
-        return False
-    body_sizes = windows(data, 4)[starts + layout.BODY_OFFSET - 4].view(">i4")
-    properties_at = starts + body_sizes + (layout.BODY_OFFSET + len(topic_part(topic)[1]) + 2)
-    if (properties_at > ends).any():
-        return False
-    shapes = find_property_shapes(np.frombuffer(data, np.uint8), properties_at, ends - properties_at)
+    fixed = layout.BODY_OFFSET + len(topic_part(topic)[1]) + 2
+    shapes = _shapes_of_table(np.frombuffer(data, np.uint8), ends, fixed)
+    if shapes is None:
+        shapes = _shapes_of_rows(data, ends, fixed)
     return shapes is not None and all(_has_only_ids(shape, ids) for shape in shapes)
+
+
+def _shapes_of_table(data: Bytes, ends: Ints, fixed: int) -> list[PropertyShape] | None:
+    """The properties of records that are all of one size, with bodies of one size; else None. `fixed` is the length of
+    all but body and properties. None, too, for flags that matter here."""
+    size = int(ends[0])
+    if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
+        return None
+    # The records as a table, in place: no byte is copied.
+    table = data[: int(ends[-1])].reshape(len(ends), size)
+    for column in (layout.SYS_FLAG_OFFSET, layout.BODY_OFFSET - 4):
+        if not (table[:, column : column + 4] == table[0, column : column + 4]).all():
+            return None
+    first = table[0].data
+    properties_at = fixed + int.from_bytes(first[layout.BODY_OFFSET - 4 : layout.BODY_OFFSET])
+    if int.from_bytes(first[layout.SYS_FLAG_OFFSET : layout.SYS_FLAG_OFFSET + 4]) & _FLAGS_THAT_MATTER:
+        return None
+    return shapes_of_table(table[:, properties_at:]) if properties_at <= size else None
+
+
+def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape] | None:
+    """`_shapes_of_table` of records of any sizes."""
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    if (windows(data, 4)[starts + layout.SYS_FLAG_OFFSET].view(">i4") & _FLAGS_THAT_MATTER).any():
+        return None
+    body_sizes = windows(data, 4)[starts + layout.BODY_OFFSET - 4].view(">i4")
+    properties_at = starts + body_sizes + fixed
+    if (properties_at > ends).any():
+        return None
+    return find_property_shapes(np.frombuffer(data, np.uint8), properties_at, ends - properties_at)
 
 
 def _has_only_ids(shape: PropertyShape, ids: IdRange) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -116,26 +117,40 @@ def find_property_shapes(data: Bytes, at: Ints, sizes: Ints) -> list[PropertySha
     long, or a record has a property twice: the caller then looks at the records on their own.
     """
     shapes: list[PropertyShape] = []
-    shapes_max = max(_SHAPES_MIN, len(at) // _ROWS_PER_SHAPE)
+    shapes_max = _shapes_max(len(at))
     counts = np.bincount(np.minimum(sizes, _TEXT_MAX + 1))
     for size in np.flatnonzero(counts).tolist():
         if size > _TEXT_MAX:
             return None
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
-        for shape in _shapes_of(data, at, rows, size):
+        texts = np.empty((len(rows), 0), np.uint8)
+        if size:
+            texts = windows(data, size)[at[rows]].view(np.uint8).reshape(-1, size)
+        for shape in _shapes_of(texts, rows):
             if shape is None or len(shapes) == shapes_max:
                 return None
             shapes.append(shape)
     return shapes
 
 
-def _shapes_of(data: Bytes, at: Ints, rows: Ints, size: int) -> Iterator[PropertyShape | None]:
-    """The shapes of the texts of `rows`, all of `size` bytes; None, as the last one, for a property that is there
+def shapes_of_table(texts: Bytes) -> list[PropertyShape] | None:
+    """`find_property_shapes` of texts of one length, given as a table of shape (n, length)."""
+    found = list(islice(_shapes_of(texts, np.arange(len(texts))), _shapes_max(len(texts)) + 1))
+    shapes = [shape for shape in found if shape is not None]
+    return shapes if len(shapes) == len(found) <= _shapes_max(len(texts)) else None
+
+
+def _shapes_max(count: int) -> int:
+    return max(_SHAPES_MIN, count // _ROWS_PER_SHAPE)
+
+
+def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
+    """The shapes of the texts of `rows`, all of one length; None, as the last one, for a property that is there
     twice."""
+    size = texts.shape[1]
     if not size:
-        yield PropertyShape(rows, np.empty((len(rows), 0), np.uint8), {}, np.zeros(0, bool))
+        yield PropertyShape(rows, texts, {}, np.zeros(0, bool))
         return
-    texts = windows(data, size)[at[rows]].view(np.uint8).reshape(-1, size)
     # The first text that is left gives a shape; those that do not fit it are left for the next turn.
     while len(rows):
         values = _parse(texts[0].tobytes())
