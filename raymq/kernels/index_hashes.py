@@ -83,16 +83,15 @@ def _shapes_of_table(data: Bytes, ends: Ints, fixed: int) -> list[PropertyShape]
     size = int(ends[0])
     if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
         return None
-    # The records as a table, in place: no byte is copied.
-    table = data[: int(ends[-1])].reshape(len(ends), size)
-    for column in (layout.SYS_FLAG_OFFSET, layout.BODY_OFFSET - 4):
-        if not (table[:, column : column + 4] == table[0, column : column + 4]).all():
-            return None
-    first = table[0].data
-    properties_at = fixed + int.from_bytes(first[layout.BODY_OFFSET - 4 : layout.BODY_OFFSET])
-    if int.from_bytes(first[layout.SYS_FLAG_OFFSET : layout.SYS_FLAG_OFFSET + 4]) & _FLAGS_THAT_MATTER:
+    # Fields and properties as columns of a table, in place: no byte is copied.
+    flags, body_sizes = (
+        np.ndarray((len(ends),), ">i4", data, offset, (size,))
+        for offset in (layout.SYS_FLAG_OFFSET, layout.BODY_OFFSET - 4)
+    )
+    properties_at = fixed + int(body_sizes[0])
+    if (flags & _FLAGS_THAT_MATTER).any() or (body_sizes != body_sizes[0]).any() or properties_at > size:
         return None
-    return shapes_of_table(table[:, properties_at:]) if properties_at <= size else None
+    return shapes_of_table(data[: int(ends[-1])].reshape(len(ends), size)[:, properties_at:])
 
 
 def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape] | None:
