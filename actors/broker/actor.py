@@ -40,6 +40,7 @@ from actors.core.broker.state import BrokerState
 from actors.options import PERSISTENT
 from actors.pull.actor import PullActor
 from actors.rebalance import RebalanceActor
+from actors.threads import take_turns_quickly
 from raymq.config.cluster import BrokerSettings
 from raymq.consumer.pull_once import pull_messages
 from raymq.consumer.push.settings import PushSettings
@@ -71,6 +72,7 @@ class Broker(GroupMethods):
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
+        take_turns_quickly()
         node_id = ray.get_runtime_context().get_node_id()
         self._storages = StorageClients(node_id)
         store = MasterStore(settings.broker_name, settings.replicas, self._storages)

@@ -32,6 +32,7 @@ from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogReq
 from actors.core.replica.rules import ReplicaRules
 from actors.options import PERSISTENT
 from actors.replica.replica import Replica
+from actors.threads import take_turns_quickly
 from raymq.config.cluster import ReplicationOptions, path_here
 from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError, RaymqError
@@ -74,6 +75,7 @@ class Storage:
         store_host: tuple[str, int],
         replication: ReplicationOptions | None = None,
     ) -> None:
+        take_turns_quickly()
         self._name = name
         self._replication = replication if replication is not None and replication.replicas > 1 else None
         root = settings.store_path_root_dir

@@ -1,0 +1,15 @@
+"""How the threads of a server's process take turns."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+SWITCH_INTERVAL_S: Final = 1e-4
+
+
+def take_turns_quickly() -> None:
+    """Let a thread that computes hand the interpreter to a waiting one after 0.1 ms; Python's own 5 ms would be the
+    latency of each message while the index or a recovery runs. For server processes: a user's process is not ours to
+    set. Throughput does not suffer."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
