@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.java_text import decode_utf8
 from raymq.kernels.fields import Bytes, Ints
-from raymq.record.hashing import java_hash
+from raymq.record.hashing import java_hash, tags_code
 from raymq.record.layout import windows
 
 _SEPARATOR: Final = 0x02
@@ -88,6 +89,14 @@ class Values:
             power = np.uint32(pow(31, len(first) - 1 - column, 1 << 32))
             hashes += (units.astype(np.uint32) - np.uint32(first[column])) * power
         return hashes
+
+    def tags_codes(self) -> Ints:
+        """The code of each value as a record's tags (`tags_code`)."""
+        hashes = self.java_hashes()
+        if hashes is not None:
+            return hashes.view(np.int32).astype(np.int64)
+        different, numbers = self.distinct()
+        return np.array([tags_code(decode_utf8(tags)) for tags in different], np.int64)[numbers]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raymq.java_text import decode_utf8
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints
-from raymq.kernels.property_shapes import PropertyShape, Values, find_property_shapes
+from raymq.kernels.property_shapes import PropertyShape, find_property_shapes
 from raymq.message import (
     PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_PRODUCER_EPOCH,
@@ -73,7 +73,7 @@ def _found_in_shapes(shapes: list[PropertyShape], count: int) -> FoundProperties
     for shape in shapes:
         tags = shape.get(PROPERTY_TAGS.encode())
         if tags is not None:
-            codes[shape.rows] = _codes_of(tags)
+            codes[shape.rows] = tags.tags_codes()
         if shape.get(PROPERTY_REAL_TOPIC.encode()) is not None:
             moved[shape.rows] = True
     producers = _producers_in_shapes(shapes)
@@ -81,15 +81,6 @@ def _found_in_shapes(shapes: list[PropertyShape], count: int) -> FoundProperties
         return None
     elsewhere = any(PROPERTY_INNER_MULTI_DISPATCH.encode() in shape.values for shape in shapes)
     return FoundProperties(codes, producers, moved, elsewhere)
-
-
-def _codes_of(tags: Values) -> Ints:
-    """The code of each of these tags."""
-    hashes = tags.java_hashes()
-    if hashes is not None:
-        return hashes.view(np.int32).astype(np.int64)
-    different, numbers = tags.distinct()
-    return np.array([tags_code(decode_utf8(tag)) for tag in different], np.int64)[numbers]
 
 
 def _producers_in_shapes(shapes: list[PropertyShape]) -> Producers | None:

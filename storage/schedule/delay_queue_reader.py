@@ -18,7 +18,7 @@ from raymq.delay import is_waiting_topic
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
 from raymq.record.dispatch import dispatch_view
-from raymq.record.layout import IPV6_HOST_BYTES, RecordError
+from raymq.record.layout import IPV6_HOST_BYTES, UNIT_DTYPE, RecordError
 from storage.append.appender import Appender
 from storage.dispatch.delivery_progress import Source, SourceProgress
 from storage.parts import StoreParts
@@ -95,13 +95,33 @@ class DelayQueueReader:
             pieces[first] = units
             first += len(units)
         starts = list(pieces)
-        found: list[memoryview | None] = []
+        units_of: list[NDArray[np.void]] = []
         for queue_offset in queue_offsets:
             index = bisect_right(starts, queue_offset) - 1
-            found.append(
-                self._record(pieces[starts[index]][queue_offset - starts[index] :][:1]) if index >= 0 else None
+            units_of.append(
+                pieces[starts[index]][queue_offset - starts[index] :][:1] if index >= 0 else np.empty(0, UNIT_DTYPE)
             )
-        return found
+        return self._records(np.concatenate(units_of)) if all(map(len, units_of)) else list(map(self._record, units_of))
+
+    def _records(self, units: NDArray[np.void]) -> list[memoryview | None]:
+        """The record of each unit; None for one without, or if the record is lost, which is logged."""
+        if (units["size"] > 0).all() and not (units["size"] == PRE_BLANK_SIZE).any():
+            try:
+                views = self._reader.views(units)
+            except DataLossError:
+                views = []
+            found: list[memoryview | None] = []
+            sizes = iter(units["size"].tolist())
+            for view in views:
+                # Neighbours in the log share a view.
+                at = 0
+                while at < len(view):
+                    size = next(sizes)
+                    found.append(view[at : at + size])
+                    at += size
+            if len(found) == len(units):
+                return found
+        return [self._record(units[row : row + 1]) for row in range(len(units))]
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
         """The record of the first unit; None without one, or if the record is lost, which is logged."""

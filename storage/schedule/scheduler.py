@@ -28,6 +28,7 @@ from raymq.delay import (
     timer_queue,
 )
 from raymq.errors import IllegalNameError, MessageIllegalError, RaymqError
+from raymq.kernels.moved_records import MovedRecord, move_waiting_records
 from raymq.names import SCHEDULE_TOPIC
 from raymq.protocol.store import ScheduleStatus
 from raymq.record.encode import ProducerSequence
@@ -138,8 +139,12 @@ class Scheduler:
         done: list[Due] = []
         size = 0
         views = self._reader.read_records(source, [due.queue_offset for due in dues])
-        for due, view in zip(dues, views, strict=True):
-            delivery = self._prepare_delivery(source, due, view, now_ms)
+        moved = self._move_together(source, dues, views)
+        for due, view, record in zip(dues, views, moved, strict=True):
+            if record is None:
+                delivery = self._prepare_delivery(source, due, view, now_ms)
+            else:
+                delivery = Delivery(*record, due.epoch, due.queue_offset)
             if delivery is not None:
                 deliveries.append(delivery)
                 size += len(delivery.record)
@@ -163,6 +168,17 @@ class Scheduler:
         self._delivered += len(deliveries)
         self._given_up += len(done) - len(deliveries)
         return True
+
+    def _move_together(
+        self, source: Source, dues: Sequence[Due], views: Sequence[memoryview | None]
+    ) -> list[MovedRecord | None]:
+        """The records of due messages for the queues they are for; None for each that has to be looked at singly."""
+        here = [view for view in views if view is not None]
+        if len(here) < len(views) or source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) or self._reader.store_host_ipv6:
+            return [None] * len(views)
+        producer_id = delivery_producer_id(*source)
+        moved = move_waiting_records(here, [ProducerSequence(producer_id, due.epoch, due.queue_offset) for due in dues])
+        return [None if record is None or record.topic == _HALF_TOPIC else record for record in moved]
 
     def _prepare_delivery(self, source: Source, due: Due, view: memoryview | None, now_ms: int) -> Delivery | None:
         """The delivery of the message whose record is `view` to its next queue; None if it is gone or is given up,
