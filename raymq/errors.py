@@ -134,10 +134,20 @@ class NoPermissionError(RaymqError):
 
 
 class SystemBusyError(RaymqError):
-    """A bounded buffer or table is full. The call changed nothing; the same call may succeed later."""
+    """A bounded buffer or table is full. The call changed nothing; the same call may succeed later.
+
+    `retry_after_s`: the time in s after which it may, where the server knows it; else None.
+    """
 
     code = 2
     retryable = True
+
+    def __init__(self, text: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(*((text,) if retry_after_s is None else (text, retry_after_s)))
+        self.text, self.retry_after_s = text, retry_after_s
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class ServiceNotAvailableError(RaymqError):

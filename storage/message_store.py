@@ -28,6 +28,8 @@ from raymq.protocol.store import (
     FetchRequest,
     FetchResult,
     QueueBounds,
+    QueueEnds,
+    QueuePosition,
     StoreStatistics,
     StoreStatus,
 )
@@ -308,6 +310,19 @@ class MessageStore:
         DataLossError when a file was deleted under it.
         """
         return self._fetcher.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
+
+    def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
+        """The first and the visible end offset of several queues; and if one of them has something behind the offset of
+        its position, or does not hold that offset. `patient`: an offset that the queue does not hold is no reason.
+
+        Does not block, and reads no messages. ServiceNotAvailableError once the store closes.
+        """
+        return self._fetcher.ends(positions, patient=patient)
+
+    @property
+    def polls(self) -> LongPolls:
+        """Those who wait for messages of queues."""
+        return self._polls
 
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """The offsets of a queue that consumers may read; zeros for a queue that does not exist."""

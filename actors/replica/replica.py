@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from actors.core.replica.orders import (
     Copied,
@@ -52,11 +52,12 @@ from raymq.errors import (
     StoreCorruptError,
 )
 from raymq.names import StorageName
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
 from raymq.record.encode import EncodedBatch
-from storage.append.durability import ReplicaAcks
+from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
+from storage.read.long_polls import LongPolls
 from storage.replication.epoch_file import EpochFile
 from storage.replication.epochs import EpochEntry, EpochHistory, LogChunk, SyncStateSet, common_end
 from storage.replication.log_chunks import truncate_log
@@ -70,6 +71,8 @@ UNFLUSHED_MAX_BYTES: Final = 16 << 20
 """The most bytes that a slave far behind may have written and not flushed."""
 MASTER_SILENT_AFTER_S: Final = 4.0
 """A slave that got no chunk for so long is cut off from its master, which would have sent two empty ones."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +102,7 @@ class Replica:
         self._order_lock = threading.Lock()
         self._changed = threading.Condition(threading.RLock())
         self._notified_offset = -1
+        self._on_progress: list[Callable[[], None]] = []
         self._store = self._open()
         self._epochs = EpochFile(settings.store_path_root_dir)
         self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
@@ -112,6 +116,8 @@ class Replica:
     def _open(self) -> MessageStore:
         store = self._open_store(self._on_stored)
         store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
+        for callback in self._on_progress:
+            store.add_progress_listener(callback)
         return store
 
     @property
@@ -146,6 +152,25 @@ class Replica:
             )
             for request, result in zip(requests, results, strict=True)
         ]
+
+    def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]:
+        """The ends of several queues, the storage actor to read each from, and if there is something to read
+        (MessageStore.ends). Errors as of `fetch`."""
+        with self._changed:
+            routing, store = self._read_routing(), self.store
+        ends, news = store.ends(positions, patient=not routing.is_master)
+        if not routing.others:
+            return ends, news
+        routed = []
+        for (topic, queue_id, offset), (first, end, _) in zip(positions, ends, strict=True):
+            in_memory = store.in_memory(topic, queue_id, offset)
+            routed.append(QueueEnds(first, end, routing.pull_from(queue_id, offset, first, end, in_memory=in_memory)))
+        return routed, news
+
+    @property
+    def polls(self) -> LongPolls:
+        """Those who wait for messages of queues; errors as of `store`."""
+        return self.store.polls
 
     def _read_routing(self) -> ReadRouting:
         if self._sync is not None:
@@ -273,6 +298,13 @@ class Replica:
         were too slow. ServiceNotAvailableError when this replica was replaced while it waited: it is unknown then
         whether the batches stay stored, and sending them again is safe.
         """
+        return self._append(epoch, lambda store, acks: store.append(batches, acks=acks))
+
+    def start_append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> StartedAppend:
+        """Do as `append` does, and do not wait (MessageStore.start_append). Copies that arrive are progress."""
+        return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
+
+    def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks], T]) -> T:
         with self._changed:
             self._role.check_append(epoch, self._clock_s())
             assert self._sync is not None
@@ -281,7 +313,12 @@ class Replica:
             required = self._rules.required_in_sync
         not_enough = InSyncReplicasError(self._broker_name, in_sync, required) if in_sync < required else None
         has_copies = partial(self._has_copies_in, led)
-        return store.append(batches, acks=ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))
+        return append(store, ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))
+
+    def add_progress_listener(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when started appends may have become settled (MessageStore.add_progress_listener)."""
+        self._on_progress.append(callback)
+        self._store.add_progress_listener(callback)
 
     def _has_copies_in(self, epoch: int, end_offset: int) -> bool:
         """True if enough replicas have the log before `end_offset`. ServiceNotAvailableError unless this one still
@@ -354,6 +391,7 @@ class Replica:
         """Wake all waiting calls: the role has changed."""
         self._changed.notify_all()
         self._store.notify_progress()
+        self._store.polls.wake_all()
 
     # The follower's side
 

@@ -6,7 +6,7 @@ In a broker group of one replica it is the master, always. In one of several it 
 leads, or it follows by way of a Replicator (actors.replica.replica).
 
 The data plane of a broker group. It is pinned to the node whose disk holds the directory; producers and consumers call
-it directly, over lanes (raymq.remoting.lane) or as an actor, with the same meaning.
+it directly, over lanes (actors.replica.data_plane) or as an actor, with the same meaning.
 
 What survives its death: everything acknowledged. The store is recovered from its directory when Ray starts the actor
 again (storage.recovery.recovery). Safe to repeat: all reads, and appends that carry a producer sequence.
@@ -20,6 +20,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -31,6 +32,7 @@ from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogRequest, Order, ReplicaState
 from actors.core.replica.rules import ReplicaRules
 from actors.options import PERSISTENT
+from actors.replica.data_plane import DataPlane
 from actors.replica.replica import Replica
 from actors.threads import take_turns_quickly
 from raymq.config.cluster import ReplicationOptions, path_here
@@ -48,13 +50,16 @@ from raymq.protocol.store import (
     StoreStatistics,
 )
 from raymq.record.encode import EncodedBatch
-from raymq.remoting.lane import LaneServer
+from raymq.remoting.lane.address import rays_tls
+from raymq.remoting.lane.frames import PAYLOAD_MAX
 from raymq.remoting.storage_client import StorageDescription
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
 from storage.replication.epochs import EpochHistory, LogChunk, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
+FRAME_OVERHEAD_BYTES: Final = 16 << 20
+"""The most that a lane's frame has beside the bodies or records that the settings allow."""
 APPEND_THREADS: Final = 8
 FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
@@ -82,8 +87,9 @@ class Storage:
         self._settings = settings.model_copy(update={"store_path_root_dir": path_here(root, root.parent)})
         self._store_host = store_host
         self._node_id = ray.get_runtime_context().get_node_id()
+        self._host = str(ray.util.get_node_ip_address())
         self._lock = threading.Lock()
-        self._lane: LaneServer | None = None
+        self._lanes: DataPlane | None = None
         self._store: MessageStore | None = None
         self._replica: Replica | None = None
         self._append_limit = AppendLimit(settings.send_queue_capacity)
@@ -97,16 +103,34 @@ class Storage:
     def _open(self) -> MessageStore:
         """The store, whatever the role is; raises the reason if it cannot be opened."""
         with self._lock:
-            if self._lane is None:
+            if self._lanes is None:
                 if self._replication is None:
                     self._store = self._open_store(None)
                     self._store.schedule.start_delivery()
                 else:
                     self._replica = self._open_replica(self._replication)
                 self._deleted = DeletedTopics(self._read_config_file, self._write_config_file)
-                methods = {"append": self.append, "fetch": self.fetch, "queue_bounds": self.queue_bounds}
-                self._lane = LaneServer({**methods, "offset_by_time": self.offset_by_time}, str(self._name))
+                self._lanes = self._open_lanes()
             return self._present_store
+
+    def _open_lanes(self) -> DataPlane:
+        source = self._store if self._replica is None else self._replica
+        assert source is not None
+        longest = max(self._settings.max_append_bytes, self._settings.max_message_size_bytes)
+        plane = partial(
+            DataPlane,
+            str(self._name),
+            source,
+            deleted=self._deleted,
+            limit=self._append_limit,
+            methods={"queue_bounds": self.queue_bounds, "offset_by_time": self.offset_by_time},
+            frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
+        )
+        try:
+            return plane(host=self._host, tls=rays_tls())
+        except (OSError, KeyError) as error:  # the address, or the files of TLS
+            logger.error("%s has no lanes for other nodes, whose calls are actor methods now: %r", self._name, error)
+            return plane()
 
     @property
     def _present_store(self) -> MessageStore:
@@ -256,7 +280,7 @@ class Storage:
     def describe(self) -> StorageDescription:
         """This storage actor and the address of its lane; raises the reason if the store did not open."""
         self._open()
-        assert self._lane is not None
+        assert self._lanes is not None
         return StorageDescription(
             name=str(self._name),
             broker_name=self._name.broker_name,
@@ -266,7 +290,7 @@ class Storage:
             commit_log_file_size=self._settings.mapped_file_size_commit_log_bytes,
             consume_queue_file_size=self._settings.mapped_file_size_consume_queue_bytes,
             store_host=self._store_host,
-            lane=self._lane.address,
+            lane=self._lanes.address,
             max_message_size_bytes=self._settings.max_message_size_bytes,
             consume_queue_ext_file_size=self._settings.mapped_file_size_consume_queue_ext_bytes,
             commit_log_directories=tuple(map(str, self._settings.commit_log_directories)),
@@ -328,8 +352,8 @@ class Storage:
     @ray.method(concurrency_group="control")
     def close(self) -> None:
         """Flush, write the checkpoint, and release the directory. Later calls answer that the store is closed."""
-        if self._lane is not None:
-            self._lane.close()
+        if self._lanes is not None:
+            self._lanes.close()
         if self._replica is not None:
             self._replica.close()
         elif self._store is not None:

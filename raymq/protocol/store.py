@@ -65,6 +65,14 @@ class FetchResult:
     pull_from: str = ""
 
 
+class QueuePosition(NamedTuple):
+    """An offset of a queue."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
 class QueueEnds(NamedTuple):
     """The offsets of a queue that consumers may read, [`min_offset`, `max_offset`), and the storage actor to read it
     from, where that is another replica."""

@@ -10,7 +10,7 @@ from typing import Final
 from raymq.errors import DataLossError, InvalidArgumentError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
 from storage.queue.queue_table import QueueTable
 from storage.read.long_polls import LongPolls
 from storage.stats import StoreStats
@@ -41,26 +41,28 @@ class FetchService:
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
         max_bytes = min(max_bytes, FETCH_MAX_BYTES)
         results = self._fetch_now(requests, max_bytes, patient)
-        if wait_s <= 0 or _has_news(results):
+        if wait_s <= 0 or has_news(results):
             return results
         deadline_s = time.monotonic() + wait_s
         with self._polls.waiting((request.topic, request.queue_id) for request in requests) as event:
             while True:
-                # Messages that the tags excluded are not looked at again.
-                following = [
-                    replace(request, queue_offset=result.next_offset)
-                    for request, result in zip(requests, results, strict=True)
-                ]
-                results = self._fetch_now(following, max_bytes, patient)
-                if _has_news(results) or not event.wait(max(deadline_s - time.monotonic(), 0)):
+                results = self._fetch_now(following(requests, results), max_bytes, patient)
+                if has_news(results) or not event.wait(max(deadline_s - time.monotonic(), 0)):
                     break
                 event.clear()
-        return [
-            replace(result, status=PullStatus.NO_MATCHED_MESSAGE)
-            if result.status is PullStatus.NO_NEW_MESSAGE and result.next_offset > request.queue_offset
-            else result
-            for request, result in zip(requests, results, strict=True)
-        ]
+        return concluded(requests, results)
+
+    def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
+        """The ends of several queues, and if one of them has something behind its offset, or does not hold it; see
+        `MessageStore.ends`."""
+        self._check()
+        ends, news = [], False
+        for topic, queue_id, offset in positions:
+            queue = self._queues.get(topic, queue_id)
+            first, end = (0, 0) if queue is None else (queue.min_offset, queue.visible_offset)
+            ends.append(QueueEnds(first, end))
+            news = news or (first <= offset < end if patient else offset != end)
+        return ends, news
 
     def _fetch_now(self, requests: Sequence[FetchRequest], max_bytes: int, patient: bool) -> list[FetchResult]:
         start_s = time.monotonic()
@@ -106,7 +108,24 @@ class FetchService:
         return (0, 0) if queue is None else (queue.min_offset, queue.visible_offset)
 
 
-def _has_news(results: Sequence[FetchResult]) -> bool:
+def following(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchRequest]:
+    """The requests to go on with after these results: messages that the tags excluded are not looked at again."""
+    return [
+        replace(request, queue_offset=result.next_offset) for request, result in zip(requests, results, strict=True)
+    ]
+
+
+def concluded(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchResult]:
+    """The answer to `requests`, of which `results` are what the last look found."""
+    return [
+        replace(result, status=PullStatus.NO_MATCHED_MESSAGE)
+        if result.status is PullStatus.NO_NEW_MESSAGE and result.next_offset > request.queue_offset
+        else result
+        for request, result in zip(requests, results, strict=True)
+    ]
+
+
+def has_news(results: Sequence[FetchResult]) -> bool:
     """True if a result is to be returned now. So it is if the queue has more to look through, which the client asks
     for."""
     return any(

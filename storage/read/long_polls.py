@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from raymq.errors import SystemBusyError
 
 QueueKey = tuple[str, int]
+
+
+class Waiter:
+    """One that waits for a change of some queues."""
+
+    __slots__ = ("keys", "wake")
+
+    def __init__(self, keys: frozenset[QueueKey], wake: Callable[[], None]) -> None:
+        self.keys, self.wake = keys, wake
 
 
 class LongPolls:
@@ -17,11 +26,41 @@ class LongPolls:
     def __init__(self, max_waiters: int) -> None:
         self._max_waiters = max_waiters
         self._lock = threading.Lock()
-        self._by_queue: dict[QueueKey, set[threading.Event]] = {}
-        self._all: set[threading.Event] = set()
+        self._by_queue: dict[QueueKey, set[Waiter]] = {}
+        self._all: set[Waiter] = set()
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def register(self, queues: Iterable[QueueKey], wake: Callable[[], None]) -> Waiter:
+        """Have `wake` called, by any thread, for each change of one of `queues`, until `remove`. Look at the queues
+        after this. `wake` must not block, nor register or remove.
+
+        SystemBusyError if the limit is reached: nothing was registered.
+        """
+        waiter = Waiter(frozenset(queues), wake)
+        with self._lock:
+            if len(self._all) >= self._max_waiters:
+                raise SystemBusyError(
+                    f"{self._max_waiters} fetches are waiting already (fetch_waiters_max); "
+                    "ask again without a wait, or later"
+                )
+            self._all.add(waiter)
+            for key in waiter.keys:
+                self._by_queue.setdefault(key, set()).add(waiter)
+        return waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        """Wake `waiter` no more. Idempotent."""
+        with self._lock:
+            if waiter not in self._all:
+                return
+            self._all.discard(waiter)
+            for key in waiter.keys:
+                waiters = self._by_queue[key]
+                waiters.discard(waiter)
+                if not waiters:
+                    del self._by_queue[key]
 
     @contextmanager
     def waiting(self, queues: Iterable[QueueKey]) -> Iterator[threading.Event]:
@@ -30,36 +69,21 @@ class LongPolls:
         SystemBusyError if the limit is reached: nothing was registered.
         """
         event = threading.Event()
-        keys = set(queues)
-        with self._lock:
-            if len(self._all) >= self._max_waiters:
-                raise SystemBusyError(
-                    f"{self._max_waiters} fetches are waiting already (fetch_waiters_max); "
-                    "ask again without a wait, or later"
-                )
-            self._all.add(event)
-            for key in keys:
-                self._by_queue.setdefault(key, set()).add(event)
+        waiter = self.register(queues, event.set)
         try:
             yield event
         finally:
-            with self._lock:
-                self._all.discard(event)
-                for key in keys:
-                    events = self._by_queue[key]
-                    events.discard(event)
-                    if not events:
-                        del self._by_queue[key]
+            self.remove(waiter)
 
     def wake_queue(self, queue: QueueKey) -> None:
         """Wake the fetches that wait for `queue`, in which something changed."""
         if queue in self._by_queue:  # Without the lock: a waiter registers before it looks at its queues.
             with self._lock:
-                for event in self._by_queue.get(queue, ()):
-                    event.set()
+                for waiter in self._by_queue.get(queue, ()):
+                    waiter.wake()
 
     def wake_all(self) -> None:
         """Wake every fetch that waits."""
         with self._lock:
-            for event in self._all:
-                event.set()
+            for waiter in self._all:
+                waiter.wake()

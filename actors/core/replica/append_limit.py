@@ -23,6 +23,14 @@ class AppendLimit:
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Count one append while the block runs; SystemBusyError if the limit is reached."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Count one append until `end`; SystemBusyError if the limit is reached."""
         with self._lock:
             if self._under_way >= self._capacity:
                 raise SystemBusyError(
@@ -30,8 +38,8 @@ class AppendLimit:
                     "nothing was stored, send again later"
                 )
             self._under_way += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._under_way -= 1
+
+    def end(self) -> None:
+        """Count one append less."""
+        with self._lock:
+            self._under_way -= 1

@@ -25,9 +25,17 @@ class ReadRouting:
     def route(self, request: FetchRequest, result: FetchResult, *, in_memory: bool) -> FetchResult:
         """The answer to a consumer, with the storage actor to read from next; `in_memory`: its next message is in
         memory."""
+        name = self.pull_from(
+            request.queue_id, result.next_offset, result.min_offset, result.max_offset, in_memory=in_memory
+        )
+        return replace(result, pull_from=name) if name else result
+
+    def pull_from(self, queue_id: int, next_offset: int, min_offset: int, max_offset: int, *, in_memory: bool) -> str:
+        """The storage actor to read a queue from next, at `next_offset`; empty: this one. `in_memory`: its next message
+        is in memory."""
         if not self.others:
-            return result
+            return ""
         if self.is_master:
-            return result if in_memory else replace(result, pull_from=self.others[request.queue_id % len(self.others)])
-        in_range = result.min_offset <= result.next_offset <= result.max_offset
-        return replace(result, pull_from=self.others[0]) if in_memory or not in_range else result
+            return "" if in_memory else self.others[queue_id % len(self.others)]
+        in_range = min_offset <= next_offset <= max_offset
+        return self.others[0] if in_memory or not in_range else ""

@@ -12,7 +12,7 @@ from raymq.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.protocol.store import AppendResult
 from raymq.record.decode import decode_records
 from raymq.record.encode import EncodedBatch
-from raymq.remoting.lane import LaneAddress
+from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 
 WAIT_S = 60.0

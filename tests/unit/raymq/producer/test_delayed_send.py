@@ -20,7 +20,7 @@ from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import ProducerSequence, Waiting, encode_batch
 from raymq.record.layout import RecordError, encode_host
 from raymq.record.rewrite import move_record, read_waiting
-from raymq.remoting.lane import LaneAddress
+from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 
 HOUR_MS = 3_600_000

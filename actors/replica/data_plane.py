@@ -1,0 +1,351 @@
+"""The data plane of a storage actor over lanes: appends, fetches, waits for messages, and the calls beside them.
+
+A change of what a lane's frame does at a storage actor belongs here; the bytes are in raymq.remoting.lane. Free of Ray.
+
+    APPEND   written by the lane's thread; answered at once, or when the disk and the copies are there
+             (actors.core.replica.pending_appends)
+    WAIT     answered by the lane's thread, right after the appends of a turn
+    FETCH    read by a few threads, because records may have to come from the disk; while it waits it holds none
+    CALL     by the same threads
+
+Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+from actors.core.replica.append_limit import AppendLimit
+from actors.core.replica.deleted_topics import DeletedTopics
+from actors.core.replica.pending_appends import PendingAppends, Settled
+from raymq.delay import is_waiting_topic
+from raymq.errors import RaymqError, SystemBusyError
+from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.record.encode import EncodedBatch
+from raymq.remoting.lane.address import LaneAddress, TlsFiles
+from raymq.remoting.lane.appends import ServerHandles, decode_append, encode_results
+from raymq.remoting.lane.calls import ControlCalls
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.loop import Timer
+from raymq.remoting.lane.reads import Fetch, decode_fetch, decode_wait, encode_ends, encode_fetched
+from raymq.remoting.lane.server import FRAME_MAX_BYTES, LaneServer
+from storage.append.durability import StartedAppend
+from storage.read.fetch_service import concluded, following, has_news
+from storage.read.long_polls import LongPolls, Waiter
+
+READ_THREADS: Final = 4
+"""Threads that read records, and carry out calls."""
+FETCH_MAX_BYTES: Final = 16 << 20
+"""The most bytes of records in one answer, whatever is asked for."""
+UNSENT_MAX_BYTES: Final = 128 << 20
+"""While so many bytes of answers wait to be taken by their clients, no fetch is carried out."""
+WAIT_MAX_S: Final = 30.0
+"""The longest wait of a WAIT or a FETCH."""
+BUSY_RETRY_S: Final = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """A MessageStore that is alone, or a Replica."""
+
+    @property
+    def polls(self) -> LongPolls: ...
+    def start_append(self, batches: Sequence[EncodedBatch]) -> StartedAppend: ...
+    def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]: ...
+    def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]: ...
+    def add_progress_listener(self, callback: Callable[[], None]) -> None: ...
+
+
+class LaneContext:
+    """The state of one connection: its handles, and what waits for messages."""
+
+    def __init__(self) -> None:
+        self.handles = ServerHandles()
+        self.waits: set[Waiting] = set()
+
+    def close(self) -> None:
+        """The connection has ended: nobody waits any more."""
+        for wait in list(self.waits):
+            wait.end()
+
+
+class Waiting:
+    """A request that waits for messages of some queues, for a bounded time. For the lane's thread; `wake` is for any.
+
+    `look` is called when something may have changed, and `give_up` when the time is over.
+    """
+
+    def __init__(self, plane: DataPlane, request: LaneRequest) -> None:
+        self.request = request
+        self._plane, self._context = plane, request.context
+        self._polls: LongPolls | None = None
+        self._waiter: Waiter | None = None
+        self._timer: Timer | None = None
+        self.is_woken = self.is_ended = False
+
+    def begin(self, queues: Sequence[tuple[str, int]], deadline_s: float) -> None:
+        """Wait for a change of `queues` from now on, or for the deadline. SystemBusyError if too many wait."""
+        self._polls = self._plane.source.polls
+        self._waiter = self._polls.register(queues, self.wake)
+        self._timer = self._plane.server.loop.call_at(deadline_s, self._time_is_over)
+        self._context.waits.add(self)
+
+    def wake(self) -> None:
+        """One of the queues has changed."""
+        if not self.is_woken:
+            self.is_woken = True
+            self._plane.server.loop.call_soon(self._look_again)
+
+    def end(self) -> None:
+        """Wait no more. Idempotent."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        if self._polls is not None and self._waiter is not None:
+            self._polls.remove(self._waiter)
+        if self._timer is not None:
+            self._plane.server.loop.cancel(self._timer)
+        self._context.waits.discard(self)
+
+    def look(self, *, last: bool) -> None:
+        """Answer if there is something to tell, or if this is the last look."""
+        raise NotImplementedError
+
+    def _look_again(self) -> None:
+        if not self.is_ended:
+            self.is_woken = False  # before the look: what changes meanwhile wakes again
+            self._look(last=False)
+
+    def _time_is_over(self) -> None:
+        if not self.is_ended:
+            self._look(last=True)
+
+    def _look(self, *, last: bool) -> None:
+        try:
+            self.look(last=last)
+        except Exception as error:
+            self.end()
+            self.request.fail(self.request.told(error, type(self).__name__))
+
+
+class WaitingForEnds(Waiting):
+    """A WAIT."""
+
+    def __init__(self, plane: DataPlane, request: LaneRequest, positions: Sequence[QueuePosition]) -> None:
+        super().__init__(plane, request)
+        self._positions = positions
+
+    def look(self, *, last: bool) -> None:
+        """Answer with the ends of the queues if one of them has something, or if this is the last look."""
+        ends, news = self._plane.source.ends(self._positions)
+        if news or last:
+            self.end()
+            self.request.answer(encode_ends(ends), count=len(ends))
+
+
+class WaitingFetch(Waiting):
+    """A FETCH. Its looks are made by another thread, one at a time."""
+
+    def __init__(self, plane: DataPlane, request: LaneRequest, fetch: Fetch) -> None:
+        super().__init__(plane, request)
+        self._fetch, self._requests = fetch, list(fetch.requests)
+        self._is_looking = self._is_last = False
+        self._reads_nothing = not fetch.max_bytes and all(one.tag_codes is None for one in fetch.requests)
+
+    def look(self, *, last: bool) -> None:
+        """Have a thread look, unless one does; or look at once, if only the ends are asked for."""
+        self._is_last = self._is_last or last
+        if not self._is_looking:
+            self._is_looking = True
+            if self._reads_nothing:
+                self._read(is_last=self._is_last)
+            else:
+                self._plane.submit(partial(self._read, is_last=self._is_last))
+        else:
+            self.is_woken = True  # it may have looked already
+
+    def _read(self, *, is_last: bool) -> None:
+        """Read, and answer if there is something. In a thread for reading."""
+        try:
+            results = self._plane.source.fetch(self._requests, max_bytes=self._fetch.max_bytes, wait_s=0.0)
+            if is_last or has_news(results):
+                answer = concluded(self._fetch.requests, results)
+                self.request.answer(*encode_fetched(answer), count=len(answer))
+                self._plane.server.loop.call_soon(self.end)
+                return
+            self._requests = following(self._requests, results)
+        except Exception as error:
+            self.request.fail(self.request.told(error, "a fetch"))
+            self._plane.server.loop.call_soon(self.end)
+            return
+        self._plane.server.loop.call_soon(self._note_looked)
+
+    def _note_looked(self) -> None:
+        self._is_looking = False
+        if not self.is_ended and (self.is_woken or self._is_last):
+            self.is_woken = False
+            self._look(last=self._is_last)
+
+
+class DataPlane:
+    """The lanes of one storage actor. `source` must be open, and stays the same."""
+
+    def __init__(
+        self,
+        label: str,
+        source: Source,
+        *,
+        deleted: DeletedTopics,
+        limit: AppendLimit,
+        methods: Mapping[str, Callable[..., Any]],
+        frame_max_bytes: int = FRAME_MAX_BYTES,
+        host: str = "",
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """`methods` may be called by name. With `host`, an IP address of this node, other nodes are served too."""
+        self.source = source
+        self._deleted, self._limit = deleted, limit
+        self._pending: PendingAppends[tuple[LaneRequest, Sequence[EncodedBatch]]] = PendingAppends()
+        self._under_way = 0
+        """Appends that are started and have no answer."""
+        self._is_settling = False
+        """True while `_settle` is about to be called."""
+        self._deadline: Timer | None = None
+        self._workers = ThreadPoolExecutor(READ_THREADS, f"lane-read-{label}")
+        self.server = LaneServer(
+            label,
+            {
+                Kind.OPEN: self._open_handle,
+                Kind.APPEND: self._append,
+                Kind.FETCH: self._fetch,
+                Kind.WAIT: self._wait,
+                Kind.CALL: ControlCalls(methods, self.submit),
+            },
+            contexts=LaneContext,
+            bulk_kinds=frozenset({Kind.APPEND}),
+            frame_max_bytes=frame_max_bytes,
+            host=host,
+            tls=tls,
+        )
+        source.add_progress_listener(self._note_progress)
+
+    @property
+    def address(self) -> LaneAddress:
+        """The address of the lanes' server."""
+        return self.server.address
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Have a thread make a call that may block."""
+        self._workers.submit(call)
+
+    def close(self) -> None:
+        """End all lanes. Idempotent."""
+        self.server.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    # Appends
+
+    def _open_handle(self, request: LaneRequest) -> None:
+        request.context.handles.open(request.payload)
+        request.drop()
+
+    def _append(self, request: LaneRequest) -> None:
+        batches = decode_append(request.payload, request.count, request.context.handles)
+        self._limit.begin()
+        self._under_way += 1  # before it starts: progress from then on counts
+        try:
+            self._deleted.check(batches)
+            started = self.source.start_append(batches)
+            results = started.settle(time.monotonic())
+            if results is not None:
+                self._deleted.check(batches)  # deleted meanwhile: then nobody will see them
+        except BaseException:
+            self._end_append()
+            raise
+        if results is None:
+            self._pending.add(started, (request, _kept(batches)))
+            self._set_deadline()
+            return
+        self._end_append()
+        request.answer(*encode_results(results), count=len(results))
+
+    def _end_append(self) -> None:
+        self._limit.end()
+        self._under_way -= 1
+
+    def _note_progress(self) -> None:
+        """Started appends may be settled. Called by any thread."""
+        if self._under_way and not self._is_settling:
+            self._is_settling = True
+            self.server.loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        """Answer the appends that are settled now."""
+        self._is_settling = False  # before they are asked: what moves meanwhile has them asked again
+        for settled in self._pending.settle(time.monotonic()):
+            self._end_append()
+            self._answer(settled)
+        self._set_deadline()
+
+    def _answer(self, settled: Settled[tuple[LaneRequest, Sequence[EncodedBatch]]]) -> None:
+        request, batches = settled.token
+        try:
+            if settled.error is not None:
+                raise settled.error
+            self._deleted.check(batches)
+            request.answer(*encode_results(settled.results), count=len(settled.results))
+        except RaymqError as error:
+            request.fail(error)
+
+    def _set_deadline(self) -> None:
+        if self._deadline is None and self._pending:
+            deadline_s = self._pending.next_deadline_s
+            assert deadline_s is not None
+            self._deadline = self.server.loop.call_at(deadline_s, self._meet_deadline)
+
+    def _meet_deadline(self) -> None:
+        self._deadline = None
+        self._settle()
+
+    # Reads
+
+    def _wait(self, request: LaneRequest) -> None:
+        positions, wait_s = decode_wait(request.payload, request.count)
+        context: LaneContext = request.context
+        for earlier in [wait for wait in context.waits if isinstance(wait, WaitingForEnds)]:
+            earlier.end()
+            earlier.request.drop()
+        wait = WaitingForEnds(self, request, positions)
+        wait.look(last=wait_s <= 0)
+        if not wait.is_ended:
+            wait.begin([(topic, queue_id) for topic, queue_id, _ in positions], _deadline_s(wait_s))
+            wait.look(last=False)  # it may have changed before it was waited for
+
+    def _fetch(self, request: LaneRequest) -> None:
+        fetch = decode_fetch(request.payload, request.count)
+        if self.server.unsent_bytes > UNSENT_MAX_BYTES:
+            text = f"{self.server.unsent_bytes} bytes of answers wait for their clients; nothing was read, ask again"
+            raise SystemBusyError(text, BUSY_RETRY_S)
+        wait = WaitingFetch(self, request, fetch._replace(max_bytes=min(fetch.max_bytes, FETCH_MAX_BYTES)))
+        if fetch.wait_s > 0:
+            queues = [(one.topic, one.queue_id) for one in fetch.requests]
+            wait.begin(queues, _deadline_s(fetch.wait_s))
+        wait.look(last=fetch.wait_s <= 0)
+
+
+def _deadline_s(wait_s: float) -> float:
+    return time.monotonic() + min(wait_s, WAIT_MAX_S)
+
+
+def _kept(batches: Sequence[EncodedBatch]) -> Sequence[EncodedBatch]:
+    """The batches as they are needed when their append is settled: the records only of delayed messages, which name
+    their topics. The buffer that has the records is another's by then."""
+    return [replace(batch, records=bytes(batch.records) if is_waiting_topic(batch.topic) else b"") for batch in batches]

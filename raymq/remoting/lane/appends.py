@@ -1,0 +1,236 @@
+"""Payloads of OPEN and APPEND frames: batches of records, and the offsets they get.
+
+OPEN gives a queue of the client's choice a handle, which APPENDs of its connection use from then on; a handle that is
+given again changes its queue. It is sent in front of the first APPEND, and has no answer.
+
+    OPEN            | handle 4 | queue id 8 | topic |
+    APPEND          the batches, one after another:
+        | handle 4 | records length 4 | count 4 | epoch 8 | first sequence 8 | first counter 2 | flags 1 |
+        | producer length 1 | stem length 1 | zero 7 |                                          40 bytes
+        | tag codes 8 × count, if flag 4 | sizes 4 × count, if flag 2 | producer id | id stem | records |
+    flags           1 wait_store_msg_ok, 2 has sizes (else there is one record), 4 has tag codes (else all are zero),
+                    8 has an id stem: id i is the stem and four hex digits of first counter + i, 16 has a producer
+    answer          the results, one after another, and behind them the offsets of those with flags:
+        | status 1 | flags 1 | zero 2 | count 4 | queue offset 8 | physical offset 8 | store time 8 |  32 bytes
+    flags           1 duplicate, 2 physical offsets 8 × count, 4 queue offsets 8 × count
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.message import SendStatus
+from raymq.protocol.store import AppendResult
+from raymq.record.encode import EncodedBatch, ProducerSequence
+from raymq.record.message_id import IdRange
+from raymq.remoting.lane.frames import COUNT_MAX, PAYLOAD_MAX, Buffer, ProtocolError
+
+HANDLES_MAX: Final = 1024
+"""The most handles of a connection."""
+
+_OPEN: Final = struct.Struct("<Iq")
+_BATCH: Final = struct.Struct("<IIIqqHBBB7x")
+_RESULT: Final = struct.Struct("<BBxxIqqq")
+_WAITS, _HAS_SIZES, _HAS_CODES, _HAS_STEM, _HAS_PRODUCER = 1, 2, 4, 8, 16
+_DUPLICATE, _PHYSICAL_OFFSETS, _QUEUE_OFFSETS = 1, 2, 4
+_SIZE: Final = np.dtype("<i4")
+_CODE: Final = np.dtype("<i8")
+_NO_CODE: Final = np.zeros(1, np.int64)
+_STATUSES: Final = tuple(SendStatus)
+_STATUS_NUMBERS: Final = {status: number for number, status in enumerate(_STATUSES)}
+
+QueueName = tuple[str, int]
+
+
+class ClientHandles:
+    """The handles of one client's connection. That which was not used for longest is given anew where there are too
+    many; so those of one APPEND are not, if they are HANDLES_MAX at most."""
+
+    def __init__(self) -> None:
+        self._handles: dict[QueueName, int] = {}
+
+    def get(self, topic: str, queue_id: int) -> tuple[int, bytes]:
+        """The handle of a queue, and the payload of the OPEN to be sent before it is used; empty if none is."""
+        name = topic, queue_id
+        handle = self._handles.pop(name, None)
+        if handle is not None:
+            self._handles[name] = handle
+            return handle, b""
+        if len(self._handles) < HANDLES_MAX:
+            handle = len(self._handles)
+        else:
+            oldest = next(iter(self._handles))
+            handle = self._handles.pop(oldest)
+        self._handles[name] = handle
+        return handle, _OPEN.pack(handle, queue_id) + topic.encode()
+
+    def forget(self) -> None:
+        """Forget all handles: the OPENs of some were not sent."""
+        self._handles.clear()
+
+
+class ServerHandles:
+    """The server's side of a connection's handles."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, QueueName] = {}
+
+    def open(self, payload: Buffer) -> None:
+        """Carry out an OPEN. ProtocolError if it is none."""
+        try:
+            handle, queue_id = _OPEN.unpack_from(payload)
+            topic = bytes(payload[_OPEN.size :]).decode()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ProtocolError(f"a client opened a queue in a way that cannot be read: {error}") from None
+        if handle >= HANDLES_MAX:
+            raise ProtocolError(f"a client opened handle {handle}; {HANDLES_MAX} are allowed")
+        self._names[handle] = topic, queue_id
+
+    def get(self, handle: int) -> QueueName:
+        """The queue of a handle. ProtocolError if it was not opened."""
+        try:
+            return self._names[handle]
+        except KeyError:
+            raise ProtocolError(f"a client used handle {handle}, which it did not open") from None
+
+
+def encode_append(batches: Sequence[EncodedBatch], handles: ClientHandles) -> tuple[list[bytes], list[Buffer]] | None:
+    """The payloads of the OPENs that must go ahead, and the parts of an APPEND's payload.
+
+    None if a lane cannot carry the batches: more than a frame holds, or numbers beyond its fields. Nothing was opened
+    then.
+    """
+    if len(batches) > COUNT_MAX or sum([len(batch.records) for batch in batches]) > PAYLOAD_MAX // 2:
+        return None
+    opens: list[bytes] = []
+    parts: list[Buffer] = []
+    if len({(batch.topic, batch.queue_id) for batch in batches}) > HANDLES_MAX:
+        return None
+    try:
+        for batch in batches:
+            _encode_batch(batch, handles, opens, parts)
+    except struct.error:
+        handles.forget()
+        return None
+    return opens, parts
+
+
+def _encode_batch(batch: EncodedBatch, handles: ClientHandles, opens: list[bytes], parts: list[Buffer]) -> None:
+    handle, opening = handles.get(batch.topic, batch.queue_id)
+    if opening:
+        opens.append(opening)
+    count, flags, epoch, first, first_id = len(batch.sizes), 0, 0, 0, 0
+    pieces: list[bytes] = []
+    if batch.wait_store_msg_ok:
+        flags = _WAITS
+    codes = batch.tag_codes
+    if codes.item(0) if count == 1 else (count and codes.any()):
+        flags |= _HAS_CODES
+        pieces.append(codes.astype(_CODE, copy=False).tobytes())
+    if count != 1 or batch.sizes.item(0) != len(batch.records):
+        flags |= _HAS_SIZES
+        pieces.append(batch.sizes.astype(_SIZE, copy=False).tobytes())
+    producer_id = stem = b""
+    if (producer := batch.producer) is not None:
+        flags |= _HAS_PRODUCER
+        producer_id, epoch, first = producer.producer_id.encode(), producer.epoch, producer.first_sequence
+        pieces.append(producer_id)
+    if isinstance(ids := batch.message_ids, IdRange):
+        flags |= _HAS_STEM
+        stem, first_id = ids.stem.encode(), ids.first
+        pieces.append(stem)
+    head = _BATCH.pack(handle, len(batch.records), count, epoch, first, first_id, flags, len(producer_id), len(stem))
+    parts.append(head + b"".join(pieces))
+    parts.append(batch.records)
+
+
+def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> list[EncodedBatch]:
+    """The batches of an APPEND. Their records are views of `payload`, everything else is copied.
+
+    ProtocolError for a handle that is not open; InvalidArgumentError if the payload is no APPEND. If records and sizes
+    agree is for the store to see.
+    """
+    batches, at = [], 0
+    try:
+        for _ in range(count):
+            handle, length, records, epoch, first, first_id, flags, pid, stem = _BATCH.unpack_from(payload, at)
+            at += _BATCH.size
+            topic, queue_id = handles.get(handle)
+            codes = _NO_CODE
+            if flags & _HAS_CODES:
+                codes = np.frombuffer(payload, _CODE, records, at).copy()
+                at += 8 * records
+            elif records != 1:
+                if records > len(payload):
+                    raise ValueError("more records than bytes")
+                codes = np.zeros(records, np.int64)
+            if flags & _HAS_SIZES:
+                sizes = np.frombuffer(payload, _SIZE, records, at).copy()
+                at += 4 * records
+            else:
+                sizes = np.array((length,), np.int32)
+            producer = None
+            if flags & _HAS_PRODUCER:
+                producer = ProducerSequence(bytes(payload[at : at + pid]).decode(), epoch, first)
+            at += pid
+            ids: Sequence[str] = ()
+            if flags & _HAS_STEM:
+                ids = IdRange(bytes(payload[at : at + stem]).decode(), first_id, records)
+            at += stem
+            end = at + length
+            batches.append(
+                EncodedBatch(topic, queue_id, payload[at:end], sizes, codes, producer, ids, bool(flags & _WAITS))
+            )
+            at = end
+    except (struct.error, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"an APPEND cannot be read: {error}") from None
+    if at != len(payload):
+        raise InvalidArgumentError(f"an APPEND of {len(payload)} bytes ends at {at}")
+    return batches
+
+
+def encode_results(results: Sequence[AppendResult]) -> list[bytes]:
+    """The parts of an APPEND's answer."""
+    heads, lists = [], []
+    for result in results:
+        flags, count = _DUPLICATE if result.duplicate else 0, 0
+        for flag, offsets in ((_PHYSICAL_OFFSETS, result.physical_offsets), (_QUEUE_OFFSETS, result.queue_offsets)):
+            if offsets is not None:
+                flags, count = flags | flag, len(offsets)
+                lists.append(np.array(offsets, _CODE).tobytes())
+        heads.append(
+            _RESULT.pack(
+                _STATUS_NUMBERS[result.status],
+                flags,
+                count,
+                result.queue_offset,
+                result.physical_offset,
+                result.store_timestamp_ms,
+            )
+        )
+    return [b"".join(heads + lists)] if len(heads) + len(lists) > 1 else heads
+
+
+def decode_results(payload: Buffer, count: int) -> list[AppendResult]:
+    """The results in an APPEND's answer. ServiceNotAvailableError if it cannot be read."""
+    try:
+        rows = [_RESULT.unpack_from(payload, index * _RESULT.size) for index in range(count)]
+        results, at = [], count * _RESULT.size
+        for status, flags, number, queue_offset, physical_offset, store_ms in rows:
+            lists: list[tuple[int, ...] | None] = []
+            for flag in (_PHYSICAL_OFFSETS, _QUEUE_OFFSETS):
+                offsets = None
+                if flags & flag:
+                    offsets = tuple(np.frombuffer(payload, _CODE, number, at).tolist())
+                    at += 8 * number
+                lists.append(offsets)
+            duplicate = bool(flags & _DUPLICATE)
+            results.append(AppendResult(_STATUSES[status], queue_offset, physical_offset, store_ms, duplicate, *lists))
+        return results
+    except (struct.error, ValueError, IndexError) as error:
+        raise ServiceNotAvailableError(f"a lane's answer to an append cannot be read: {error}") from None

@@ -1,0 +1,115 @@
+"""Control calls: a method by its name, with msgpack arguments and a msgpack result, typed by the method's annotations.
+
+    payload   | length of the name 1 | name | msgpack of the list of arguments |
+    answer    | msgpack of the result |
+
+Arguments and results are what msgspec knows: numbers, texts, bytes, lists, dicts, dataclasses, NamedTuples, enums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.frames import Buffer
+
+Submit = Callable[[Callable[[], None]], object]
+"""Has a call made, now or soon, in whatever thread."""
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def encode_call(method: str, arguments: Sequence[Any]) -> bytes:
+    """The payload of a call. TypeError for an argument that cannot be sent."""
+    name = method.encode()
+    return bytes([len(name)]) + name + _encoder.encode(list(arguments))
+
+
+def decode_name(payload: memoryview) -> tuple[str, memoryview]:
+    """A call's method, and the rest of its payload. InvalidArgumentError if it is none."""
+    end = 1 + payload[0] if len(payload) else 0
+    if not 0 < end <= len(payload):
+        raise InvalidArgumentError("a control call has no method")
+    return bytes(payload[1:end]).decode(errors="replace"), payload[end:]
+
+
+def argument_types(method: Callable[..., Any], skip: int = 0) -> list[Any]:
+    """The types of a method's arguments, by its annotations, without the first `skip`."""
+    hints = get_type_hints(method)
+    return [hints.get(name, Any) for name in list(signature(method).parameters)[skip:]]
+
+
+class ArgumentReader:
+    """Reads the arguments of one method; those at the end that have defaults may be missing."""
+
+    def __init__(self, method: Callable[..., Any], skip: int = 0) -> None:
+        """Without the method's first `skip` arguments, which do not travel."""
+        self._types = argument_types(method, skip)
+
+    def read(self, payload: Buffer) -> Sequence[Any]:
+        """The arguments in a call. InvalidArgumentError if they are not what the method takes."""
+        raw = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
+        if len(raw) > len(self._types):
+            raise InvalidArgumentError(f"{len(raw)} arguments came for {len(self._types)}")
+        return [msgspec.msgpack.decode(item, type=kind) for item, kind in zip(raw, self._types, strict=False)]
+
+
+class ControlCalls:
+    """A handler for LaneServer that calls methods by name.
+
+    `methods` are called by way of `submit`, so that they may block, and their results are the answers. `at_once` are
+    called by the lane's own thread, with the request before their arguments; they must not block, and answer it
+    themselves: `request.answer(encode_result(...))`.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Callable[..., Any]],
+        submit: Submit,
+        at_once: Mapping[str, Callable[..., None]] | None = None,
+    ) -> None:
+        self._submit = submit
+        self._methods = {name: (method, ArgumentReader(method)) for name, method in methods.items()}
+        self._at_once = {name: (method, ArgumentReader(method, 1)) for name, method in (at_once or {}).items()}
+
+    def __call__(self, request: LaneRequest) -> None:
+        """Handle a request."""
+        name, payload = decode_name(request.payload)
+        try:
+            if name in self._at_once:
+                method, reader = self._at_once[name]
+                method(request, *reader.read(payload))
+                return
+            if name not in self._methods:
+                raise ServiceNotAvailableError(f"a lane does not serve {name!r}")
+            method, reader = self._methods[name]
+            arguments = reader.read(payload)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise InvalidArgumentError(f"the arguments of {name} cannot be read: {error}") from None
+        self._submit(partial(_run, request, name, method, arguments))
+
+
+def _run(request: LaneRequest, name: str, method: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    try:
+        request.answer(encode_result(method(*arguments)))
+    except Exception as error:
+        request.fail(request.told(error, name))
+
+
+def encode_result(result: Any) -> bytes:
+    """A method's result as the payload of an answer. TypeError if it cannot be sent."""
+    return _encoder.encode(result)
+
+
+def decode_result(payload: Buffer, kind: Any) -> Any:
+    """The result in an answer, as a value of type `kind`. ServiceNotAvailableError if it is none."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except msgspec.DecodeError as error:
+        raise ServiceNotAvailableError(f"a lane's answer cannot be read: {error}") from None

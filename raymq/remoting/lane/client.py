@@ -1,0 +1,276 @@
+"""The client's end of a lane. A call is written, and its answer read, by the calling thread.
+
+The socket blocks, with timeouts that the kernel keeps: a call costs two system calls then, and no hand-over to another
+thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.errors import RequestTimeoutError
+from raymq.remoting.lane import handshake
+from raymq.remoting.lane.address import LaneAddress, rays_tls
+from raymq.remoting.lane.frames import (
+    CHECKED_HEADER,
+    FLAG_ERROR,
+    HEADER,
+    Buffer,
+    decode_error,
+    pack_header,
+    unpack_header,
+)
+
+OPEN_TIMEOUT_S: Final = 2.0
+"""Bounds connecting and the handshake."""
+SMALL_ANSWER_BYTES: Final = 16 << 10
+"""The size of a lane's own buffer. A longer answer gets one for itself."""
+PARTS_MAX: Final = 512
+"""Parts that are handed to the kernel at a time, which takes 1024."""
+_SOCKET_BUFFER_BYTES: Final = 4 << 20
+_TIMEVAL: Final = struct.Struct("ll")
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to a request. `payload` is valid until the next call on its lane."""
+
+    flags: int
+    count: int
+    payload: memoryview
+
+
+class Lane:
+    """One connection to a LaneServer. Not shared between threads at the same time."""
+
+    def __init__(self, address: LaneAddress, *, remote: bool = False, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        """Connect and authenticate, by TCP if the server is `remote`.
+
+        Raises OSError (AuthenticationError if one side does not know the secret) or EOFError when that fails, and
+        LaneRefusedError if the server says no.
+        """
+        self._checked = remote
+        self._header_bytes = CHECKED_HEADER.size if remote else HEADER.size
+        self._buffer = memoryview(bytearray(SMALL_ANSWER_BYTES))
+        self._have = 0
+        """The bytes in the buffer behind the last answer."""
+        self._correlation = 0
+        self._timeouts_s = [-1.0, -1.0]
+        """The timeouts that the socket has, for receiving and for sending."""
+        self.closed = False
+        self._deadline_s = time.monotonic() + timeout_s
+        self._is_tls = False
+        self._stream = self._connect(address, timeout_s) if remote else _connect_unix(address, timeout_s)
+        self._is_tls = isinstance(self._stream, ssl.SSLSocket)
+        try:
+            self._shake_hands(address.secret)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, address: LaneAddress, timeout_s: float) -> socket.socket:
+        if not address.port:
+            raise ConnectionRefusedError(f"{address.name[1:]} has no lane for other nodes")
+        stream = socket.create_connection((address.host, address.port), timeout_s)
+        try:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if address.tls:
+                files = rays_tls()
+                if files is None:
+                    raise ConnectionRefusedError("the lane speaks TLS, and RAY_USE_TLS is off here")
+                return files.client_context().wrap_socket(stream)
+            stream.settimeout(None)
+        except (OSError, KeyError) as error:
+            stream.close()
+            raise ConnectionRefusedError(f"no lane can be opened to {address.host}:{address.port}: {error}") from error
+        return stream
+
+    def _shake_hands(self, secret: bytes) -> None:
+        hello = self._receive_exactly(handshake.HELLO_BYTES)
+        reply = handshake.make_reply(secret, hello)
+        self._send((reply,), len(reply), self._deadline_s)
+        handshake.check_verdict(secret, hello, reply, self._receive_exactly(handshake.VERDICT_BYTES))
+
+    def call(
+        self,
+        kind: int,
+        parts: Sequence[Buffer],
+        timeout_s: float,
+        *,
+        flags: int = 0,
+        count: int = 0,
+        before: bytes = b"",
+    ) -> Answer:
+        """One request, with a payload of `parts` one after another. Returns its answer. `before` as in `send`.
+
+        Raises what the server raised; RequestTimeoutError without an answer in time, OSError or EOFError when the
+        connection broke: after these three the lane is closed and the call may have run.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self.send(kind, parts, deadline_s, flags=flags, count=count, before=before)
+            return self.receive(deadline_s)
+        except BlockingIOError:
+            self.close()
+            raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None
+
+    def send(
+        self,
+        kind: int,
+        parts: Sequence[Buffer],
+        deadline_s: float,
+        *,
+        flags: int = 0,
+        count: int = 0,
+        before: bytes = b"",
+    ) -> None:
+        """Send a request, whose answer takes the place of that of any request before. `before`: frames that have no
+        answer, to be sent in front of it. BlockingIOError if the server does not take it until `deadline_s`."""
+        self._correlation += 1
+        size = sum(map(len, parts))
+        try:
+            header = pack_header(size, kind, flags, count, self._correlation, checked=self._checked)
+            header = before + header if before else header
+            self._send((header, *parts), len(header) + size, deadline_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, deadline_s: float) -> Answer:
+        """The answer to the last request. Raises as `call`; BlockingIOError if it is not there by `deadline_s`."""
+        while True:
+            answer = self.receive_one(deadline_s)
+            if answer is not None:
+                return answer
+
+    def receive_one(self, deadline_s: float) -> Answer | None:
+        """The next answer, as `receive`; None if it is to a request that another took the place of."""
+        try:
+            _, _, flags, count, correlation, payload = self._receive_frame(deadline_s)
+        except BaseException:
+            self.close()
+            raise
+        if correlation != self._correlation:
+            return None
+        if flags & FLAG_ERROR:
+            raise decode_error(payload)
+        return Answer(flags, count, payload)
+
+    def pack_unanswered(self, kind: int, payload: bytes) -> bytes:
+        """A frame that gets no answer, for `send`."""
+        return pack_header(len(payload), kind, 0, 0, 0, checked=self._checked) + payload
+
+    def fileno(self) -> int:
+        """The socket's descriptor: readable when there is something to receive."""
+        return self._stream.fileno()
+
+    @property
+    def has_received(self) -> bool:
+        """True if bytes of an answer were received already, of which the descriptor does not tell."""
+        return bool(self._have) or (isinstance(self._stream, ssl.SSLSocket) and self._stream.pending() > 0)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self._stream.close()
+
+    # Bytes
+
+    def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:
+        """One frame; its payload is in the lane's buffer, or in one of its own if it is large."""
+        self._fill(self._header_bytes, deadline_s)
+        fields = unpack_header(self._buffer, 0, checked=self._checked)
+        size, start = fields[0], self._header_bytes
+        stop = start + size
+        if stop <= SMALL_ANSWER_BYTES:
+            self._fill(stop, deadline_s)
+            payload, self._have = self._buffer[start:stop], self._have - stop
+            if self._have:  # answers to requests that others took the place of, and the beginning of the next
+                payload = memoryview(bytes(payload))
+                self._buffer[: self._have] = self._buffer[stop : stop + self._have]
+            return *fields, payload
+        large = memoryview(bytearray(size))
+        have = self._have - start
+        large[:have] = self._buffer[start : self._have]
+        self._have = 0
+        while have < size:
+            have += self._receive(large[have:], deadline_s)
+        return *fields, large
+
+    def _fill(self, size: int, deadline_s: float) -> None:
+        """Receive until the buffer has `size` bytes."""
+        while self._have < size:
+            self._have += self._receive(self._buffer[self._have :], deadline_s)
+
+    def _receive_exactly(self, size: int) -> bytes:
+        data = bytearray(size)
+        have = 0
+        while have < size:
+            have += self._receive(memoryview(data)[have:], self._deadline_s)
+        return bytes(data)
+
+    def _receive(self, buffer: memoryview, deadline_s: float) -> int:
+        self._set_timeout(0, socket.SO_RCVTIMEO, deadline_s)
+        try:
+            count = self._stream.recv_into(buffer)
+        except TimeoutError:
+            raise BlockingIOError from None
+        if not count:
+            raise EOFError("the server has closed the lane")
+        return count
+
+    def _send(self, parts: Sequence[Buffer], size: int, deadline_s: float) -> None:
+        self._set_timeout(1, socket.SO_SNDTIMEO, deadline_s)
+        if self._is_tls:
+            try:
+                self._stream.sendall(b"".join(parts))
+            except TimeoutError:
+                raise BlockingIOError from None
+            return
+        sent = self._stream.sendmsg(parts[:PARTS_MAX])
+        if sent == size:
+            return
+        left = [memoryview(part) for part in parts]
+        while True:
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if not left:
+                return
+            left[0] = left[0][sent:]
+            self._set_timeout(1, socket.SO_SNDTIMEO, deadline_s)
+            sent = self._stream.sendmsg(left[:PARTS_MAX])
+
+    def _set_timeout(self, index: int, option: int, deadline_s: float) -> None:
+        """Bound the next read or write. BlockingIOError if the time is over."""
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise BlockingIOError
+        if abs(left_s - self._timeouts_s[index]) <= left_s * 0.02:
+            return  # it has this timeout, or nearly so
+        if self._is_tls:
+            self._stream.settimeout(left_s)
+            self._timeouts_s = [left_s, left_s]
+            return
+        self._timeouts_s[index] = left_s
+        whole = int(left_s)
+        self._stream.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, int((left_s - whole) * 1e6) + 1))
+
+
+def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.settimeout(timeout_s)
+        stream.connect(address.name)
+        stream.settimeout(None)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+    except OSError:
+        stream.close()
+        raise
+    return stream

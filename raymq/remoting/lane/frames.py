@@ -1,0 +1,93 @@
+"""Frames: the header before each payload, and errors as they travel."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from raymq import errors
+from raymq.errors import RaymqError, ServiceNotAvailableError
+
+HEADER: Final = struct.Struct("<IBBHQ")
+"""Payload length in bytes, kind, flags, count, correlation."""
+CHECKED_HEADER: Final = struct.Struct("<IBBHQI")
+"""The header on TCP: with the CRC-32 of the other fields."""
+_CRC: Final = struct.Struct("<I")
+
+PAYLOAD_MAX: Final = 2**32 - 1
+COUNT_MAX: Final = 2**16 - 1
+FLAG_ERROR: Final = 1
+"""The flag of an answer whose payload is an error."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """The kinds of frames that storage actors know. From OTHER on they are another server's."""
+
+    OPEN = 1
+    APPEND = 2
+    FETCH = 3
+    WAIT = 4
+    CALL = 5
+    OTHER = 16
+
+
+Fields = tuple[int, int, int, int, int]
+"""A header: payload length in bytes, kind, flags, count, correlation."""
+
+
+class ProtocolError(OSError):
+    """The other side sent something that is no frame, or not one that may come now. The lane is of no use any more."""
+
+
+def pack_header(length: int, kind: int, flags: int, count: int, correlation: int, *, checked: bool) -> bytes:
+    """A frame's header, with its CRC if `checked`. struct.error for numbers that do not fit."""
+    header = HEADER.pack(length, kind, flags, count, correlation)
+    return header + _CRC.pack(crc32(header)) if checked else header
+
+
+def unpack_header(buffer: Buffer, at: int, *, checked: bool) -> Fields:
+    """The header at offset `at`, all of which is there. ProtocolError if its CRC is wrong."""
+    if not checked:
+        return HEADER.unpack_from(buffer, at)
+    length, kind, flags, count, correlation, crc = CHECKED_HEADER.unpack_from(buffer, at)
+    if crc32(memoryview(buffer)[at : at + HEADER.size]) != crc:
+        raise ProtocolError("a frame's header came damaged")
+    return length, kind, flags, count, correlation
+
+
+_ERRORS: Final[Mapping[str, type[RaymqError]]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, RaymqError)
+}
+"""The errors that a lane carries, by the names of their classes."""
+
+
+def encode_error(error: BaseException) -> bytes:
+    """An error as the payload of an answer."""
+    name = type(error).__name__
+    try:
+        return msgspec.msgpack.encode((name, error.args, str(error)))
+    except (TypeError, OverflowError, ValueError):  # an argument that msgpack does not know
+        return msgspec.msgpack.encode((name, None, str(error)))
+
+
+def decode_error(payload: Buffer) -> RaymqError:
+    """The error in an answer: as it was raised if its class is one of raymq.errors, else ServiceNotAvailableError
+    with its name and text."""
+    try:
+        name, arguments, text = msgspec.msgpack.decode(payload, type=tuple[str, list[Any] | None, str])
+    except msgspec.DecodeError as error:
+        return ServiceNotAvailableError(f"a lane answered with an error that cannot be read: {error}")
+    kind = _ERRORS.get(name)
+    if kind is not None and arguments is not None:
+        try:
+            return kind(*arguments)
+        except Exception:  # other arguments than this version's class takes
+            return ServiceNotAvailableError(f"{name}: {text}")
+    return ServiceNotAvailableError(f"{name}: {text}")

@@ -1,0 +1,95 @@
+"""The handshake of a lane: each side shows that it knows the secret, without sending it. No sockets here.
+
+The bytes are in the package's docstring. Both sides' random parts are in each HMAC, so that nothing which was heard
+before is of use; and the two HMACs differ in their first word, so that no side can be made to answer for the other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from enum import IntEnum
+from typing import Final
+
+from raymq.errors import ServiceNotAvailableError
+from raymq.remoting.lane.frames import ProtocolError
+
+VERSION: Final = 1
+_MAGIC: Final = b"RMQL"
+_RANDOM_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_HEAD: Final = struct.Struct("<4sHH")
+HELLO_BYTES: Final = _HEAD.size + _RANDOM_BYTES
+REPLY_BYTES: Final = HELLO_BYTES + _PROOF_BYTES
+VERDICT_BYTES: Final = 1 + _PROOF_BYTES
+
+
+class Verdict(IntEnum):
+    """The server's answer to a client that asks for a lane."""
+
+    OPEN = 1
+    FULL = 2
+    OTHER_VERSION = 3
+
+
+class LaneRefusedError(ServiceNotAvailableError):
+    """The lane's server does not take this connection. Callers go another way."""
+
+
+class AuthenticationError(ProtocolError):
+    """The other side does not know the lane's secret."""
+
+
+def make_hello(version: int = VERSION) -> bytes:
+    """The beginning of a side's part."""
+    return _HEAD.pack(_MAGIC, version, 0) + secrets.token_bytes(_RANDOM_BYTES)
+
+
+def version_of(hello: bytes) -> int:
+    """The version that the other side speaks. ProtocolError if it speaks no lane at all."""
+    magic, version, _ = _HEAD.unpack_from(hello)
+    if magic != _MAGIC:
+        raise ProtocolError("the other side does not speak as a lane does")
+    return int(version)
+
+
+def _proof(secret: bytes, word: bytes, server_hello: bytes, client_hello: bytes) -> bytes:
+    return hmac.digest(secret, word + server_hello + client_hello, "sha256")
+
+
+def make_reply(secret: bytes, server_hello: bytes) -> bytes:
+    """The client's part. LaneRefusedError if the server speaks another version, ProtocolError if it is none."""
+    version = version_of(server_hello)
+    if version != VERSION:
+        raise LaneRefusedError(
+            f"the server's lane speaks version {version}, this client version {VERSION}: use the same raymq on both"
+        )
+    hello = make_hello()
+    return hello + _proof(secret, b"client", server_hello, hello)
+
+
+def check_reply(secret: bytes, server_hello: bytes, reply: bytes) -> bool:
+    """True if the client's reply shows that it knows the secret."""
+    hello, proof = reply[:HELLO_BYTES], reply[HELLO_BYTES:]
+    return hmac.compare_digest(proof, _proof(secret, b"client", server_hello, hello))
+
+
+def make_verdict(secret: bytes, server_hello: bytes, reply: bytes, verdict: Verdict) -> bytes:
+    """The end of the server's part."""
+    word = b"server" + bytes([verdict])
+    return bytes([verdict]) + _proof(secret, word, server_hello, reply[:HELLO_BYTES])
+
+
+def check_verdict(secret: bytes, server_hello: bytes, reply: bytes, answer: bytes) -> None:
+    """Return if the server has opened the lane. LaneRefusedError if it did not, AuthenticationError if it does not know
+    the secret."""
+    if answer[:1] not in {bytes([one]) for one in Verdict}:
+        raise AuthenticationError("the lane's server gave no verdict")
+    verdict = Verdict(answer[0])
+    if not hmac.compare_digest(answer, make_verdict(secret, server_hello, reply, verdict)):
+        raise AuthenticationError("the lane's server does not know its secret")
+    if verdict is Verdict.FULL:
+        raise LaneRefusedError("the lane's server has as many connections as it takes")
+    if verdict is Verdict.OTHER_VERSION:
+        raise LaneRefusedError("the lane's server speaks another version than this client")

@@ -1,0 +1,176 @@
+"""One thread that waits for many sockets by epoll, for calls from other threads, and for times."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+EVENTS_MAX: Final = 512
+"""The most events of a turn."""
+STOP_TIMEOUT_S: Final = 5.0
+"""Bounds the wait for the end of the thread."""
+CANCELLED_MAX: Final = 1000
+"""Cancelled calls that may stay in the list, unless they are less than half of it."""
+
+
+class Timer:
+    """A call at a time, which `Loop.cancel` takes back."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+
+class Loop:
+    """Waits and calls back, in one thread. Everything but `call_soon` and `stop` is for that thread, or before it
+    starts.
+
+    A turn is: the sockets that are ready, each once; the calls that came meanwhile; one piece of the work in
+    `background`; the calls whose time has come. So nobody waits for more than one piece of that work.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._soon: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._callbacks[self._wake] = self._woken
+        self._is_woken = False
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = count()
+        self._cancelled = 0
+        """Cancelled calls that are still in the list."""
+        self.background: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._thread_id = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, last: Callable[[], None]) -> None:
+        """End the thread after its turn; its last call is `last`. Idempotent; waits for the end, unless the thread
+        itself calls it."""
+
+        def end() -> None:
+            self._stopping = True
+
+        if self._thread.is_alive():
+            self.call_soon(last)
+            self.call_soon(end)
+            if not self.is_own_thread:
+                self._thread.join(STOP_TIMEOUT_S)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """True in the loop's thread."""
+        return threading.get_ident() == self._thread_id
+
+    def watch(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None:
+        """Call `callback(events)` when a descriptor is ready."""
+        self._epoll.register(descriptor, events)
+        self._callbacks[descriptor] = callback
+
+    def change(self, descriptor: int, events: int) -> None:
+        """Watch a descriptor for other events."""
+        self._epoll.modify(descriptor, events)
+
+    def forget(self, descriptor: int) -> None:
+        """Watch a descriptor no more."""
+        if self._callbacks.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in this turn, or the next one. From any thread."""
+        self._soon.append(callback)
+        if not self._is_woken and threading.get_ident() != self._thread_id:
+            with self._wake_lock:
+                if self._wake >= 0:
+                    self._is_woken = True
+                    os.eventfd_write(self._wake, 1)
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
+        """Call `callback` at a time (time.monotonic)."""
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (when_s, next(self._order), timer))
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Do not make a call of `call_at`, unless it was made."""
+        if timer.callback is None:
+            return
+        timer.callback = None
+        self._cancelled += 1
+        if self._cancelled > max(CANCELLED_MAX, len(self._timers) // 2):
+            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
+    def _run(self) -> None:
+        self._thread_id = threading.get_ident()
+        poll, callbacks = self._epoll.poll, self._callbacks
+        try:
+            while not self._stopping:
+                for descriptor, events in poll(self._timeout_s(), EVENTS_MAX):
+                    callback = callbacks.get(descriptor)
+                    if callback is not None:  # else it was forgotten in this turn
+                        self._call(callback, events)
+                if self._soon:
+                    self._call_those_soon()
+                if self.background:
+                    self._call(self.background.popleft())
+                if self._timers:
+                    self._call_those_due()
+        finally:
+            self._epoll.close()
+            with self._wake_lock:
+                os.close(self._wake)
+                self._wake = -1
+
+    def _timeout_s(self) -> float | None:
+        if self._soon or self.background:
+            return 0
+        timers = self._timers
+        while timers and timers[0][2].callback is None:
+            heapq.heappop(timers)
+            self._cancelled -= 1
+        return max(timers[0][0] - time.monotonic(), 0) if timers else None
+
+    def _woken(self, _events: int) -> None:
+        os.eventfd_read(self._wake)
+        self._is_woken = False
+
+    def _call_those_soon(self) -> None:
+        """Make the calls that are there now; those that they ask for are made in the next turn."""
+        for _ in range(len(self._soon)):
+            self._call(self._soon.popleft())
+
+    def _call_those_due(self) -> None:
+        now_s = time.monotonic()
+        while self._timers and self._timers[0][0] <= now_s:
+            timer = heapq.heappop(self._timers)[2]
+            callback, timer.callback = timer.callback, None
+            if callback is None:
+                self._cancelled -= 1
+            else:
+                self._call(callback)
+
+    def _call(self, callback: Callable[..., None], *arguments: int) -> None:
+        try:
+            callback(*arguments)
+        except Exception:  # a bug: without this thread nobody would be served
+            logger.exception("a call in the thread of a lane failed")

@@ -1,0 +1,205 @@
+"""Payloads of FETCH and WAIT frames: queues and offsets, and the records or the ends that are there.
+
+FETCH           | max bytes 8 | wait s 8 (double) | topics 4 |, then the topics, the requests, and their tag codes:
+    | length 2 | topic |
+    | topic 4 | queue id 4 | queue offset 8 | max messages 8 | tag codes 4, -1 for all messages | zero 4 |  32 bytes
+    | tag codes 8 × their number |
+answer          the results, then the storage actors to go on at, then the records:
+    | status 1 | zero 1 | actor's length 2 | count 4 | next offset 8 | first offset 8 | end 8 | records length 8 |
+WAIT            | wait s 8 (double) | topics 4 |, then the topics and the requests:
+    | topic 4 | queue id 4 | queue offset 8 |                                                               16 bytes
+answer          the ends, then the storage actors to go on at:
+    | first offset 8 | end 8 | actor's length 2 | zero 6 |                                                  24 bytes
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from math import isnan
+from typing import Final, NamedTuple
+
+from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.message import PullStatus
+from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.remoting.lane.frames import COUNT_MAX, Buffer
+
+_FETCH: Final = struct.Struct("<qdI")
+_WAIT: Final = struct.Struct("<dI")
+_LENGTH: Final = struct.Struct("<H")
+_REQUEST: Final = struct.Struct("<Iiqqi4x")
+_RESULT: Final = struct.Struct("<BxHIqqqQ")
+_ASKED: Final = struct.Struct("<Iiq")
+_ENDS: Final = struct.Struct("<qqH6x")
+_STATUSES: Final = tuple(PullStatus)
+_STATUS_NUMBERS: Final = {status: number for number, status in enumerate(_STATUSES)}
+
+
+class Fetch(NamedTuple):
+    """A FETCH."""
+
+    requests: list[FetchRequest]
+    max_bytes: int
+    wait_s: float
+
+
+def can_carry(requests: Sequence[FetchRequest]) -> bool:
+    """True if one frame holds so many requests."""
+    return len(requests) <= COUNT_MAX
+
+
+def _topics(names: Iterable[str]) -> tuple[dict[str, int], list[bytes]]:
+    """The numbers of topics in a frame, and their names as they are in it."""
+    numbers: dict[str, int] = {}
+    for name in names:
+        numbers.setdefault(name, len(numbers))
+    parts = []
+    for name in numbers:
+        data = name.encode()
+        parts += [_LENGTH.pack(len(data)), data]
+    return numbers, parts
+
+
+def _read_topics(payload: memoryview, at: int, count: int) -> tuple[list[str], int]:
+    """`count` topics from offset `at` on, and the offset behind them."""
+    topics = []
+    for _ in range(count):
+        [length] = _LENGTH.unpack_from(payload, at)
+        at += _LENGTH.size
+        topics.append(bytes(payload[at : at + length]).decode())
+        at += length
+    return topics, at
+
+
+def encode_fetch(requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> bytes:
+    """The payload of a FETCH. InvalidArgumentError for numbers that do not fit."""
+    numbers, parts = _topics([request.topic for request in requests])
+    codes: list[bytes] = []
+    try:
+        parts.insert(0, _FETCH.pack(max_bytes, wait_s, len(numbers)))
+        for request in requests:
+            tags = request.tag_codes
+            parts.append(
+                _REQUEST.pack(
+                    numbers[request.topic],
+                    request.queue_id,
+                    request.queue_offset,
+                    request.max_messages,
+                    -1 if tags is None else len(tags),
+                )
+            )
+            if tags:
+                codes.append(struct.pack(f"<{len(tags)}q", *tags))
+    except struct.error as error:
+        raise InvalidArgumentError(f"a fetch has a number that is out of range: {error}") from None
+    return b"".join(parts + codes)
+
+
+def decode_fetch(payload: memoryview, count: int) -> Fetch:
+    """A FETCH of `count` requests. InvalidArgumentError if the payload is none."""
+    try:
+        max_bytes, wait_s, topic_count = _FETCH.unpack_from(payload)
+        topics, at = _read_topics(payload, _FETCH.size, topic_count)
+        rows = list(_REQUEST.iter_unpack(payload[at : at + count * _REQUEST.size]))
+        if len(rows) != count:
+            raise ValueError("requests are missing")
+        at += count * _REQUEST.size
+        requests = []
+        for topic, queue_id, queue_offset, max_messages, tags in rows:
+            codes = None
+            if tags >= 0:
+                codes = frozenset(struct.unpack_from(f"<{tags}q", payload, at))
+                at += 8 * tags
+            requests.append(FetchRequest(topics[topic], queue_id, queue_offset, max_messages, codes))
+    except (struct.error, ValueError, IndexError) as error:
+        raise InvalidArgumentError(f"a FETCH cannot be read: {error}") from None
+    if at != len(payload) or isnan(wait_s):
+        raise InvalidArgumentError(f"a FETCH of {len(payload)} bytes ends at {at}")
+    return Fetch(requests, max_bytes, wait_s)
+
+
+def encode_fetched(results: Sequence[FetchResult]) -> list[Buffer]:
+    """The parts of a FETCH's answer."""
+    names = [result.pull_from.encode() for result in results]
+    heads = [
+        _RESULT.pack(
+            _STATUS_NUMBERS[result.status],
+            len(name),
+            result.count,
+            result.next_offset,
+            result.min_offset,
+            result.max_offset,
+            len(result.records),
+        )
+        for result, name in zip(results, names, strict=True)
+    ]
+    return [b"".join(heads + names), *[result.records for result in results if result.records]]
+
+
+def decode_fetched(payload: memoryview, count: int) -> list[FetchResult]:
+    """The results in a FETCH's answer, their records copied. ServiceNotAvailableError if it cannot be read."""
+    try:
+        rows = list(_RESULT.iter_unpack(payload[: count * _RESULT.size]))
+        at = count * _RESULT.size
+        names = []
+        for row in rows:
+            names.append(bytes(payload[at : at + row[1]]).decode())
+            at += row[1]
+        results = []
+        for (status, _, number, next_offset, first, end, length), name in zip(rows, names, strict=True):
+            records = bytes(payload[at : at + length])
+            at += length
+            results.append(FetchResult(_STATUSES[status], next_offset, first, end, records, number, name))
+    except (struct.error, ValueError, IndexError) as error:
+        raise ServiceNotAvailableError(f"a lane's answer to a fetch cannot be read: {error}") from None
+    if at != len(payload) or len(results) != count:
+        raise ServiceNotAvailableError(f"a lane's answer to a fetch has {len(payload)} bytes and ends at {at}")
+    return results
+
+
+def encode_wait(requests: Sequence[FetchRequest], wait_s: float) -> bytes:
+    """The payload of a WAIT for the queues and offsets of `requests`. InvalidArgumentError for numbers that do not
+    fit."""
+    numbers, parts = _topics([request.topic for request in requests])
+    try:
+        parts.insert(0, _WAIT.pack(wait_s, len(numbers)))
+        parts += [_ASKED.pack(numbers[one.topic], one.queue_id, one.queue_offset) for one in requests]
+    except struct.error as error:
+        raise InvalidArgumentError(f"a wait has a number that is out of range: {error}") from None
+    return b"".join(parts)
+
+
+def decode_wait(payload: memoryview, count: int) -> tuple[list[QueuePosition], float]:
+    """The queues of a WAIT, and the longest wait in s. InvalidArgumentError if the payload is none."""
+    try:
+        wait_s, topic_count = _WAIT.unpack_from(payload)
+        topics, at = _read_topics(payload, _WAIT.size, topic_count)
+        rows = _ASKED.iter_unpack(payload[at:])
+        waits = [QueuePosition(topics[topic], queue_id, offset) for topic, queue_id, offset in rows]
+    except (struct.error, ValueError, IndexError) as error:
+        raise InvalidArgumentError(f"a WAIT cannot be read: {error}") from None
+    if len(waits) != count or isnan(wait_s):
+        raise InvalidArgumentError(f"a WAIT for {count} queues has {len(waits)}")
+    return waits, wait_s
+
+
+def encode_ends(ends: Sequence[QueueEnds]) -> bytes:
+    """The payload of a WAIT's answer."""
+    names = [one.pull_from.encode() if one.pull_from else b"" for one in ends]
+    heads = [_ENDS.pack(one.min_offset, one.max_offset, len(name)) for one, name in zip(ends, names, strict=True)]
+    return b"".join(heads + names)
+
+
+def decode_ends(payload: memoryview, count: int) -> list[QueueEnds]:
+    """The ends in a WAIT's answer. ServiceNotAvailableError if it cannot be read."""
+    try:
+        at, ends = count * _ENDS.size, []
+        for first, end, length in _ENDS.iter_unpack(payload[:at]):
+            name = bytes(payload[at : at + length]).decode() if length else ""
+            ends.append(QueueEnds(first, end, name))
+            at += length
+    except (struct.error, ValueError) as error:
+        raise ServiceNotAvailableError(f"a lane's answer to a wait cannot be read: {error}") from None
+    if at != len(payload) or len(ends) != count:
+        raise ServiceNotAvailableError(f"a lane's answer to a wait has {len(payload)} bytes and ends at {at}")
+    return ends

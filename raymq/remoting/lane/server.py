@@ -1,0 +1,266 @@
+"""The server of lanes: one thread for all its connections, and the limits that keep it alive.
+
+Every process of the machine may connect to an abstract socket. Only those of the server's own user are let in, and
+root's, which could read the server's memory anyway. Handshakes have a deadline and a limit of their own: connections
+that say little cannot keep a client that knows the secret from its lane.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.remoting.lane.address import LaneAddress, TlsFiles
+from raymq.remoting.lane.buffers import BufferPool
+from raymq.remoting.lane.connection import SCRATCH_BYTES, Connection, Context, LaneRequest, Stream, TlsStream
+from raymq.remoting.lane.loop import Loop, Timer
+from raymq.remoting.lane.turns import LargeFrames, Turn
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 4096
+"""The most authenticated connections of a server."""
+HANDSHAKES_MAX: Final = 64
+"""The most connections of a server that are not authenticated yet."""
+HANDSHAKE_TIMEOUT_S: Final = 2.0
+"""Bounds a handshake; a connection that takes longer is closed."""
+HANDSHAKE_GRACE_S: Final = 0.2
+"""Bounds a handshake while HANDSHAKES_MAX are under way. A handshake takes about a millisecond."""
+ACCEPT_PAUSE_S: Final = 0.1
+"""Pause after a connection could not be accepted, for want of a descriptor."""
+ACCEPTS_MAX: Final = 16
+"""The most connections accepted in one turn."""
+BACKLOG: Final = 512
+FRAME_MAX_BYTES: Final = 64 << 20
+"""The longest payload, unless a server says otherwise."""
+LARGE_FRAMES_BYTES: Final = 64 << 20
+"""The limit of all large frames under way together."""
+LONGEST_TURN_WAIT_S: Final = 1.0
+"""A large frame whose turn would come later than this is refused."""
+
+Handler = Callable[[LaneRequest], None]
+
+
+class LaneServer:
+    """Serves frames by `handlers`, which are called by the server's one thread and must not block.
+
+    A handler raises to refuse a frame, or answers it, then or later (LaneRequest). `contexts` makes the state that they
+    keep of each connection. Frames of `bulk_kinds` that are large are handled one at a time, behind all other work.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        handlers: Mapping[int, Handler],
+        *,
+        contexts: Callable[[], Context | None] = lambda: None,
+        bulk_kinds: frozenset[int] = frozenset(),
+        frame_max_bytes: int = FRAME_MAX_BYTES,
+        host: str = "",
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """`label` is part of the socket's name. With `host`, an IP address of this node, the server also listens there,
+        within TLS if `tls` is given. OSError when it cannot."""
+        self.label, self.handlers, self.bulk_kinds = label, dict(handlers), bulk_kinds
+        self.frame_max_bytes = frame_max_bytes
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        """The buffer that all connections receive into."""
+        self.buffers = BufferPool()
+        self.turns: LargeFrames[Connection] = LargeFrames(LARGE_FRAMES_BYTES, longest_wait_s=LONGEST_TURN_WAIT_S)
+        self.unsent_bytes = 0
+        """The bytes of answers that sockets have not taken yet."""
+        self.loop = Loop(f"lane-{label}")
+        self._contexts = contexts
+        self._connections: set[Connection] = set()
+        self._handshakes: dict[Connection, float] = {}
+        """The connections that are not authenticated yet, by the time of their start, oldest first."""
+        self._handshake_timer: Timer | None = None
+        self._turn_timer: Timer | None = None
+        self._is_accepting = True
+        self._is_failing = False
+        self._is_closed = False
+        self._tls = None if tls is None else tls.server_context()
+        name = f"\0raymq-{label}-{secrets.token_hex(8)}"
+        self._listeners = [_listen(socket.AF_UNIX, name)]
+        port = 0
+        if host:
+            self._listeners.append(_listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0)))
+            port = self._listeners[1].getsockname()[1]
+        self.address = LaneAddress(name, secrets.token_bytes(32), host, port, tls is not None)
+        for listener in self._listeners:
+            self.loop.watch(listener.fileno(), select.EPOLLIN, partial(self._accept, listener))
+        self.loop.start()
+
+    def close(self) -> None:
+        """Stop accepting, end every connection, and the thread. Idempotent."""
+        self.loop.stop(self._close_all)
+
+    @property
+    def connections(self) -> int:
+        """The number of authenticated connections."""
+        return len(self._connections)
+
+    def told(self, error: Exception, what: str) -> RaymqError:
+        """The error that a client is told when `what` failed. One that is not raymq's is a bug, and logged."""
+        if isinstance(error, RaymqError):
+            return error
+        logger.error("%s failed in %s", what, self.label, exc_info=error)
+        return ServiceNotAvailableError(f"{what} failed in {self.label}: {error!r}")
+
+    def _close_all(self) -> None:
+        self._is_closed = True
+        for connection in (*self._connections, *self._handshakes):
+            connection.close()
+        for listener in self._listeners:
+            self.loop.forget(listener.fileno())
+            listener.close()
+
+    # Accepting
+
+    def _accept(self, listener: socket.socket, _events: int) -> None:
+        for _ in range(ACCEPTS_MAX):
+            if len(self._handshakes) >= HANDSHAKES_MAX:
+                self._drop_overdue()
+                if len(self._handshakes) >= HANDSHAKES_MAX:
+                    self._set_accepting(False)
+                    return
+            try:
+                client, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor is free
+                if not self._is_failing:
+                    logger.warning("the lane cannot accept connections now and goes on trying: %s", error)
+                self._is_failing = True
+                self._set_accepting(False)
+                self.loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._set_accepting(True))
+                return
+            self._is_failing = False
+            try:
+                self._begin(client)
+            except OSError as error:
+                logger.info("a connection to %s ended at once: %s", self.label, error)
+                client.close()
+
+    def _begin(self, client: socket.socket) -> None:
+        is_unix = client.family == socket.AF_UNIX
+        if is_unix and _peer_uid(client) not in (os.geteuid(), 0):
+            client.close()
+            return
+        client.setblocking(False)
+        stream: Stream = client
+        if not is_unix:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._tls is not None:
+                stream = TlsStream(client, self._tls)
+        connection = Connection(self, stream, checked=not is_unix)
+        self._handshakes[connection] = time.monotonic()
+        self._look_after_handshakes()
+        try:
+            connection.start()
+        except OSError:
+            connection.close()
+
+    def _set_accepting(self, accepts: bool) -> None:
+        if accepts != self._is_accepting and not self._is_closed:
+            self._is_accepting = accepts
+            for listener in self._listeners:
+                self.loop.change(listener.fileno(), select.EPOLLIN if accepts else 0)
+
+    def _look_after_handshakes(self) -> None:
+        """Have the oldest handshake ended when it takes too long."""
+        if self._handshake_timer is None and self._handshakes:
+            due_s = next(iter(self._handshakes.values())) + self._patience_s
+            self._handshake_timer = self.loop.call_at(due_s, self._drop_overdue)
+
+    @property
+    def _patience_s(self) -> float:
+        return HANDSHAKE_TIMEOUT_S if len(self._handshakes) < HANDSHAKES_MAX else HANDSHAKE_GRACE_S
+
+    def _drop_overdue(self) -> None:
+        if self._handshake_timer is not None:
+            self.loop.cancel(self._handshake_timer)
+            self._handshake_timer = None
+        now_s = time.monotonic()
+        for connection, start_s in list(self._handshakes.items()):
+            if start_s + self._patience_s > now_s:
+                break
+            connection.close()
+        self._look_after_handshakes()
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a connection whose client knows the secret as authenticated. False if there are too many."""
+        if len(self._connections) >= CONNECTIONS_MAX:
+            return False
+        connection.context = self._contexts()
+        self._connections.add(connection)
+        self._end_handshake(connection)
+        return True
+
+    def note_closed(self, connection: Connection) -> None:
+        """Note that a connection has ended."""
+        self._connections.discard(connection)
+        self._end_handshake(connection)
+        self._let_in(self.turns.leave(connection, time.monotonic()))
+
+    def _end_handshake(self, connection: Connection) -> None:
+        if self._handshakes.pop(connection, None) is not None and not self._is_failing:
+            self._set_accepting(True)
+
+    # The turns of large frames
+
+    def ask_turn(self, connection: Connection, size: int) -> Turn:
+        """The decision if a connection may send a large frame of `size` bytes now."""
+        turn = self.turns.ask(connection, size, time.monotonic())
+        if turn is Turn.WAITING:
+            self._look_after_turns()
+        return turn
+
+    def finish_turn(self, connection: Connection) -> None:
+        """Note that a connection's large frame is dealt with."""
+        self._let_in(self.turns.finish(connection, time.monotonic()))
+
+    def _let_in(self, connections: list[Connection]) -> None:
+        for connection in connections:
+            if not connection.is_closed:
+                connection.begin_turn()
+
+    def _look_after_turns(self) -> None:
+        due_s = self.turns.next_overdue_s()
+        if self._turn_timer is None and due_s is not None:
+            self._turn_timer = self.loop.call_at(due_s + 0.01, self._refuse_overdue)
+
+    def _refuse_overdue(self) -> None:
+        self._turn_timer = None
+        for connection in self.turns.take_overdue(time.monotonic()):
+            if not connection.is_closed:
+                connection.refuse_turn()
+        self._look_after_turns()
+
+
+def _listen(family: int, address: str | tuple[str, int]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _peer_uid(stream: socket.socket) -> int:
+    """The user that the process at the other end had when it connected."""
+    _, uid, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)

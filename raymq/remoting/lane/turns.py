@@ -1,0 +1,122 @@
+"""The decision which connections of a lane's server may send a large frame now. No sockets and no clock here.
+
+A small frame fits into the one buffer that the server receives into. A large one needs a buffer of its own while it is
+under way, and the bytes of all these are limited. A connection asks before its frame is read:
+
+    GRANTED   read it
+    WAITING   leave it where it is, in the socket; connections are served in the order in which they asked
+    REFUSED   the wait would be long: the client is told how long, and sends again after that
+
+The time of the wait is reckoned from the bytes ahead, and from the speed at which frames were finished lately. A frame
+larger than the limit is granted when nothing else is under way.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+FIRST_SPEED: Final = 256e6
+"""The speed in bytes/s that is assumed before the first frame was finished."""
+SLOWEST_SPEED: Final = 1e6
+_WEIGHT: Final = 0.2
+"""The weight of the newest frame in the mean speed."""
+
+OwnerT = TypeVar("OwnerT", bound=Hashable)
+
+
+class Turn(Enum):
+    """The answer to a connection that asks to send a large frame."""
+
+    GRANTED = "granted"
+    WAITING = "waiting"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class _Frame:
+    size: int
+    since_s: float
+    """When it was granted; or, while it waits, when it asked."""
+
+
+class LargeFrames(Generic[OwnerT]):
+    """The large frames of one server, at most one for each owner. For one thread."""
+
+    def __init__(self, limit_bytes: int, *, longest_wait_s: float) -> None:
+        """`limit_bytes` for all frames under way; `longest_wait_s` is the longest wait for a turn."""
+        self._limit_bytes, self._longest_wait_s = limit_bytes, longest_wait_s
+        self._granted: dict[OwnerT, _Frame] = {}
+        self._waiting: OrderedDict[OwnerT, _Frame] = OrderedDict()
+        self.granted_bytes = self.waiting_bytes = 0
+        self._speed = FIRST_SPEED
+        self._finished_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._granted) + len(self._waiting)
+
+    def wait_s(self) -> float:
+        """The time in s that a frame which asks now would have to wait, about."""
+        ahead = self.granted_bytes + self.waiting_bytes
+        return ahead / max(self._speed, SLOWEST_SPEED)
+
+    def ask(self, owner: OwnerT, size: int, now_s: float) -> Turn:
+        """Ask for a frame of `size` bytes. `owner` has none under way."""
+        if not self._waiting and self._fits(size):
+            self._grant(owner, size, now_s)
+            return Turn.GRANTED
+        if self.wait_s() > self._longest_wait_s:
+            return Turn.REFUSED
+        self._waiting[owner] = _Frame(size, now_s)
+        self.waiting_bytes += size
+        return Turn.WAITING
+
+    def finish(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
+        """Note that the frame of `owner` is dealt with. Returns those who waited and may send now, in order."""
+        frame = self._granted.get(owner)
+        if frame is not None:
+            took_s = max(now_s - max(self._finished_s, frame.since_s), 1e-6)
+            self._speed += _WEIGHT * (frame.size / took_s - self._speed)
+            self._finished_s = now_s
+        return self.leave(owner, now_s)
+
+    def leave(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
+        """Note that `owner` is gone, with its frame if it has one. Returns those who may send now, in order."""
+        granted = self._granted.pop(owner, None)
+        if granted is not None:
+            self.granted_bytes -= granted.size
+        waiting = self._waiting.pop(owner, None)
+        if waiting is not None:
+            self.waiting_bytes -= waiting.size
+        next_owners = []
+        while self._waiting:
+            owner, frame = next(iter(self._waiting.items()))
+            if not self._fits(frame.size):
+                break
+            del self._waiting[owner]
+            self.waiting_bytes -= frame.size
+            self._grant(owner, frame.size, now_s)
+            next_owners.append(owner)
+        return next_owners
+
+    def take_overdue(self, now_s: float) -> list[OwnerT]:
+        """Take out those who have waited for longer than the longest wait: they are to be refused."""
+        overdue = [owner for owner, frame in self._waiting.items() if now_s - frame.since_s > self._longest_wait_s]
+        for owner in overdue:
+            self.waiting_bytes -= self._waiting.pop(owner).size
+        return overdue
+
+    def next_overdue_s(self) -> float | None:
+        """When `take_overdue` is to be called next; None while nobody waits."""
+        first = next(iter(self._waiting.values()), None)
+        return None if first is None else first.since_s + self._longest_wait_s
+
+    def _fits(self, size: int) -> bool:
+        return not self._granted or self.granted_bytes + size <= self._limit_bytes
+
+    def _grant(self, owner: OwnerT, size: int, now_s: float) -> None:
+        self._granted[owner] = _Frame(size, now_s)
+        self.granted_bytes += size

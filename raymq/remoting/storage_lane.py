@@ -1,0 +1,123 @@
+"""The data-plane calls of a storage actor over one lane, and the watch of a consumer over a lane of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds
+from raymq.record.encode import EncodedBatch
+from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.appends import ClientHandles, decode_results, encode_append
+from raymq.remoting.lane.calls import decode_result, encode_call
+from raymq.remoting.lane.client import OPEN_TIMEOUT_S, Lane
+from raymq.remoting.lane.frames import COUNT_MAX, Kind
+from raymq.remoting.lane.reads import decode_ends, decode_fetched, encode_fetch, encode_wait
+
+WATCH_TIMEOUT_S: Final = 5.0
+"""Bounds sending a watch's question, and receiving the rest of an answer that has begun to come."""
+
+
+class StorageLane:
+    """One lane to a storage actor. Not shared between threads at the same time.
+
+    Its calls raise what the actor raised; RequestTimeoutError without an answer in time, OSError or EOFError when the
+    connection broke. After these three the lane is closed, and the call may have run.
+    """
+
+    def __init__(self, address: LaneAddress, *, remote: bool, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        """Open it; raises as `Lane`."""
+        self._lane = Lane(address, remote=remote, timeout_s=timeout_s)
+        self._handles = ClientHandles()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`, and after a call that failed without an answer."""
+        return self._lane.closed
+
+    def close(self) -> None:
+        """Close the lane. Idempotent."""
+        self._lane.close()
+
+    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult] | None:
+        """Store batches. None, and nothing was sent, if a lane cannot carry them."""
+        encoded = encode_append(batches, self._handles)
+        if encoded is None:
+            return None
+        opens, parts = encoded
+        before = b"".join([self._lane.pack_unanswered(Kind.OPEN, one) for one in opens]) if opens else b""
+        answer = self._lane.call(Kind.APPEND, parts, timeout_s, count=len(batches), before=before)
+        return decode_results(answer.payload, answer.count)
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Read from several queues."""
+        payload = encode_fetch(requests, max_bytes, wait_s)
+        answer = self._lane.call(Kind.FETCH, (payload,), timeout_s, count=len(requests))
+        return decode_fetched(answer.payload, answer.count)
+
+    def call(self, method: str, arguments: Sequence[Any], result: Any, timeout_s: float) -> Any:
+        """A control call, whose result is of type `result`."""
+        answer = self._lane.call(Kind.CALL, (encode_call(method, arguments),), timeout_s)
+        return decode_result(answer.payload, result)
+
+
+class EndsWatch:
+    """A consumer's lane by which it learns that its queues have something. Not shared between threads.
+
+    Each method raises ServiceNotAvailableError when the connection broke; then the watch is closed. An error of the
+    storage actor (NotMasterError …) is raised by `receive`, and leaves it open.
+    """
+
+    def __init__(self, name: str, address: LaneAddress) -> None:
+        """Open a lane to storage actor `name` on this node; raises as `Lane`."""
+        self._name = name
+        self._lane = Lane(address)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable once an answer has come."""
+        return self._lane.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`, and after a failure."""
+        return self._lane.closed
+
+    def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
+        """Ask for the ends of the requests' queues, and do not wait.
+
+        The answer comes as soon as one of them has something behind its offset, or does not hold its offset, and after
+        `wait_s`, 30 at most. An earlier question gets no answer any more. InvalidArgumentError for more than 65,535
+        queues.
+        """
+        if len(requests) > COUNT_MAX:
+            raise InvalidArgumentError(f"a watch holds {COUNT_MAX} queues; {len(requests)} were asked for")
+        payload = encode_wait(requests, wait_s)
+        try:
+            self._lane.send(Kind.WAIT, (payload,), time.monotonic() + WATCH_TIMEOUT_S, count=len(requests))
+        except OSError as error:
+            raise self._broken(error) from error
+
+    def receive(self) -> list[QueueEnds]:
+        """The answer, once the descriptor is readable: one for each request, in order. An empty list, if it was one to
+        an earlier question: go on waiting."""
+        deadline_s = time.monotonic() + WATCH_TIMEOUT_S
+        try:
+            answer = self._lane.receive_one(deadline_s)
+            while answer is None and self._lane.has_received:
+                answer = self._lane.receive_one(deadline_s)
+        except RaymqError:
+            raise
+        except (OSError, EOFError) as error:
+            raise self._broken(error) from error
+        return [] if answer is None else decode_ends(answer.payload, answer.count)
+
+    def close(self) -> None:
+        """End the watch. Idempotent."""
+        self._lane.close()
+
+    def _broken(self, error: Exception) -> ServiceNotAvailableError:
+        return ServiceNotAvailableError(f"the watch of {self._name} broke: {error!r}")
