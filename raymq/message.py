@@ -409,7 +409,8 @@ class ConsumeFromWhere(Enum):
 def message_list(messages: Iterable[Message]) -> list[Message]:
     """`messages` as a list of Message, or MessageIllegalError naming the first that is not one."""
     result = list(messages)
-    for message in result:
-        if not isinstance(message, Message):
-            raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
+    if any(kind is not Message for kind in set(map(type, result))):
+        for message in result:
+            if not isinstance(message, Message):
+                raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
     return result

@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
 from raymq.errors import RequestTimeoutError
 from raymq.message import Message, SendResult
-from raymq.producer.encoder import SendRequest, check_batch, running_future
+from raymq.producer.completion import SendFuture
+from raymq.producer.encoder import check_batch
 from raymq.producer.producer import Producer
 from raymq.producer.queue_selector import ANYWHERE, Destination, DestinationOptions
 from raymq.protocol.route import TopicRoute
@@ -60,19 +61,22 @@ class AsyncProducer:
         self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> SendResult:
         """Send one message and await that it is stored (`Producer.send`)."""
-        [future] = await self._hand_over([message], where, timeout_s)
-        return await asyncio.wrap_future(future)
+        future = None if where or timeout_s is not None else self._producer.join(message)
+        if future is None:
+            [future] = await self._hand_over([message], where, timeout_s)
+        return await future
 
     async def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> list[SendResult]:
         """Send messages of one topic, one after another into one queue (`Producer.send_batch`)."""
-        futures = await self._hand_over(check_batch(messages), where, timeout_s)
-        return list(await asyncio.gather(*[asyncio.wrap_future(future) for future in futures]))
+        futures = await self._hand_over(check_batch(messages), where, timeout_s, together=True)
+        return [await future for future in futures]
 
     async def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
         """Hand over one message without learning its result (`Producer.send_oneway`)."""
-        await self._hand_over([message], where, None)
+        if where or self._producer.join(message) is None:
+            await self._hand_over([message], where, None)
 
     async def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
         """Send each row of an Arrow table as a message (`Producer.send_table`), from a thread."""
@@ -83,7 +87,7 @@ class AsyncProducer:
         timeout_s = self._producer.flush_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.wrap_future(self._producer.buffer.flushed())
+                await asyncio.wrap_future(self._producer.flushed())
         except TimeoutError:
             raise RequestTimeoutError("flushing the producer", timeout_s) from None
 
@@ -103,19 +107,16 @@ class AsyncProducer:
         raise TypeError("a raymq producer cannot be pickled: call raymq.connect().async_producer(...) where it is used")
 
     async def _hand_over(
-        self, messages: Sequence[Message], where: DestinationOptions, timeout_s: float | None
-    ) -> list[Future[SendResult]]:
+        self, messages: Sequence[Message], where: DestinationOptions, timeout_s: float | None, *, together: bool = False
+    ) -> list[SendFuture]:
         producer = self._producer
         timeout_s = producer.settings.send_timeout_s if timeout_s is None else timeout_s
         topic = producer.check(messages)
         destination = Destination(**where) if where else ANYWHERE
-        deadline_s = time.monotonic() + timeout_s
+        request = producer.request(messages, destination, timeout_s, together=together)
         route = await self._route(topic, destination.fixed, timeout_s)
-        futures = [running_future() for _ in messages]
-        request = SendRequest.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
         generation = await self._allocate(request.cost_bytes, len(messages), producer.allocate_timeout_s(timeout_s))
-        producer.hand_over(route, request, generation, deadline_s)
-        return futures
+        return producer.hand_over(route, replace(request, generation=generation)).futures(len(messages))
 
     async def _allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
         """`BufferPool.allocate`, awaited."""

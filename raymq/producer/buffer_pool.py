@@ -4,27 +4,24 @@ When the pool is full, senders wait for space, first come, first served: a threa
 awaits the future of its `Waiter`. A send that is larger than the whole pool gets its space when nothing else is
 allocated.
 
-`flushed` waits for everything allocated so far, whatever is allocated meanwhile: later messages are counted in a new
-*generation*.
+Space belongs to *holders*: a batch that is gathering or on its way, or a send that was granted space for which it
+waited. `flushed` waits for the holders of now, whatever is allocated meanwhile: later ones are counted in a new
+*generation*. A holder may be given more space as long as its generation is the present one.
+
+The pool has its producer's lock, so that a message and its space are taken in one go. Methods whose names end in
+`_locked` are called with the lock held; those that return futures leave it to the caller to end them (`end_all`)
+without the lock.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from raymq.errors import InvalidArgumentError, SystemBusyError
-
-
-class Allocated(Protocol):
-    """A message that holds space of the pool: its cost, and the generation in which the space was allocated."""
-
-    cost_bytes: int
-    generation: int
 
 
 @dataclass(slots=True, eq=False)
@@ -41,33 +38,35 @@ class BufferPool:
     """Allocates the space of messages that have no end yet. Thread-safe.
 
     `max_bytes`, `max_messages`: the most that may be allocated at a time; InvalidArgumentError unless positive.
+    `lock`: the producer's; by default one of its own.
     """
 
-    def __init__(self, max_bytes: int, max_messages: int) -> None:
+    def __init__(self, max_bytes: int, max_messages: int, lock: threading.Lock | None = None) -> None:
         if max_bytes <= 0 or max_messages <= 0:
             raise InvalidArgumentError(f"a buffer for {max_messages} messages and {max_bytes} bytes holds nothing")
         self._max_bytes, self._max_messages = max_bytes, max_messages
-        self._lock = threading.Lock()
+        self._lock = lock or threading.Lock()
         self._bytes = self._count = 0
         self._waiters: deque[Waiter] = deque()
-        self._generation = 0
-        self._counts: Counter[int] = Counter()
-        """Messages by generation. While no flush is under way, there is one."""
+        self.generation = 0
+        """The present generation."""
+        self._holders: Counter[int] = Counter()
+        """Holders by generation. While no flush is under way, there is one generation."""
         self._flushes: list[tuple[int, Future[None]]] = []
         """The flushes under way, oldest first: the last generation each waits for, and the future that it ends."""
 
     def try_allocate(self, cost_bytes: int, count: int) -> int | None:
-        """Allocate space for `count` messages that cost `cost_bytes` together, without waiting.
+        """Allocate space for a holder of `count` messages that cost `cost_bytes` together, without waiting.
 
-        Returns their generation; None if they do not fit now, or if others wait for space already.
+        Returns its generation; None if they do not fit now, or if others wait for space already.
         """
         with self._lock:
-            if self._waiters or not self._fits(cost_bytes, count):
+            if not self.extend_locked(cost_bytes, count):
                 return None
-            return self._grant(cost_bytes, count)
+            return self.hold_locked()
 
     def allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
-        """Allocate space for `count` messages, waiting for it up to `timeout_s`. Returns their generation.
+        """Allocate space for a holder of `count` messages, waiting up to `timeout_s`. Returns its generation.
 
         SystemBusyError when there was no space in time; nothing is allocated then.
         """
@@ -91,47 +90,34 @@ class BufferPool:
         waiter = Waiter(cost_bytes, count)
         with self._lock:
             self._waiters.append(waiter)
-        self._grant_waiters()
+            ended = self._settle_locked()
+        end_all(ended)
         return waiter
 
     def remove_waiter(self, waiter: Waiter) -> None:
         """Stop waiting, and deallocate the space if it was granted meanwhile."""
         with self._lock:
-            waiting = waiter in self._waiters
-            if waiting:
+            if waiter in self._waiters:
                 self._waiters.remove(waiter)
-        if waiting:
-            self._grant_waiters()
-        else:
-            self.deallocate_unused(waiter.cost_bytes, waiter.count, waiter.generation)
-
-    def deallocate(self, ended: Sequence[Allocated]) -> None:
-        """Free the space of messages that have their end."""
-        cost_bytes = sum([item.cost_bytes for item in ended])
-        with self._lock:
-            if self._flushes:
-                self._counts.subtract([item.generation for item in ended])
+                ended = self._settle_locked()
             else:
-                self._counts[self._generation] -= len(ended)
-            self._bytes -= cost_bytes
-            self._count -= len(ended)
-        self._grant_waiters()
+                ended = self.deallocate_locked(waiter.cost_bytes, waiter.count, waiter.generation)
+        end_all(ended)
 
-    def deallocate_unused(self, cost_bytes: int, count: int, generation: int) -> None:
-        """Free space that was allocated for messages that are not sent after all."""
+    def deallocate(self, cost_bytes: int, count: int, generation: int) -> None:
+        """Free the space of a holder: all that was allocated to it."""
         with self._lock:
-            self._counts[generation] -= count
-            self._bytes -= cost_bytes
-            self._count -= count
-        self._grant_waiters()
+            ended = self.deallocate_locked(cost_bytes, count, generation)
+        end_all(ended)
 
     def flushed(self) -> Future[None]:
-        """A future that ends when everything allocated before this call is deallocated."""
+        """A future that ends when all holders of now are gone."""
         flush: Future[None] = Future()
         with self._lock:
-            self._flushes.append((self._generation, flush))
-            self._generation += 1
-        self._grant_waiters()
+            self._flushes.append((self.generation, flush))
+            self.generation += 1
+            ended = self._settle_locked()
+        end_all(ended)
         return flush
 
     def full_error(self, timeout_s: float) -> SystemBusyError:
@@ -143,32 +129,60 @@ class BufferPool:
             "raise max_buffered_bytes or max_buffered_messages"
         )
 
+    def extend_locked(self, cost_bytes: int, count: int) -> bool:
+        """Allocate more space to a holder of the present generation. False if there is none now."""
+        if self._waiters or not self._fits(cost_bytes, count):
+            return False
+        self._bytes += cost_bytes
+        self._count += count
+        return True
+
+    def hold_locked(self) -> int:
+        """Count a new holder, of space that was just allocated; returns its generation."""
+        self._holders[self.generation] += 1
+        return self.generation
+
+    def share_locked(self, generation: int) -> None:
+        """A holder of `generation` is divided into two, which share its space."""
+        self._holders[generation] += 1
+
+    def merge_locked(self, generation: int) -> list[Future[None]]:
+        """A holder of `generation` ends; its space goes on as that of another one."""
+        self._holders[generation] -= 1
+        return self._settle_locked() if self._flushes else []
+
+    def deallocate_locked(self, cost_bytes: int, count: int, generation: int) -> list[Future[None]]:
+        """Free the space of a holder. Returns the futures of waiters and flushes that are to end."""
+        self._holders[generation] -= 1
+        self._bytes -= cost_bytes
+        self._count -= count
+        return self._settle_locked() if self._waiters or self._flushes else []
+
     def _fits(self, cost_bytes: int, count: int) -> bool:
         if not self._count:
             return True
         return self._bytes + cost_bytes <= self._max_bytes and self._count + count <= self._max_messages
 
-    def _grant(self, cost_bytes: int, count: int) -> int:
-        self._bytes += cost_bytes
-        self._count += count
-        self._counts[self._generation] += count
-        return self._generation
-
-    def _grant_waiters(self) -> None:
-        """Allocate space to the oldest waiters, as far as it goes, and end the flushes that are complete."""
-        if not self._waiters and not self._flushes:
-            return
+    def _settle_locked(self) -> list[Future[None]]:
+        """Allocate space to the oldest waiters, as far as it goes. Returns the futures that are to end: theirs, and
+        those of the flushes that are complete."""
         ended: list[Future[None]] = []
-        with self._lock:
-            while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
-                waiter = self._waiters.popleft()
-                waiter.generation = self._grant(waiter.cost_bytes, waiter.count)
-                ended.append(waiter.granted)
-            for generation in [number for number, left in self._counts.items() if not left]:
-                del self._counts[generation]
-            oldest = min(self._counts, default=self._generation)
-            while self._flushes and self._flushes[0][0] < oldest:
-                ended.append(self._flushes.pop(0)[1])
-        for future in ended:
-            if future.set_running_or_notify_cancel():  # a coroutine that no longer waits has cancelled it
-                future.set_result(None)
+        while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
+            waiter = self._waiters.popleft()
+            self._bytes += waiter.cost_bytes
+            self._count += waiter.count
+            waiter.generation = self.hold_locked()
+            ended.append(waiter.granted)
+        for generation in [number for number, left in self._holders.items() if not left]:
+            del self._holders[generation]
+        oldest = min(self._holders, default=self.generation)
+        while self._flushes and self._flushes[0][0] < oldest:
+            ended.append(self._flushes.pop(0)[1])
+        return ended
+
+
+def end_all(futures: Iterable[Future[None]]) -> None:
+    """End the futures of waiters and flushes; called without the pool's lock."""
+    for future in futures:
+        if future.set_running_or_notify_cancel():  # a coroutine that no longer waits has cancelled it
+            future.set_result(None)

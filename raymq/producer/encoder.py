@@ -1,100 +1,67 @@
-"""Encodes a producer's pending messages as batches: ids, sequences, and the queues in which delayed messages wait."""
+"""Encodes a producer's messages as batches: ids, sequences, and the queues in which delayed messages wait."""
 
 from __future__ import annotations
 
 import secrets
+import struct
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, Protocol
+from itertools import chain
+from typing import Final
+
+import numpy as np
 
 from raymq.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, is_waiting_topic, timer_queue
 from raymq.errors import MessageIllegalError
-from raymq.message import MAX_PROPERTIES_BYTES, Message, MessageQueue, SendResult, message_list
+from raymq.kernels.encode import encode_columns
+from raymq.message import (
+    MAX_PROPERTIES_BYTES,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_SEQUENCE,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+    Message,
+    MessageQueue,
+    message_list,
+)
 from raymq.names import SCHEDULE_TOPIC
-from raymq.producer.queue_selector import Destination
-from raymq.record.compression import Compression
-from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
-from raymq.record.message_id import UniqueIdGenerator
+from raymq.producer.send_batch import QueueSends, SendBatch
+from raymq.record import layout
+from raymq.record.compression import Compression, CompressionType
+from raymq.record.crc import crc32
+from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch, own_properties, topic_part
+from raymq.record.hashing import tags_code
+from raymq.record.message_id import IdRange, UniqueIdGenerator
 
-_OVERHEAD_BYTES: Final = 256
+OVERHEAD_BYTES: Final = 256
 """Memory of a message beside its body: record header, ids, Python objects. For the buffer pool's bound."""
-
-
-class Outcome(Protocol):
-    """Receives a message's result or error, once. A Future is one."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: SendResult, /) -> None: ...
-
-    def set_exception(self, exception: BaseException, /) -> None: ...
-
-
-@dataclass(slots=True)
-class PendingMessage:
-    """A message that was handed over, to be stored in `queue` of its topic.
-
-    `deadline_s` is a time of the monotonic clock, `timeout_s` the time the sender gave it. `cost_bytes` of the buffer
-    pool are allocated for it, in `generation`. `movable`: it asked for no order, so another queue will do as long as
-    nothing of it may be stored. `message_id` is empty until it was encoded, and stays the same when that is repeated.
-    """
-
-    message: Message
-    queue: MessageQueue
-    outcome: Outcome
-    deadline_s: float
-    timeout_s: float
-    cost_bytes: int
-    generation: int
-    movable: bool
-    message_id: str = ""
+_FEW: Final = 12
+"""Up to so many messages, packing each record's header costs less than making columns."""
+_WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
+_UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
+_NO_CODES: Final = np.zeros(_FEW, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class SendRequest:
-    """Messages of one topic that are sent by one call, each with its outcome and its cost in the buffer pool (bytes).
-    `together`: they must stay in one queue."""
+class _QueueLayout:
+    """What all records of a producer in one queue have in common."""
 
-    messages: Sequence[Message]
-    outcomes: Sequence[Outcome]
-    destination: Destination
-    together: bool
-    timeout_s: float
-    costs: Sequence[int]
-
-    @classmethod
-    def of(
-        cls,
-        messages: Sequence[Message],
-        outcomes: Sequence[Outcome],
-        destination: Destination,
-        timeout_s: float,
-        *,
-        together: bool,
-    ) -> SendRequest:
-        """A request for `messages`, with the cost of each."""
-        return cls(messages, outcomes, destination, together, timeout_s, [cost_bytes(message) for message in messages])
-
-    @property
-    def cost_bytes(self) -> int:
-        """The cost of all its messages in the buffer pool."""
-        return sum(self.costs)
-
-
-def running_future() -> Future[SendResult]:
-    """A future that cannot be cancelled: its message is on its way as soon as it was handed over."""
-    future: Future[SendResult] = Future()
-    future.set_running_or_notify_cancel()
-    return future
+    magic: int
+    topic_text: bytes
+    header: struct.Struct
+    sys_flag: int
+    born_host: bytes
+    fixed_size: int
+    identity: bytes
 
 
 class BatchEncoder:
-    """Encodes a producer's messages. Its sequences grow per queue, and none is used twice.
+    """Encodes a producer's messages. The sequences of each queue grow, and none is used twice.
 
-    `born_host` is an IP address and a port. A queue's messages are encoded by one thread at a time, the sender's of its
-    broker group.
+    `born_host` is an IP address and a port. Thread-safe, but that a queue's messages are encoded by one thread at a
+    time: whoever has the queue's flight under way.
     """
 
     def __init__(self, born_host: tuple[str, int], compression: Compression) -> None:
@@ -102,27 +69,21 @@ class BatchEncoder:
         self._compression = compression
         self._ids = UniqueIdGenerator(born_host[0])
         self._producer_id = secrets.token_hex(8)
-        self._sequences: dict[MessageQueue, int] = {}
+        self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
-    def encode(self, queue: MessageQueue, entries: Sequence[PendingMessage]) -> EncodedBatch:
-        """A batch of the entries, for the `queue` that stores them. MessageIllegalError; no sequence is used then."""
-        first = self._sequences.get(queue, 0)
-        batch = encode_batch(
-            [entry.message for entry in entries],
-            queue.queue_id,
-            born_host=self._born_host,
-            born_timestamp_ms=time.time_ns() // 1_000_000,
-            message_ids=self._message_ids(entries),
-            producer=ProducerSequence(self._producer_id, 0, first),
-            compression=self._compression,
-            waiting=(
-                Waiting(queue.topic, [entry.queue.queue_id for entry in entries])
-                if is_waiting_topic(queue.topic)
-                else None
-            ),
-        )
-        self._sequences[queue] = first + len(entries)
-        return batch
+    def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
+        """The messages of `batches` as one batch of the queue. MessageIllegalError; no sequence is used then."""
+        messages = batches[0].messages if len(batches) == 1 else list(chain(*[batch.messages for batch in batches]))
+        ids = self._message_ids(batches, len(messages))
+        waits = batches[0].waits
+        if is_waiting_topic(sends.queue.topic):
+            encoded = self._encode_waiting(sends, batches, messages, ids)
+        elif len(messages) <= _FEW and isinstance(ids, IdRange):
+            encoded = self._encode_few(sends, messages, ids, waits)
+        else:
+            encoded = self._encode_many(sends, messages, ids, waits, all(batch.plain for batch in batches))
+        sends.next_sequence += len(messages)
+        return encoded
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
         """MessageIllegalError when the body, as it would be stored, is longer than a store takes."""
@@ -134,22 +95,120 @@ class BatchEncoder:
                     "(max_message_size_bytes): send a reference to the data, or split it"
                 )
 
-    def _message_ids(self, entries: Sequence[PendingMessage]) -> list[str]:
-        message_ids = self._ids.next_batch(len(entries))
-        for index, entry in enumerate(entries):
-            if entry.message_id:
-                message_ids[index] = entry.message_id
-        return message_ids
+    def _message_ids(self, batches: Sequence[SendBatch], count: int) -> Sequence[str]:
+        """New ids for messages that have none yet."""
+        if len(batches) == 1 and batches[0].message_ids:
+            return batches[0].message_ids
+        ids = self._ids.next_range(count)
+        if not any(batch.message_ids for batch in batches):
+            return ids
+        mixed: list[str] = []
+        for batch in batches:
+            mixed += batch.message_ids or ids[len(mixed) : len(mixed) + len(batch.messages)]
+        return mixed
+
+    def _encode_waiting(
+        self, sends: QueueSends, batches: Sequence[SendBatch], messages: Sequence[Message], ids: Sequence[str]
+    ) -> EncodedBatch:
+        targets = [batch.queue.queue_id for batch in batches for _ in batch.messages]
+        return encode_batch(
+            messages,
+            sends.queue.queue_id,
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, 0, sends.next_sequence),
+            compression=self._compression,
+            waiting=Waiting(sends.queue.topic, targets),
+        )
+
+    def _encode_many(
+        self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str], waits: bool, plain: bool
+    ) -> EncodedBatch:
+        """The batch, by columns."""
+        rich = not plain and bool(with_more(messages))
+        queue = sends.queue
+        return encode_columns(
+            queue.topic,
+            queue.queue_id,
+            [message.body for message in messages],
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, 0, sends.next_sequence),
+            properties=[own_properties(message).encode() for message in messages] if rich else None,
+            tag_codes=np.array([tags_code(message.tags) for message in messages], np.int64) if rich else None,
+            flags=np.array([message.flag for message in messages], np.int32) if rich else 0,
+            compression=self._compression,
+            wait_store_msg_ok=waits,
+        )
+
+    def _encode_few(self, sends: QueueSends, messages: Sequence[Message], ids: IdRange, waits: bool) -> EncodedBatch:
+        """The batch, record by record."""
+        shared: _QueueLayout = sends.layout or self._layout(sends)
+        queue_id, sequence = sends.queue.queue_id, sends.next_sequence
+        born_ms, stem, counter = time.time_ns() // 1_000_000, ids.stem.encode(), ids.first
+        pack, topic_text = shared.header.pack, shared.topic_text
+        parts: list[bytes] = []
+        sizes: list[int] = []
+        codes = _NO_CODES[: len(messages)]
+        for index, message in enumerate(messages):
+            body, sys_flag, own = message.body, shared.sys_flag, b""
+            if len(body) >= self._compresses_from:
+                body, bits = self._compression.compress_body(body)
+                sys_flag |= bits
+            if message.tags or message.keys or message.properties:
+                own = own_properties(message).encode()
+                if message.tags:
+                    codes = codes.copy()
+                    codes[index] = tags_code(message.tags)
+            if not waits:
+                own += _WAIT
+            properties = b"%b%b%b%04X\x02%b%d\x02" % (
+                own, _UNIQUE, stem, counter + index & 0xFFFF, shared.identity, sequence + index,
+            )  # fmt: skip
+            if len(properties) > MAX_PROPERTIES_BYTES:
+                raise MessageIllegalError(
+                    f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+                )
+            size = shared.fixed_size + len(body) + len(properties)
+            head = pack(
+                size, shared.magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, 0, 0, sys_flag, born_ms,
+                shared.born_host, 0, bytes(8), 0, 0, len(body),
+            )  # fmt: skip
+            parts += (head, body, topic_text, len(properties).to_bytes(2), properties)
+            sizes.append(size)
+        producer = ProducerSequence(self._producer_id, 0, sequence)
+        records = b"".join(parts)
+        return EncodedBatch(
+            sends.queue.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits
+        )
+
+    def _layout(self, sends: QueueSends) -> _QueueLayout:
+        magic, topic_text = topic_part(sends.queue.topic)
+        born = layout.encode_host(*self._born_host)
+        sys_flag = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born) == layout.IPV6_HOST_BYTES else 0
+        header = layout.header_struct(sys_flag)
+        identity = layout.encode_properties({PROPERTY_PRODUCER_ID: self._producer_id, PROPERTY_PRODUCER_EPOCH: "0"})
+        identity += f"{PROPERTY_SEQUENCE}\x01".encode()
+        fixed_size = header.size + len(topic_text) + 2
+        made = _QueueLayout(magic, topic_text, header, sys_flag, born, fixed_size, identity)
+        sends.layout = made
+        return made
 
 
-def by_stored_queue(entries: list[PendingMessage], queue: MessageQueue) -> dict[MessageQueue, list[PendingMessage]]:
-    """The entries for `queue` by the queue that stores them now: delayed ones wait in queues of system topics."""
-    if not any(is_delayed(entry.message) for entry in entries):
-        return {queue: entries}
-    by_queue: dict[MessageQueue, list[PendingMessage]] = {}
-    for entry in entries:
-        by_queue.setdefault(_stored_queue(entry.message, queue), []).append(entry)
-    return by_queue
+def with_more(messages: Iterable[Message]) -> list[Message]:
+    """The messages that have more than a topic, a body and the default of `wait_store_msg_ok`."""
+    return [
+        message
+        for message in messages
+        if message.tags is not None
+        or message.keys
+        or message.properties
+        or message.flag
+        or message.delay_level
+        or message.deliver_at_ms is not None
+    ]
 
 
 def is_delayed(message: Message) -> bool:
@@ -157,14 +216,25 @@ def is_delayed(message: Message) -> bool:
     return message.delay_level > 0 or message.deliver_at_ms is not None
 
 
-def _stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
+def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
     """The queue that stores a message sent now to `queue`: that one, or the one in which a delayed message waits."""
     if message.delay_level:
         return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
+    if message.deliver_at_ms is None:
+        return queue
     now_ms = time.time_ns() // 1_000_000
-    if message.deliver_at_ms is None or message.deliver_at_ms <= now_ms:
+    if message.deliver_at_ms <= now_ms:
         return queue
     return MessageQueue(TIMER_TOPIC, queue.broker_name, timer_queue(message.deliver_at_ms, now_ms))
+
+
+def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
+    """The indices of messages for `queue` by the queue that stores them now: delayed ones wait in queues of system
+    topics."""
+    by_queue: dict[MessageQueue, list[int]] = {}
+    for index, message in enumerate(messages):
+        by_queue.setdefault(stored_queue(message, queue), []).append(index)
+    return by_queue
 
 
 def check_record_size(message: Message) -> None:
@@ -198,7 +268,7 @@ def check_batch(messages: Iterable[Message]) -> list[Message]:
         raise MessageIllegalError("all messages of a batch must have one topic; send one batch per topic")
     if len({message.wait_store_msg_ok for message in batch}) > 1:
         raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
-    for message in batch:
+    for message in with_more(batch):
         if may_exceed_a_record(message):
             check_record_size(message)
     return batch
@@ -206,5 +276,5 @@ def check_batch(messages: Iterable[Message]) -> list[Message]:
 
 def cost_bytes(message: Message) -> int:
     """A message's cost in the buffer pool."""
-    cost = len(message.body) + _OVERHEAD_BYTES
+    cost = len(message.body) + OVERHEAD_BYTES
     return cost + sum(map(len, message.properties.values())) if message.properties else cost

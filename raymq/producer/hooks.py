@@ -12,12 +12,13 @@ block.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 from raymq.message import Message, MessageQueue, SendResult
-from raymq.producer.encoder import Outcome
+from raymq.producer.completion import Acknowledged, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -64,36 +65,37 @@ class SendHooks:
         for forbid in self._forbidding:
             forbid(SendContext(self._group, message, queue))
 
-    def watch(self, message: Message, queue: MessageQueue, outcome: Outcome) -> Outcome:
-        """Call the hooks' `before_send`. Returns an outcome that calls their `after_send`, then `outcome`."""
+    def watch(self, messages: Sequence[Message], queue: MessageQueue) -> Watched | None:
+        """Call the hooks' `before_send` for each message. Returns what is to be told their ends; None if no hook
+        watches."""
         if not self._watching:
-            return outcome
-        contexts = [(hook, SendContext(self._group, message, queue)) for hook in self._watching]
-        for hook, context in contexts:
-            _call(hook.before_send, context)
-        return _Watched(outcome, contexts)
+            return None
+        contexts = [
+            [(hook, SendContext(self._group, message, queue)) for hook in self._watching] for message in messages
+        ]
+        for of_message in contexts:
+            for hook, context in of_message:
+                _call(hook.before_send, context)
+        return Watched(contexts)
 
 
-class _Watched:
-    """An outcome that tells the hooks first, then the sender."""
+class Watched:
+    """Messages that hooks watch; called when some of them end (Completion.before_end), it tells the hooks."""
 
-    def __init__(self, outcome: Outcome, contexts: list[tuple[SendMessageHook, SendContext]]) -> None:
-        self._outcome, self._contexts = outcome, contexts
+    def __init__(self, contexts: Sequence[Sequence[tuple[SendMessageHook, SendContext]]]) -> None:
+        self._contexts = contexts
 
-    def done(self) -> bool:
-        return self._outcome.done()
+    def part(self, indices: Iterable[int]) -> Watched:
+        """The messages at these indices."""
+        return Watched([self._contexts[index] for index in indices])
 
-    def set_result(self, result: SendResult) -> None:
-        for hook, context in self._contexts:
-            context.result = result
-            _call(hook.after_send, context)
-        self._outcome.set_result(result)
-
-    def set_exception(self, exception: BaseException) -> None:
-        for hook, context in self._contexts:
-            context.error = exception
-            _call(hook.after_send, context)
-        self._outcome.set_exception(exception)
+    def __call__(self, first: int, end: int, outcome: Outcome) -> None:
+        results = outcome.results() if isinstance(outcome, Acknowledged) else repeat(None)
+        for of_message, result in zip(self._contexts[first:end], results, strict=False):
+            for hook, context in of_message:
+                context.result = result
+                context.error = outcome if isinstance(outcome, BaseException) else None
+                _call(hook.after_send, context)
 
 
 def _call(hook: Callable[[SendContext], None], context: SendContext) -> None:

@@ -1,15 +1,18 @@
 """The producer: takes messages, gathers them into batches, and returns the acknowledgements.
 
-    send_async → BufferPool.allocate → queue → [buffer per queue] → one sender thread per broker group → Storage.append
+    send_async → the open batch of the topic or queue → one sender thread per broker group → Storage.append
+    send, send_batch → on an idle queue: encoded, sent and the answer read by the caller itself
 
-Each sender has one request under way (raymq.producer.sender). While it waits, messages gather, and go together in the
-next request: batches form under load, and a lone message leaves at once. Messages that asked for an order (a sharding
-key, a queue, a selector, a batch) stay in their queue in the order of the `send` calls, also over retries.
+Each sender has one request under way (raymq.producer.sender). While it waits, messages gather in *open batches*, and go
+together in the next request: batches form under load, and a lone message leaves at once. What all messages of a batch
+have in common is done once per batch: route, turn of the queue, deadline, unique ids, sequences, the end. Messages that
+asked for an order (a sharding key, a queue, a selector, a batch) stay in their queue in the order of the `send` calls,
+also over retries.
 
 A batch carries this producer's id, epoch and a sequence that grows per queue. When an attempt may have stored it, it is
 sent again to the same queue, the very same bytes; the store drops what it has already (design §5, promise 1). Only
 messages of which surely nothing is stored, and that asked for no order, go to another broker
-(raymq.producer.retry_policy).
+(raymq.producer.send_state, raymq.producer.retry_policy).
 
 A delayed message is encoded as a record of the queue in which it waits (raymq.delay), and is sent there like any other:
 the sequence that recognises its repeats is that queue's, and SendResult names that queue and its offset there. Its own
@@ -18,6 +21,9 @@ topic and queue go along as properties. When it is delivered, it comes after wha
 Memory is bounded by `max_buffered_bytes` and `max_buffered_messages`; when that is used up, `send` blocks up to its
 timeout, or raises SystemBusyError at once (`when_full`). Nothing survives the process: what was not acknowledged may or
 may not be stored.
+
+One lock guards the open batches, the buffer pool and the senders' states. Nothing that blocks, or is the user's, is
+called with it.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
 from raymq.closing import Closing
@@ -39,24 +45,28 @@ from raymq.errors import (
 )
 from raymq.message import Message, MessageQueue, SendResult
 from raymq.names import check_group, check_user_topic
-from raymq.producer.buffer_pool import BufferPool
-from raymq.producer.encoder import (
-    BatchEncoder,
-    PendingMessage,
-    SendRequest,
-    by_stored_queue,
-    check_batch,
-    running_future,
-)
-from raymq.producer.hooks import SendHooks
+from raymq.producer import send_batch as limits
+from raymq.producer.buffer_pool import BufferPool, end_all
+from raymq.producer.completion import BeforeEnd, Completion, SendFuture
+from raymq.producer.encoder import OVERHEAD_BYTES, BatchEncoder, by_stored_queue, check_batch, cost_bytes, with_more
+from raymq.producer.hooks import SendHooks, Watched
 from raymq.producer.latency_fault import BrokerFaults
-from raymq.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination, DestinationOptions, QueueTurns
-from raymq.producer.sender import Sender, SenderContext, in_sender
+from raymq.producer.queue_selector import (
+    ANYWHERE,
+    TURN_MAX_MESSAGES,
+    TURN_MAX_S,
+    Destination,
+    DestinationOptions,
+    QueueTurns,
+)
+from raymq.producer.send_batch import SEALED, QueueSends, SendBatch
+from raymq.producer.send_state import closed_error
+from raymq.producer.sender import Pauses, Sender, SenderContext, Target, in_sender
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
-from raymq.retry import persist_until
+from raymq.retry import Backoff, persist_until
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +75,65 @@ if TYPE_CHECKING:
 
 _MARGIN_S: Final = 5.0
 """Time that a waiting `send` allows the sender thread beyond its timeout and the attempt under way."""
+_JOIN_TIMEOUT_SHARE: Final = 1 / 64
+"""The share of the send timeout for which a batch is open, so that its messages have nearly the same deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """Messages of one topic that are sent by one call. `together`: they must stay in one queue.
+
+    `plain`: none has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for them, in
+    `generation`. `before_end` is called for parts of them before they end (Completion); None if nobody wants to know.
+    """
+
+    messages: Sequence[Message]
+    destination: Destination
+    timeout_s: float
+    deadline_s: float
+    together: bool
+    plain: bool
+    cost_bytes: int
+    generation: int
+    before_end: BeforeEnd | None = None
+
+    @property
+    def movable(self) -> bool:
+        """True if the messages asked for no order."""
+        return not self.destination.fixed and not self.together
+
+
+@dataclass(slots=True)
+class _Placed:
+    """The messages of one call, where they are now: in `batches`, each of the messages with `indices` of the call, from
+    index `first` of the batch on. `at_once`: the sender and the master to which the caller is to send the only batch
+    itself."""
+
+    batches: list[tuple[SendBatch, Sequence[int], int]]
+    at_once: tuple[Sender, Target] | None = None
+
+    def futures(self, count: int) -> list[SendFuture]:
+        """A future for each of the call's messages."""
+        if len(self.batches) == 1:
+            [(batch, _, first)] = self.batches
+            return [SendFuture(batch.completion, index) for index in range(first, first + count)]
+        places = [
+            (index, SendFuture(batch.completion, first + at))
+            for batch, indices, first in self.batches
+            for at, index in enumerate(indices)
+        ]
+        return [future for _, future in sorted(places, key=lambda place: place[0])]
+
+
+@dataclass(slots=True)
+class _LoneTurn:
+    """The queue whose turn it is for lone messages of a topic, up to a time and a number of messages."""
+
+    sender: Sender
+    queue: MessageQueue
+    sends: QueueSends
+    until_s: float
+    left: int
 
 
 class Producer(Closing):
@@ -87,27 +156,37 @@ class Producer(Closing):
         settings: ProducerSettings | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
         allow_system_topics: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
         self.group = check_group(group)
         self.settings = settings = settings or ProducerSettings()
         self._routes = routes
         self._check_topic = (lambda topic: topic) if allow_system_topics else check_user_topic
         self._on_close = on_close
-        self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages)
+        self._lock = threading.Lock()
+        self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages, self._lock)
+        self._clock = clock
         self._hooks = SendHooks(group, settings.hooks, settings.check_forbidden)
         faults = BrokerFaults(latency_enabled=settings.send_latency_enable)
         self._turns = QueueTurns(faults)
+        self._open: dict[str, SendBatch] = {}
+        """By topic, the batch that plain messages may join which asked for no queue."""
+        self._lone_turns: dict[str, _LoneTurn] = {}
         self._context = SenderContext(
+            lock=self._lock,
+            clock=clock,
+            pauses=pauses,
             routes=routes,
             storage=storage,
             encoder=BatchEncoder(born_host, settings.compression),
             buffer=self.buffer,
+            open_batches=self._open,
             faults=faults,
-            reroute=self._reroute,
+            move=self._move,
             attempt_timeout_s=settings.attempt_timeout_s,
             retry_when_not_store_ok=settings.retry_when_not_store_ok,
         )
-        self._lock = threading.Lock()
         self._senders: dict[str, Sender] = {}
         self._closed = False
 
@@ -123,19 +202,60 @@ class Producer(Closing):
         the producer's); the message may be stored then. After every other error it is not.
         """
         _refuse_in_callback("send")
-        timeout_s = self._timeout_s(timeout_s)
-        [future] = self._enqueue([message], where, timeout_s)
-        return self._wait(future, timeout_s)
+        timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        completion = None if where else self._send_lone(message, timeout_s)
+        if completion is None:
+            placed = self._place([message], where, timeout_s, at_once=True)
+            [(batch, _, index)] = placed.batches
+            return self._wait(batch.completion, index, timeout_s)
+        return self._wait(completion, 0, timeout_s)
 
     def send_async(self, message: Message, **where: Unpack[DestinationOptions]) -> Future[SendResult]:
         """Hand over one message and return at once; the future ends as `send` does.
 
         Blocks only while the buffer is full, and raises SystemBusyError when that lasts for the send timeout; and, as
         long, while no NameServer knows if the topic exists, with ServiceNotAvailableError. Callbacks of the future
-        part in the thread that sends: they should be short, and must not wait for another send.
+        part in the thread that sends: they should be short, and must not wait for another send. The future can be
+        awaited, too.
         """
+        if not where:
+            future = self.join(message)
+            if future is not None:
+                return future
         [future] = self._enqueue([message], where, self.settings.send_timeout_s)
         return future
+
+    def join(self, message: Message) -> SendFuture | None:
+        """Hand over a message to the open batch of its topic. None if there is none that it may join; nothing was done
+        then."""
+        if (
+            message.__class__ is not Message
+            or message.tags is not None
+            or message.keys
+            or message.properties
+            or message.flag
+            or message.delay_level
+            or message.deliver_at_ms is not None
+            or message.wait_store_msg_ok is not True
+        ):
+            return None
+        cost = len(message.body) + OVERHEAD_BYTES
+        now_s = self._clock()
+        with self._lock:
+            batch = self._open.get(message.topic)
+            if (
+                batch is None
+                or cost > batch.room_bytes
+                or now_s > batch.join_until_s
+                or not self.buffer.extend_locked(cost, 1)
+            ):
+                return None
+            messages = batch.messages
+            index = len(messages)
+            messages.append(message)
+            batch.cost_bytes += cost
+            batch.room_bytes = batch.room_bytes - cost if index < limits.BATCH_MAX_MESSAGES - 1 else SEALED
+        return SendFuture(batch.completion, index)
 
     def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
@@ -148,13 +268,19 @@ class Producer(Closing):
         """
         _refuse_in_callback("send_batch")
         batch = check_batch(messages)
-        timeout_s = self._timeout_s(timeout_s)
-        futures = self._enqueue(batch, where, timeout_s)
-        return [self._wait(future, timeout_s) for future in futures]
+        timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        placed = self._place(batch, where, timeout_s, together=True, at_once=True)
+        if len(placed.batches) == 1:
+            completion = placed.batches[0][0].completion
+            self._wait(completion, 0, timeout_s)
+            if completion.acknowledged is not None:
+                return list(completion.acknowledged.results())
+        return [future.result(timeout_s + self._patience_s) for future in placed.futures(len(batch))]
 
     def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
         """Hand over one message without learning its result. It is retried as any other."""
-        self._enqueue([message], where, self.settings.send_timeout_s)
+        if where or self.join(message) is None:
+            self._enqueue([message], where, self.settings.send_timeout_s)
 
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
         """Send each row of an Arrow table as a message, and wait until all are stored.
@@ -181,9 +307,16 @@ class Producer(Closing):
         _refuse_in_callback("flush")
         timeout_s = self.flush_timeout_s if timeout_s is None else timeout_s
         try:
-            self.buffer.flushed().result(timeout_s)
+            self.flushed().result(timeout_s)
         except FutureTimeoutError:
             raise RequestTimeoutError("flushing the producer", timeout_s) from None
+
+    def flushed(self) -> Future[None]:
+        """A future that ends when everything handed over so far has its end."""
+        flush = self.buffer.flushed()
+        with self._lock:
+            self._open.clear()  # what comes now is not waited for
+        return flush
 
     @property
     def flush_timeout_s(self) -> float:
@@ -197,6 +330,8 @@ class Producer(Closing):
             if self._closed:
                 return
             self._closed = True
+            self._open.clear()
+            self._lone_turns.clear()
             senders = list(self._senders.values())
         give_up = True
         try:
@@ -215,7 +350,7 @@ class Producer(Closing):
     def check(self, messages: Sequence[Message]) -> str:
         """The messages' topic; MessageIllegalError, IllegalNameError or ClientStateError."""
         for message in messages:
-            if not isinstance(message, Message):
+            if message.__class__ is not Message and not isinstance(message, Message):
                 raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
             if len(message.body) > self.settings.max_message_size_bytes:
                 raise MessageIllegalError(
@@ -223,7 +358,7 @@ class Producer(Closing):
                     f"{self.settings.max_message_size_bytes}"
                 )
         if self._closed:
-            raise _closed_error()
+            raise closed_error()
         return self._check_topic(messages[0].topic)
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
@@ -253,76 +388,235 @@ class Producer(Closing):
         """The time that a send with `timeout_s` may wait for space in the buffer."""
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
-    def hand_over(self, route: TopicRoute, request: SendRequest, generation: int, deadline_s: float) -> None:
-        """Give messages, whose buffer space is allocated, to the sender of their queue. When this fails, the space is
-        deallocated and their outcomes end with the error, which is raised."""
-        messages, outcomes = request.messages, request.outcomes
-        try:
-            queue = self._select(route, messages, request.destination)
-            if self._hooks:
-                for message in messages:
-                    self._hooks.check(message, queue)
-                outcomes = [
-                    self._hooks.watch(message, queue, outcome)
-                    for message, outcome in zip(messages, outcomes, strict=True)
-                ]
-            movable = not request.destination.fixed and not request.together
-            entries = [
-                PendingMessage(message, queue, outcome, deadline_s, request.timeout_s, cost, generation, movable)
-                for message, outcome, cost in zip(messages, outcomes, request.costs, strict=True)
-            ]
-            self._sender(queue.broker_name).put(by_stored_queue(entries, queue))
-        except BaseException as error:
-            self.buffer.deallocate_unused(request.cost_bytes, len(messages), generation)
-            for outcome in outcomes:
-                outcome.set_exception(error)
-            raise
+    def request(
+        self,
+        messages: Sequence[Message],
+        destination: Destination,
+        timeout_s: float,
+        *,
+        together: bool = False,
+        before_end: BeforeEnd | None = None,
+    ) -> SendRequest:
+        """A request for messages that were checked, whose buffer space is not allocated yet (`generation` is -1)."""
+        plain = not with_more(messages)
+        cost = sum([len(message.body) for message in messages]) + OVERHEAD_BYTES * len(messages)
+        if not plain:
+            cost = sum(map(cost_bytes, messages))
+        deadline_s = self._clock() + timeout_s
+        return SendRequest(messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end)
 
-    def _enqueue(
-        self, messages: list[Message], where: DestinationOptions, timeout_s: float
-    ) -> list[Future[SendResult]]:
+    def hand_over(self, route: TopicRoute, request: SendRequest, *, at_once: bool = False) -> _Placed:
+        """Give messages, whose buffer space is allocated, to the sender of their queue. When this fails, the space is
+        deallocated and the error is raised.
+
+        With `at_once` the caller is to send them itself, where the result says so (`send_at_once`).
+        """
+        watched: Watched | None = None
+        try:
+            queue = self._select(route, request)
+            if self._hooks:
+                for message in request.messages:
+                    self._hooks.check(message, queue)
+                watched = self._hooks.watch(request.messages, queue)
+            sender = self._sender(queue.broker_name)
+            parts = self._parts(request, queue)
+            with self._lock:
+                if self._closed or sender.closed:
+                    raise closed_error()
+                placed, futures = self._put_locked(request, parts, queue, sender, watched, at_once=at_once)
+        except BaseException as error:
+            self.buffer.deallocate(request.cost_bytes, len(request.messages), request.generation)
+            if watched is not None:
+                watched(0, len(request.messages), error)
+            raise
+        end_all(futures)
+        return placed
+
+    def _enqueue(self, messages: list[Message], where: DestinationOptions, timeout_s: float) -> list[SendFuture]:
+        placed = self._place(messages, where, timeout_s, together=len(messages) > 1)
+        return placed.futures(len(messages))
+
+    def _place(
+        self,
+        messages: list[Message],
+        where: DestinationOptions,
+        timeout_s: float,
+        *,
+        together: bool = False,
+        at_once: bool = False,
+    ) -> _Placed:
+        """Hand over messages; with `at_once`, send them in this thread if nothing is before them."""
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
-        deadline_s = time.monotonic() + timeout_s
+        request = self.request(messages, destination, timeout_s, together=together)
         route = self.route(topic, timeout_s, keyed=destination.fixed)
-        futures = [running_future() for _ in messages]
-        request = SendRequest.of(messages, futures, destination, timeout_s, together=len(messages) > 1)
-        generation = self.buffer.allocate(request.cost_bytes, len(messages), self.allocate_timeout_s(timeout_s))
-        self.hand_over(route, request, generation, deadline_s)
-        return futures
+        allocated = self.buffer.allocate(request.cost_bytes, len(messages), self.allocate_timeout_s(timeout_s))
+        placed = self.hand_over(route, replace(request, generation=allocated), at_once=at_once)
+        if placed.at_once is not None:
+            sender, target = placed.at_once
+            sender.send_at_once(placed.batches[0][0], target)
+        return placed
 
-    def _select(self, route: TopicRoute, messages: Sequence[Message], destination: Destination) -> MessageQueue:
-        if destination.fixed:
-            return destination.select(route, messages[0])
-        return self._turns.next(route, len(messages), time.monotonic())
+    def _select(self, route: TopicRoute, request: SendRequest) -> MessageQueue:
+        if request.destination.fixed:
+            return request.destination.select(route, request.messages[0])
+        return self._turns.next(route, len(request.messages), self._clock())
 
-    def _reroute(self, entries: list[PendingMessage], broker_name: str) -> list[PendingMessage]:
-        """Give the movable entries to other brokers than the one that fails; returns the entries that stay."""
-        staying: list[PendingMessage] = []
-        for (movable, topic), group in groupby(entries, lambda entry: (entry.movable, entry.message.topic)):
-            for part in _parts(list(group)):
-                if not movable or not self._move_to_another_broker(part, topic, broker_name):
-                    staying += part
-        return staying
+    def _parts(
+        self, request: SendRequest, queue: MessageQueue
+    ) -> list[tuple[MessageQueue, Sequence[int], list[Message], int]]:
+        """The messages in parts that fit in one request: the queue that stores them, their indices in the request, the
+        messages themselves, and their cost."""
+        messages = list(request.messages)
+        if (
+            request.plain
+            and len(messages) <= limits.BATCH_MAX_MESSAGES
+            and (request.cost_bytes <= limits.REQUEST_MAX_BYTES or len(messages) == 1)
+        ):
+            return [(queue, range(len(messages)), messages, request.cost_bytes)]
+        by_queue = {queue: range(len(messages))} if request.plain else by_stored_queue(messages, queue)
+        parts: list[tuple[MessageQueue, Sequence[int], list[Message], int]] = []
+        for stored, indices in by_queue.items():
+            for part in _cut(messages, indices):
+                members = [messages[index] for index in part]
+                parts.append((stored, part, members, sum(map(cost_bytes, members))))
+        return parts
 
-    def _move_to_another_broker(self, part: list[PendingMessage], topic: str, broker_name: str) -> bool:
-        """Give entries of one topic to another broker's sender. False if they stay: then nothing has changed."""
+    def _put_locked(
+        self,
+        request: SendRequest,
+        parts: list[tuple[MessageQueue, Sequence[int], list[Message], int]],
+        queue: MessageQueue,
+        sender: Sender,
+        watched: Watched | None,
+        *,
+        at_once: bool,
+    ) -> tuple[_Placed, list[Future[None]]]:
+        """Let the parts of a request join the batch that is open in their queue, or wait as batches of their own.
+
+        Returns, beside where they are, the futures of flushes that are to end.
+        """
+        joins = not request.together and watched is None and request.before_end is None and len(request.messages) == 1
+        if joins and (joined := self._join_locked(request, parts[0][0], queue, sender)) is not None:
+            return joined
+        placed = _Placed([])
+        for number, (stored, indices, members, cost) in enumerate(parts):
+            ending = request.before_end if watched is None else watched.part(indices)
+            batch = SendBatch(
+                queue.topic, queue, sender.state.sends(stored), members, Completion(ending), request.movable,
+                members[0].wait_store_msg_ok, request.timeout_s, request.deadline_s, cost, request.generation,
+                plain=request.plain,
+            )  # fmt: skip
+            if number:
+                self.buffer.share_locked(request.generation)
+            placed.batches.append((batch, indices, 0))
+            if at_once and len(parts) == 1 and sender.begin_at_once_locked(batch):
+                placed.at_once = sender, sender.require_target()
+                if joins and request.movable and request.plain:
+                    self._note_lone_turn_locked(batch, sender)
+                break
+            if joins:
+                self._open_locked(batch, stored)
+            sender.put_locked(batch)
+        return placed, []
+
+    def _join_locked(
+        self, request: SendRequest, stored: MessageQueue, queue: MessageQueue, sender: Sender
+    ) -> tuple[_Placed, list[Future[None]]] | None:
+        """Let one message join the batch that is open in its queue; None if there is none that it may join."""
+        waiting = sender.state.sends(stored).waiting
+        batch = waiting[-1] if waiting else None
+        [message] = request.messages
+        if (
+            batch is None
+            or request.cost_bytes > batch.room_bytes
+            or batch.queue != queue
+            or batch.movable is not request.movable
+            or batch.waits is not message.wait_store_msg_ok
+            or batch.timeout_s != request.timeout_s
+            or batch.generation != self.buffer.generation
+            or self._clock() > batch.join_until_s
+        ):
+            return None
+        index = len(batch.messages)
+        batch.messages.append(message)
+        batch.plain = batch.plain and request.plain
+        batch.cost_bytes += request.cost_bytes
+        full = index >= limits.BATCH_MAX_MESSAGES - 1
+        batch.room_bytes = SEALED if full else batch.room_bytes - request.cost_bytes
+        return _Placed([(batch, (0,), index)]), self.buffer.merge_locked(request.generation)
+
+    def _open_locked(self, batch: SendBatch, stored: MessageQueue) -> None:
+        """Let further messages join a batch, as long as they have nearly the same deadline."""
+        open_for_s = batch.timeout_s * _JOIN_TIMEOUT_SHARE
+        batch.join_until_s = self._clock() + open_for_s
+        batch.deadline_s += open_for_s
+        batch.room_bytes = max(SEALED, limits.OPEN_BATCH_MAX_BYTES - batch.cost_bytes)
+        usual = batch.movable and batch.waits and stored == batch.queue and not self._hooks
+        if usual and batch.timeout_s == self.settings.send_timeout_s:
+            self._open[batch.topic] = batch
+
+    # A lone message on an idle queue
+
+    def _send_lone(self, message: Message, timeout_s: float) -> Completion | None:
+        """Send a message in this thread to the queue whose turn it is, if there is one that is idle. None if there is
+        not: nothing was done then."""
+        if (
+            message.__class__ is not Message
+            or message.delay_level
+            or message.deliver_at_ms is not None
+            or message.properties
+        ):
+            return None
+        cost = len(message.body) + OVERHEAD_BYTES
+        if cost - OVERHEAD_BYTES > self.settings.max_message_size_bytes:
+            return None
+        now_s = self._clock()
+        with self._lock:
+            turn = self._lone_turns.get(message.topic)
+            if turn is None or now_s > turn.until_s or not turn.left:
+                return None
+            sender, buffer = turn.sender, self.buffer
+            batch = SendBatch(
+                message.topic, turn.queue, turn.sends, [message], Completion(), True, message.wait_store_msg_ok,
+                timeout_s, now_s + timeout_s, cost, buffer.generation,
+            )  # fmt: skip
+            if not sender.begin_at_once_locked(batch):
+                return None
+            if not buffer.extend_locked(cost, 1):
+                sender.state.release(turn.sends)
+                return None
+            buffer.hold_locked()
+            turn.left -= 1
+            target = sender.require_target()
+        sender.send_at_once(batch, target)
+        return batch.completion
+
+    def _note_lone_turn_locked(self, batch: SendBatch, sender: Sender) -> None:
+        """The next lone messages of the topic go to the same queue, as far as its turn goes."""
+        if not self._hooks:
+            until_s = self._clock() + TURN_MAX_S
+            self._lone_turns[batch.topic] = _LoneTurn(sender, batch.queue, batch.sends, until_s, TURN_MAX_MESSAGES - 1)
+
+    # Other brokers
+
+    def _move(self, batch: SendBatch, broker_name: str) -> bool:
+        """Give a batch to another broker than the one that fails. False if it stays: then nothing has changed."""
         try:
-            queue = self._turns.next_at_another_broker(self._routes.get(topic), broker_name, time.monotonic())
+            queue = self._turns.next_at_another_broker(self._routes.get(batch.topic), broker_name, self._clock())
             if queue is None:
                 return False
             sender = self._sender(queue.broker_name)
-            before = [entry.queue for entry in part]
-            for entry in part:
-                entry.queue = queue
-            try:
-                sender.put(by_stored_queue(part, queue))
-            except ClientStateError:
-                for entry, old in zip(part, before, strict=True):
-                    entry.queue = old
-                return False
         except RaymqError:
-            return False  # the topic's route is not known now, or this producer is being closed: they stay
+            return False  # the topic's route is not known now, or this producer is being closed: it stays
+        was, stored = batch.sends.queue, queue
+        if was.topic != batch.topic:
+            stored = MessageQueue(was.topic, queue.broker_name, was.queue_id)  # it waits to be delivered there
+        with self._lock:
+            if self._closed or sender.closed:
+                return False
+            batch.queue, batch.sends = queue, sender.state.sends(stored)
+            sender.put_locked(batch)
         return True
 
     def _sender(self, broker_name: str) -> Sender:
@@ -330,32 +624,40 @@ class Producer(Closing):
         if sender is None:
             with self._lock:
                 if self._closed:
-                    raise _closed_error()
+                    raise closed_error()
                 sender = self._senders.get(broker_name)
                 if sender is None:
                     sender = self._senders[broker_name] = Sender(broker_name, self._context)
         return sender
 
-    def _timeout_s(self, timeout_s: float | None) -> float:
-        return self.settings.send_timeout_s if timeout_s is None else timeout_s
+    @property
+    def _patience_s(self) -> float:
+        """The time beyond its deadline after which a message has its end: the attempt under way is over then."""
+        return self.settings.attempt_timeout_s + _MARGIN_S
 
-    def _wait(self, future: Future[SendResult], timeout_s: float) -> SendResult:
-        """The future's result. The sender ends the future by its deadline, or when the attempt under way then is over.
-        SendUnknownError if it has not, _MARGIN_S later."""
+    def _wait(self, completion: Completion, index: int, timeout_s: float) -> SendResult:
+        """The result of a message. SendUnknownError if it has no end long after its deadline."""
+        if completion.acknowledged is not None:
+            return completion.acknowledged.results()[index]
         try:
-            return future.result(timeout_s + self.settings.attempt_timeout_s + _MARGIN_S)
+            return completion.result(index, timeout_s + self._patience_s)
         except FutureTimeoutError:
+            if completion.done(index):
+                raise
             raise SendUnknownError("its queue", 1, timeout_s, "the sender thread gave no answer") from None
 
 
-def _parts(entries: list[PendingMessage]) -> Iterator[list[PendingMessage]]:
-    """The entries in parts that are as long as a queue's turn, so that each part may go to another queue."""
-    for first in range(0, len(entries), TURN_MAX_MESSAGES):
-        yield entries[first : first + TURN_MAX_MESSAGES]
-
-
-def _closed_error() -> ClientStateError:
-    return ClientStateError("this producer is closed; make a new one with client.producer(...)")
+def _cut(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The indices in parts whose messages fit in one request."""
+    first = count = cost = 0
+    for at, index in enumerate(indices):
+        more = cost_bytes(messages[index])
+        if count and (cost + more > limits.REQUEST_MAX_BYTES or count == limits.BATCH_MAX_MESSAGES):
+            yield indices[first:at]
+            first, count, cost = at, 0, 0
+        count += 1
+        cost += more
+    yield indices[first:]
 
 
 def _refuse_in_callback(call: str) -> None:

@@ -1,17 +1,12 @@
-"""The thread that carries a producer's messages to one broker group, one request at a time.
+"""The shell around a SendState: the thread that carries a producer's messages to one broker group, and its calls.
 
 While a request is under way, messages gather, and go together in the next one. The thread takes them out of their
-queues' buffers, encodes those of each queue as one batch, and appends all batches in one call:
+queues, encodes those of each queue as one batch, and appends all batches in one call. A lone message on an idle queue
+does not wait for the thread: `send_at_once` has the caller encode it, send it and read the answer. When that fails, the
+thread goes on with it, with the very same bytes.
 
-    [buffer per queue] → encode → append → acknowledge
-            ↑                       │
-            └── refused, or nothing was sent: back to the front of the buffer, or to another broker, encoded anew
-                                    └── no answer: the very same bytes again, until the time is up
-                                    (raymq.producer.retry_policy)
-
-After each failure the route is asked again for the group's master, so the same sender, with the same sequences, goes on
-after a failover. While a batch without an answer is repeated, the messages that wait behind it and asked for no order
-go to other brokers.
+What an answer or a failure means is decided in raymq.producer.send_state. After each failure the route is asked again
+for the group's master, so the same sender, with the same sequences, goes on after a failover.
 """
 
 from __future__ import annotations
@@ -19,49 +14,54 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Protocol
 
-from raymq.errors import (
-    ClientStateError,
-    MessageIllegalError,
-    RaymqError,
-    SendUnknownError,
-    ServiceNotAvailableError,
-)
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
-from raymq.producer.buffer_pool import BufferPool
-from raymq.producer.encoder import BatchEncoder, PendingMessage, check_record_size
-from raymq.producer.in_flight import InFlightBatch
+from raymq.errors import RaymqError, ServiceNotAvailableError, SystemBusyError
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, SendStatus
+from raymq.producer.buffer_pool import BufferPool, end_all
+from raymq.producer.encoder import BatchEncoder
 from raymq.producer.latency_fault import BrokerFaults
-from raymq.producer.retry_policy import another_broker_helps, given_up, may_be_stored
+from raymq.producer.send_batch import Flight, QueueSends, SendBatch, Stage
+from raymq.producer.send_state import Attempt, SendState, Verdict, closed_error
 from raymq.protocol.store import AppendResult
+from raymq.record.encode import EncodedBatch
+from raymq.record.message_id import IdRange
 from raymq.remoting.master_locator import MasterLocator, RouteSource
 from raymq.remoting.storage_client import StorageClient, StorageDescription
-from raymq.retry import Backoff
-
-BATCH_MAX_MESSAGES: Final = 4096
-"""The most messages of one queue in a request."""
-REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes of messages in a request, by their cost in the buffer pool. One message may be larger."""
 
 logger = logging.getLogger(__name__)
 
 
+class Pauses(Protocol):
+    """The pauses between attempts (raymq.retry.Backoff)."""
+
+    def next(self) -> float: ...
+
+    def reset(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SenderContext:
-    """The parts of a producer that all its senders use. `reroute` gives entries to other brokers' senders than the one
-    named; it returns the entries that stay."""
+    """The parts of a producer that all its senders use.
 
+    `lock` is the producer's and the buffer pool's. `open_batches`: by topic, the batches that messages may join without
+    more ado. `move` gives a batch to another broker's sender than the one named;
+    False if there is none. `clock` tells monotonic time in seconds.
+    """
+
+    lock: threading.Lock
+    clock: Callable[[], float]
+    pauses: Callable[[], Pauses]
     routes: RouteSource
     storage: Callable[[str], StorageClient]
     encoder: BatchEncoder
     buffer: BufferPool
+    open_batches: dict[str, SendBatch]
     faults: BrokerFaults
-    reroute: Callable[[list[PendingMessage], str], list[PendingMessage]]
+    move: Callable[[SendBatch, str], bool]
     attempt_timeout_s: float
     retry_when_not_store_ok: bool
 
@@ -80,333 +80,332 @@ def in_sender() -> bool:
     return _in_sender.active
 
 
+Target = tuple[StorageClient, StorageDescription]
+"""The storage actor that leads the broker group, and its description."""
+
+
 class Sender:
-    """Sends the messages of one producer to one broker group, in a thread of its own. Other threads call `put` and
-    `close`."""
+    """Sends the messages of one producer to one broker group, in a thread of its own and in its callers' threads.
+
+    `state` and `target` are guarded by the producer's lock.
+    """
 
     def __init__(self, broker_name: str, context: SenderContext) -> None:
-        self._broker_name = broker_name
+        self.broker_name = broker_name
         self._context = context
         self._master = MasterLocator(broker_name, context.routes, context.storage)
-        self._backoff = Backoff()
-        self._wake = threading.Condition()
-        self._buffers: dict[MessageQueue, deque[PendingMessage]] = {}
-        self._taken: list[PendingMessage] = []
-        """The entries that were taken out of the buffers for the request under way."""
-        self._last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
-        self._closed = False
-        self._giving_up = threading.Event()
+        self._pauses = context.pauses()
+        self.state = SendState(broker_name, settle_status=context.retry_when_not_store_ok)
+        self.target: Target | None = None
+        """The master, as long as it answers."""
+        self._failed_at_once: deque[tuple[Attempt, RaymqError]] = deque()
+        self._wake = threading.Condition(context.lock)
+        self._idle = False
+        self._resume_s = -math.inf
+        self._closed = self._giving_up = False
+        self._taken: list[SendBatch] = []
+        """The batches that the thread works on."""
         self._thread = threading.Thread(target=self._run, name=f"producer-{broker_name}", daemon=True)
         self._thread.start()
 
-    def put(self, entries_by_queue: Mapping[MessageQueue, Sequence[PendingMessage]]) -> None:
-        """Add messages to the buffers of their queues. When the sender is closed, none is: ClientStateError."""
-        with self._wake:
-            if self._closed:
-                raise ClientStateError("this producer is closed; make a new one with client.producer(...)")
-            for queue, entries in entries_by_queue.items():
-                buffer = self._buffers.get(queue)
-                if buffer is None:
-                    buffer = self._buffers[queue] = deque()
-                buffer.extend(entries)
-            self._wake.notify()
-
-    def close(self, *, give_up: bool) -> None:
-        """Refuse further messages, and end the thread when all messages here have their end; with `give_up`, after the
-        attempt under way. Waits for that as long as an attempt may take."""
-        with self._wake:
-            self._closed = True
-            if give_up:
-                self._giving_up.set()
-            self._wake.notify()
-        self._thread.join(self._context.attempt_timeout_s)
+    @property
+    def closed(self) -> bool:
+        """True if it takes no further messages."""
+        return self._closed
 
     @property
     def alive(self) -> bool:
         """True while the thread runs."""
         return self._thread.is_alive()
 
+    def put_locked(self, batch: SendBatch) -> None:
+        """Let a batch wait for its turn. ClientStateError if the sender is closed. Called with the lock."""
+        if self._closed:
+            raise closed_error()
+        self.state.put(batch)
+        self.wake_locked()
+
+    def wake_locked(self) -> None:
+        """Wake the thread if it sleeps for want of work. Called with the lock."""
+        if self._idle:
+            self._idle = False
+            self._wake.notify()
+
+    def close(self, *, give_up: bool) -> None:
+        """Refuse further messages, and end the thread when all messages here have their end; with `give_up`, after the
+        attempt under way. Waits for that as long as an attempt may take."""
+        with self._context.lock:
+            self._closed = True
+            self._giving_up |= give_up
+            self._wake.notify_all()
+        self._thread.join(self._context.attempt_timeout_s)
+
+    # In the thread of a caller
+
+    def begin_at_once_locked(self, batch: SendBatch) -> bool:
+        """True if the caller is to send the batch itself (`send_at_once`); nobody else sends to its queue now. Called
+        with the lock."""
+        state = self.state
+        if self.target is None or self._closed or self._failed_at_once:
+            return False
+        if not (state.quiet if batch.movable else state.may_overtake(batch.sends)):
+            return False
+        state.begin(batch.sends)
+        batch.stage = Stage.IN_FLIGHT
+        return True
+
+    def require_target(self) -> Target:
+        """The master, which is known where `begin_at_once_locked` was true. Called with the lock."""
+        assert self.target is not None
+        return self.target
+
+    def send_at_once(self, batch: SendBatch, target: Target) -> None:
+        """Send a batch for which `begin_at_once_locked` was true, and read the answer.
+
+        On return it has its end, or waits for the thread to go on with it. What a bug raises is the batch's end, too.
+        """
+        storage, description = target
+        flight: Flight | None = None
+        try:
+            flight = Flight(batch.sends, [batch], self._encoded(batch.sends, [batch], description))
+            [result] = self._append(Attempt([flight]), storage)
+            flight.store_host = description.store_host
+            if self._context.retry_when_not_store_ok and result.status is not SendStatus.SEND_OK:
+                self._settle(flight, result)
+                return
+            for ended, acknowledged in flight.acknowledge(result):
+                ended.end(acknowledged)
+        except RaymqError as error:
+            if flight is None:
+                self._not_encoded(batch.sends, [batch], error)
+            else:
+                self._hand_to_thread(flight, error)
+            return
+        except BaseException as error:
+            if flight is not None and not isinstance(error, Exception):
+                # The caller was interrupted while it waited: whatever happened, the message goes on.
+                self._hand_to_thread(flight, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
+            else:
+                self._abandon([batch], error)
+            raise
+        with self._context.lock:
+            self.state.settled_at_once(flight)
+            futures = self._context.buffer.deallocate_locked(batch.cost_bytes, len(batch.messages), batch.generation)
+            if batch.sends.waiting or self._closed:
+                self.wake_locked()
+        end_all(futures)
+
+    def _settle(self, flight: Flight, result: AppendResult) -> None:
+        """A caller's message is stored and not as safe as asked for: the thread goes on with it."""
+        attempt = Attempt([flight])
+        with self._context.lock:
+            verdict = self.state.answered(attempt, [result], self._now_s())
+            self.wake_locked()
+        self._carry_out(verdict)
+
+    def _hand_to_thread(self, flight: Flight, error: RaymqError) -> None:
+        with self._context.lock:
+            self._failed_at_once.append((Attempt([flight]), error))
+            self.wake_locked()
+
+    # The thread
+
     def _run(self) -> None:
         _in_sender.active = True
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closed or bool(self._buffers))
-                if not self._buffers:
-                    return
+        while self._await_work():
             try:
-                self._send_request()
+                self._work()
             except Exception as error:  # a bug here must fail the futures, not leave them waiting
-                logger.exception("sending to %s failed", self._broker_name)
-                self._fail(self._entries_without_end(), error)
-            self._taken.clear()
+                logger.exception("sending to %s failed", self.broker_name)
+                self._abandon(self._taken, error)
+            self._taken = []
 
-    def _entries_without_end(self) -> list[PendingMessage]:
-        """The taken entries that neither have an end nor wait in a buffer, here or at another broker's sender."""
-        with self._wake:
-            waiting = {id(entry) for buffer in self._buffers.values() for entry in buffer}
-        return [
-            entry
-            for entry in self._taken
-            if not entry.outcome.done() and id(entry) not in waiting and entry.queue.broker_name == self._broker_name
-        ]
+    def _await_work(self) -> bool:
+        """Wait until there is something to do and the pause is over. False at the end of the sender's life."""
+        with self._context.lock:
+            while True:
+                state = self.state
+                if not (state.has_work or self._failed_at_once):
+                    if self._closed and state.empty:
+                        return False
+                    self._idle = True
+                    self._wake.wait()
+                    self._idle = False
+                elif (pause_s := self._resume_s - self._now_s()) > 0:
+                    self._wake.wait(pause_s)
+                else:
+                    return True
 
-    def _now_s(self) -> float:
-        """The monotonic time; infinity while giving up, so that every deadline has passed."""
-        return math.inf if self._giving_up.is_set() else time.monotonic()
+    def _work(self) -> None:
+        """Make one attempt, or handle the failure of one that a caller made."""
+        with self._context.lock:
+            attempt, error = (
+                self._failed_at_once.popleft() if self._failed_at_once else (self.state.next_attempt(), None)
+            )
+            if attempt is not None:
+                self._taken = [batch for flight in attempt.flights for batch in flight.batches]
+        if attempt is None:
+            self._send_waiting()
+        elif error is not None:
+            self._fail(attempt, error)
+        else:
+            self._repeat(attempt)
 
-    def _send_request(self) -> None:
-        """Take messages out of the buffers, send them as one request, and repeat it until all have their end or wait in
-        a buffer again."""
-        with self._wake:
-            oldest = next(iter(self._buffers.values()))[0]
-        try:
-            storage, description = self._connect(oldest.message.topic, oldest.deadline_s)
-        except RaymqError as error:
-            self._failed(oldest.message.topic, error)
-            self._handle_waiting_failure(error, wait=error.retryable)
-            self._pause()
+    def _send_waiting(self) -> None:
+        """Take messages that wait, and send them as one request."""
+        with self._context.lock:
+            oldest = self.state.oldest()
+        if oldest is None:
             return
-        with self._wake:
-            taken = self._take()
-        self._taken = [entry for _, entries in taken for entry in entries]
-        limit = description.max_message_size_bytes
-        batches = [batch for queue, entries in taken if (batch := self._encode(queue, entries, limit)) is not None]
-        if batches:
-            self._deliver(batches, storage, description)
+        try:
+            storage, description = self._connect(oldest.topic, oldest.deadline_s)
+        except RaymqError as error:
+            with self._context.lock:
+                verdict = self.state.away(error, self._now_s())
+            self._carry_out(verdict, error, oldest.topic)
+            return
+        with self._context.lock:
+            taken, verdict = self.state.take(self._now_s())
+            self._taken = [batch for _, batches in taken for batch in batches]
+        self._carry_out(verdict)
+        flights = []
+        for sends, batches in taken:
+            try:
+                flights.append(Flight(sends, batches, self._encoded(sends, batches, description)))
+            except RaymqError as error:
+                self._not_encoded(sends, batches, error)
+        if flights:
+            self._attempt(Attempt(flights), storage, description)
 
-    def _connect(self, topic: str, deadline_s: float) -> tuple[StorageClient, StorageDescription]:
+    def _repeat(self, attempt: Attempt) -> None:
+        """Send flights that were sent before, as far as their time is not up."""
+        if attempt.again:
+            with self._context.lock:
+                verdict = self.state.settle_expired(attempt, self._now_s())
+            self._carry_out(verdict)
+            if not attempt.flights:
+                return
+        try:
+            storage, description = self._connect(attempt.topic, attempt.deadline_s)
+        except RaymqError as error:
+            self._fail(attempt, error)
+        else:
+            self._attempt(attempt, storage, description)
+
+    def _attempt(self, attempt: Attempt, storage: StorageClient, description: StorageDescription) -> None:
+        try:
+            results = self._append(attempt, storage)
+        except RaymqError as error:
+            self._fail(attempt, error)
+            return
+        self._pauses.reset()
+        for flight in attempt.flights:
+            flight.store_host = description.store_host
+        with self._context.lock:
+            verdict = self.state.answered(attempt, results, self._now_s())
+        self._carry_out(verdict)
+
+    def _fail(self, attempt: Attempt, error: RaymqError) -> None:
+        topic = attempt.topic
+        with self._context.lock:
+            verdict = self.state.failed(attempt, error, self._now_s())
+            self._share_locked(verdict)
+        self._carry_out(verdict, error, topic)
+
+    def _not_encoded(self, sends: QueueSends, batches: list[SendBatch], error: RaymqError) -> None:
+        with self._context.lock:
+            verdict = self.state.not_encoded(sends, batches, error)
+            self._share_locked(verdict)
+            self.wake_locked()
+        self._carry_out(verdict)
+
+    def _abandon(self, batches: list[SendBatch], error: BaseException) -> None:
+        with self._context.lock:
+            verdict = self.state.abandon(batches, error)
+            self.wake_locked()
+        self._carry_out(verdict)
+
+    # Calls
+
+    def _connect(self, topic: str, deadline_s: float) -> Target:
         """The storage actor that leads the group, and its description. When this fails, nothing was sent."""
         storage = self._master.locate(topic)
-        return storage, storage.describe(self._attempt_s(deadline_s))
+        description = storage.describe(self._attempt_s(deadline_s))
+        self.target = storage, description
+        return storage, description
+
+    def _now_s(self) -> float:
+        """The time; infinity while giving up, so that every deadline has passed."""
+        return math.inf if self._giving_up else self._context.clock()
 
     def _attempt_s(self, deadline_s: float) -> float:
         return min(self._context.attempt_timeout_s, max(deadline_s - self._now_s(), 0.1))
 
-    def _take(self) -> list[tuple[MessageQueue, list[PendingMessage]]]:
-        """Take the messages of the next request out of every queue's buffer in turn, up to the limits. Called with the
-        lock.
+    def _encoded(self, sends: QueueSends, batches: list[SendBatch], description: StorageDescription) -> EncodedBatch:
+        limit = description.max_message_size_bytes
+        if limit < MAX_MESSAGE_SIZE_BYTES:
+            for batch in batches:
+                for message in batch.messages:
+                    self._context.encoder.check_size(message, limit)
+        return self._context.encoder.encode(sends, batches)
 
-        All have the same `wait_store_msg_ok`: messages that need not wait for the disk do not wait for those that must.
-        """
-        taken: list[tuple[MessageQueue, list[PendingMessage]]] = []
-        waits = next(iter(self._buffers.values()))[0].message.wait_store_msg_ok
-        left_bytes = REQUEST_MAX_BYTES
-        for queue in list(self._buffers):
-            waiting = self._buffers.pop(queue)
-            entries: list[PendingMessage] = []
-            # The first message of a request always fits, whatever its size.
-            while waiting and len(entries) < BATCH_MAX_MESSAGES:
-                if left_bytes < waiting[0].cost_bytes and (taken or entries):
-                    break
-                if waiting[0].message.wait_store_msg_ok is not waits:
-                    break
-                entry = waiting.popleft()
-                left_bytes -= entry.cost_bytes
-                entries.append(entry)
-            if waiting:
-                self._buffers[queue] = waiting  # at the end: the other queues come first next time
-            if entries:
-                taken.append((queue, entries))
-        return taken
-
-    def _put_back(self, queue: MessageQueue, entries: Sequence[PendingMessage]) -> None:
-        """Put entries back to the front of their buffer."""
-        if entries:
-            with self._wake:
-                self._buffers.setdefault(queue, deque()).extendleft(reversed(entries))
-
-    def _encode(
-        self, queue: MessageQueue, entries: list[PendingMessage], max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES
-    ) -> InFlightBatch | None:
-        """A batch of the entries that can be sent, None if there are none; the others fail."""
-        entries = self._in_time(entries, self._last_failure)
-        try:
-            if max_body_bytes < MAX_MESSAGE_SIZE_BYTES:
-                for entry in entries:
-                    self._context.encoder.check_size(entry.message, max_body_bytes)
-            if not entries:
-                return None
-            encoded = self._context.encoder.encode(queue, entries)
-        except RaymqError as error:
-            if len(entries) == 1:
-                self._fail(entries, error)
-                return None
-            # One message breaks a rule that only encoding checks: fail that one alone.
-            legal = self._legal(entries, max_body_bytes)
-            if len(legal) == len(entries):
-                self._fail(entries, error)
-                return None
-            return self._encode(queue, legal)
-        return InFlightBatch(queue, entries, encoded, min([entry.deadline_s for entry in entries]))
-
-    def _legal(self, entries: list[PendingMessage], max_body_bytes: int) -> list[PendingMessage]:
-        """The entries that can be encoded alone; the others fail."""
-        legal = []
-        for entry in entries:
-            try:
-                self._context.encoder.check_size(entry.message, max_body_bytes)
-                check_record_size(entry.message)
-            except RaymqError as error:
-                self._fail([entry], error)
-            else:
-                legal.append(entry)
-        return legal
-
-    def _deliver(self, batches: list[InFlightBatch], storage: StorageClient, description: StorageDescription) -> None:
-        """Send batches for the first time. On return each message has its end or waits in a buffer again."""
-        try:
-            results = self._append(batches, storage)
-        except RaymqError as error:
-            if may_be_stored(error):
-                self._repeat(batches, error)
-            else:
-                self._refused(batches, error, storage, description)
-        else:
-            self._acknowledge_all(batches, results, description)
-
-    def _append(self, batches: list[InFlightBatch], storage: StorageClient) -> list[AppendResult]:
-        started_s = time.monotonic()
-        attempt_s = self._attempt_s(min([batch.deadline_s for batch in batches]))
-        results = storage.append([batch.encoded.without_ids() for batch in batches], attempt_s)
-        now_s = time.monotonic()
-        self._context.faults.answered(self._broker_name, (now_s - started_s) * 1000, now_s)
-        self._backoff.reset()
+    def _append(self, attempt: Attempt, storage: StorageClient) -> list[AppendResult]:
+        attempt_s = self._attempt_s(attempt.deadline_s)
+        started_s = self._context.clock()
+        results = storage.append([_shipped(flight.encoded) for flight in attempt.flights], attempt_s)
+        now_s = self._context.clock()
+        self._context.faults.answered(self.broker_name, (now_s - started_s) * 1000, now_s)
         return results
 
-    # Failures
+    # Consequences
 
-    def _failed(self, topic: str, error: RaymqError) -> None:
-        self._last_failure = error
-        self._context.faults.failed(self._broker_name, time.monotonic())
-        self._master.attempt_failed(topic)
+    def _carry_out(self, verdict: Verdict, error: RaymqError | None = None, topic: str = "") -> None:
+        """Carry out a verdict, which on a failure was about `error`."""
+        if verdict.broker_failed and error is not None:
+            with self._context.lock:
+                self.target, self.state.last_failure = None, error
+            self._context.faults.failed(self.broker_name, self._context.clock())
+            self._master.attempt_failed(topic)
+        staying = [batch for batch in verdict.leaving if not self._moved(batch)]
+        if staying and error is not None:
+            with self._context.lock:
+                verdict.ended += self.state.stay(staying, error).ended
+        for flight, result in verdict.acknowledged:
+            verdict.ended += flight.acknowledge(result)
+        for batch, outcome in verdict.ended:
+            batch.end(outcome)
+        if verdict.ended:
+            buffer, futures = self._context.buffer, []
+            with self._context.lock:
+                for batch, _ in verdict.ended:
+                    if self._context.open_batches.get(batch.topic) is batch:
+                        del self._context.open_batches[batch.topic]
+                    futures += buffer.deallocate_locked(batch.cost_bytes, len(batch.messages), batch.generation)
+            end_all(futures)
+        if verdict.pause:
+            self._pause(error)
 
-    def _pause(self) -> None:
-        """Wait before the next attempt, unless there is nothing left to try."""
-        pause_s = self._backoff.next()
-        if self._taken or self._buffers:
-            self._giving_up.wait(pause_s)
+    def _moved(self, batch: SendBatch) -> bool:
+        """True if another broker's sender has the batch now."""
+        try:
+            return self._context.move(batch, self.broker_name)
+        except Exception:
+            logger.exception("a message for %s was not given to another broker", batch.queue)
+            return False
 
-    def _refused(
-        self, batches: list[InFlightBatch], error: RaymqError, storage: StorageClient, description: StorageDescription
-    ) -> None:
-        """Handle a refusal of batches that were sent for the first time: nothing of them is stored, since the store
-        takes a request as a whole or not."""
-        if another_broker_helps(error):
-            self._failed(batches[0].entries[0].message.topic, error)
-            for batch in batches:
-                self._handle_failure(batch.queue, self._unpacked(batch), error, wait=error.retryable)
-            self._pause()
-        elif len(batches) > 1:
-            for batch in batches:
-                self._deliver([batch], storage, description)
-        elif isinstance(error, MessageIllegalError) and len(batches[0].entries) > 1:
-            # The refusal may concern one message only: halve the batch until that one is alone.
-            entries = self._unpacked(batches[0])
-            half = len(entries) // 2
-            self._put_back(batches[0].queue, entries[half:])
-            if (smaller := self._encode(batches[0].queue, entries[:half])) is not None:
-                self._deliver([smaller], storage, description)
-        else:
-            self._fail(batches[0].entries, error)
+    def _share_locked(self, verdict: Verdict) -> None:
+        for generation in verdict.divided:
+            self._context.buffer.share_locked(generation)
 
-    def _unpacked(self, batch: InFlightBatch) -> list[PendingMessage]:
-        """The messages of a batch that will not be sent again: their sequences are lost, their ids stay."""
-        for entry, message_id in zip(batch.entries, batch.encoded.message_ids, strict=True):
-            entry.message_id = message_id
-        return batch.entries
+    def _pause(self, error: RaymqError | None) -> None:
+        """Have the thread wait before the next attempt, at least as long as a busy store asks for."""
+        pause_s = self._pauses.next()
+        if isinstance(error, SystemBusyError):
+            pause_s = max(pause_s, getattr(error, "retry_after_s", None) or 0.0)
+        with self._context.lock:
+            self._resume_s = self._context.clock() + pause_s
 
-    def _handle_waiting_failure(self, error: RaymqError, *, wait: bool) -> None:
-        """Handle a failure of the broker for the messages that wait in the buffers."""
-        for queue in list(self._buffers):
-            with self._wake:
-                entries = list(self._buffers.pop(queue))
-            known = len(self._taken)
-            self._taken += entries
-            self._handle_failure(queue, entries, error, wait=wait)
-            del self._taken[known:]
 
-    def _handle_failure(
-        self, queue: MessageQueue, entries: list[PendingMessage], error: RaymqError, *, wait: bool
-    ) -> None:
-        """Handle a failure for messages that are surely not stored: those whose time is up fail, some go to another
-        broker, the others go back to their buffer (`wait`) or fail."""
-        entries = self._in_time(entries, error)
-        if another_broker_helps(error):
-            entries = self._context.reroute(entries, self._broker_name)
-        if wait:
-            self._put_back(queue, entries)
-        else:
-            self._fail(entries, error)
-
-    def _repeat(self, batches: list[InFlightBatch], error: RaymqError) -> None:
-        """Send the very same bytes again until they are acknowledged or time is up: they may be stored already."""
-        while batches := self._still_in_time(batches, error):
-            topic = batches[0].entries[0].message.topic
-            self._failed(topic, error)
-            self._handle_waiting_failure(error, wait=True)
-            self._pause()
-            try:
-                storage, description = self._connect(topic, min([batch.deadline_s for batch in batches]))
-                results = self._append(batches, storage)
-            except RaymqError as failure:
-                error = failure
-                if failure.retryable or may_be_stored(failure):
-                    continue
-                if len(batches) == 1:
-                    self._fail_unknown(batches[0], batches[0].waiting(), failure)
-                    return
-                for batch in batches:
-                    self._repeat([batch], failure)
-                return
-            self._acknowledge_all(batches, results, description)
-            return
-
-    def _in_time(self, entries: list[PendingMessage], error: RaymqError) -> list[PendingMessage]:
-        """The entries whose time is not up; the others fail, and were not stored."""
-        now_s = self._now_s()
-        late = [entry for entry in entries if entry.deadline_s <= now_s]
-        if not late:
-            return entries
-        self._fail(late, given_up(error, max(entry.timeout_s for entry in late)))
-        return [entry for entry in entries if entry.deadline_s > now_s]
-
-    def _still_in_time(self, batches: list[InFlightBatch], error: RaymqError) -> list[InFlightBatch]:
-        """The batches with entries whose time is not up. The other entries fail with SendUnknownError."""
-        now_s = self._now_s()
-        for batch in [batch for batch in batches if batch.deadline_s <= now_s]:
-            self._fail_unknown(batch, [entry for entry in batch.waiting() if entry.deadline_s <= now_s], error)
-            batch.expired = True
-            batch.deadline_s = min((entry.deadline_s for entry in batch.waiting()), default=now_s)
-        return [batch for batch in batches if batch.deadline_s > now_s]
-
-    def _fail_unknown(self, batch: InFlightBatch, entries: list[PendingMessage], error: RaymqError) -> None:
-        waited_s = max(entry.timeout_s for entry in entries)
-        self._fail(entries, SendUnknownError(str(batch.queue), len(entries), waited_s, str(error)))
-
-    # Ends
-
-    def _acknowledge_all(
-        self, batches: list[InFlightBatch], results: list[AppendResult], description: StorageDescription
-    ) -> None:
-        for batch, first in zip(batches, results, strict=True):
-            result = self._await_flush(batch, first) if self._context.retry_when_not_store_ok else first
-            self._context.buffer.deallocate(batch.acknowledge(result, description.store_host))
-
-    def _await_flush(self, batch: InFlightBatch, result: AppendResult) -> AppendResult:
-        """Repeat a batch that is stored until its status is SEND_OK: a repeat stores nothing and waits for the flush.
-        Returns the last result, when that is reached, time is up, or the store refuses."""
-        while result.status is not SendStatus.SEND_OK and self._now_s() < batch.deadline_s:
-            self._pause()
-            try:
-                storage, _ = self._connect(batch.entries[0].message.topic, batch.deadline_s)
-                [result] = self._append([batch], storage)
-            except RaymqError as error:
-                self._failed(batch.entries[0].message.topic, error)
-                if not error.retryable:
-                    return result
-        return result
-
-    def _fail(self, entries: list[PendingMessage], error: BaseException) -> None:
-        for entry in entries:
-            entry.outcome.set_exception(error)
-        self._context.buffer.deallocate(entries)
+def _shipped(batch: EncodedBatch) -> EncodedBatch:
+    """The batch as it goes to the store, which reads ids from the records; a range of ids is as short as none."""
+    return batch if isinstance(batch.message_ids, IdRange) else batch.without_ids()

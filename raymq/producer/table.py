@@ -8,21 +8,24 @@ ranges of offsets, not a result per row.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError
-from raymq.message import Message, MessageQueue, SendResult, SendStatus
+from raymq.message import Message, MessageQueue, SendStatus
 from raymq.producer.buffer_pool import BufferPool
-from raymq.producer.encoder import SendRequest, check_record_size, may_exceed_a_record
+from raymq.producer.completion import Acknowledged, BeforeEnd, Outcome
+from raymq.producer.encoder import check_record_size, may_exceed_a_record
 from raymq.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination, select_queue_by_hash
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
+
+if TYPE_CHECKING:
+    from raymq.producer.producer import SendRequest
 
 TABLE_SLICE_ROWS: Final = 2048
 """Rows of a table that are in memory as messages at a time."""
@@ -60,7 +63,17 @@ class SendSteps(Protocol):
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute: ...
 
-    def hand_over(self, route: TopicRoute, request: SendRequest, generation: int, deadline_s: float) -> None: ...
+    def request(
+        self,
+        messages: Sequence[Message],
+        destination: Destination,
+        timeout_s: float,
+        *,
+        together: bool = False,
+        before_end: BeforeEnd | None = None,
+    ) -> SendRequest: ...
+
+    def hand_over(self, route: TopicRoute, request: SendRequest) -> object: ...
 
 
 def send_table(producer: SendSteps, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
@@ -86,13 +99,15 @@ def _hand_over(
 ) -> None:
     producer.check(messages)
     timeout_s = producer.settings.send_timeout_s
-    request = SendRequest.of(
-        messages, [_RowOutcome(progress) for _ in messages], destination, timeout_s, together=False
-    )
+    request = producer.request(messages, destination, timeout_s, before_end=progress.ended)
     # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
     generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
     progress.handed_over(len(messages))
-    producer.hand_over(route, request, generation, time.monotonic() + timeout_s)
+    try:
+        producer.hand_over(route, replace(request, generation=generation))
+    except BaseException:
+        progress.not_taken(len(messages))
+        raise
 
 
 def _split_by_queue(
@@ -219,27 +234,6 @@ def _check_columns(schema: pa.Schema) -> None:
         raise InvalidArgumentError(f"this table cannot be sent: {'; '.join(wrong)} (columns: {', '.join(_KINDS)})")
 
 
-class _RowOutcome:
-    """The outcome of one row, which is counted in the table's progress."""
-
-    __slots__ = ("_done", "_progress")
-
-    def __init__(self, progress: _TableProgress) -> None:
-        self._progress = progress
-        self._done = False
-
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, result: SendResult) -> None:
-        self._done = True
-        self._progress.acknowledged(result)
-
-    def set_exception(self, exception: BaseException) -> None:
-        self._done = True
-        self._progress.failed(exception)
-
-
 class _TableProgress:
     """The results of a table's rows so far. Thread-safe: several senders end rows."""
 
@@ -256,22 +250,29 @@ class _TableProgress:
         with self._changed:
             self._under_way += count
 
-    def acknowledged(self, result: SendResult) -> None:
+    def ended(self, first: int, end: int, outcome: Outcome) -> None:
+        """Note the end of `end` - `first` rows."""
         with self._changed:
-            self._count += 1
-            self._statuses[result.status] += 1
-            ranges = self._ranges.setdefault(result.queue, [])
-            if ranges and ranges[-1][1] == result.queue_offset:
-                ranges[-1][1] += 1
-            else:
-                ranges.append([result.queue_offset, result.queue_offset + 1])
-            self._end_one()
+            if isinstance(outcome, Acknowledged):
+                self._acknowledged(outcome)
+            elif self.failure is None or isinstance(outcome, SendUnknownError):
+                self.failure = outcome  # of all errors, the one that says that rows may be stored matters most
+            self._end(end - first)
 
-    def failed(self, error: BaseException) -> None:
+    def not_taken(self, count: int) -> None:
+        """Note that rows were not handed over after all."""
         with self._changed:
-            if self.failure is None or isinstance(error, SendUnknownError):
-                self.failure = error  # of all errors, the one that says that rows may be stored matters most
-            self._end_one()
+            self._end(count)
+
+    def _acknowledged(self, rows: Acknowledged) -> None:
+        self._count += len(rows.queue_offsets)
+        self._statuses[rows.status] += len(rows.queue_offsets)
+        ranges = self._ranges.setdefault(rows.queue, [])
+        for first, end in _runs(rows.queue_offsets):
+            if ranges and ranges[-1][1] == first:
+                ranges[-1][1] = end
+            else:
+                ranges.append([first, end])
 
     def stop(self, error: BaseException) -> None:
         """Note `error`, because of which no more rows are handed over, unless a row failed before."""
@@ -292,7 +293,16 @@ class _TableProgress:
         ]
         return TableResult(self._count, tuple(ranges), dict(self._statuses))
 
-    def _end_one(self) -> None:
-        self._under_way -= 1
+    def _end(self, count: int) -> None:
+        self._under_way -= count
         if not self._under_way:
             self._changed.notify_all()
+
+
+def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The offsets as ranges [first, end)."""
+    if isinstance(offsets, range):
+        yield offsets.start, offsets.stop
+        return
+    for offset in offsets:
+        yield offset, offset + 1

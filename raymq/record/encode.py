@@ -188,8 +188,8 @@ def topic_part(topic: str) -> tuple[int, bytes]:
     return layout.MAGIC_V1, len(data).to_bytes(1) + data
 
 
-def _user_text(message: Message) -> str:
-    """The properties that the message itself has, as text on disk: the user's, TAGS, KEYS and WAIT."""
+def own_properties(message: Message) -> str:
+    """The properties that the message itself has, as text on disk: the user's, TAGS and KEYS."""
     text = (
         "".join([f"{name}\x01{value}\x02" for name, value in message.properties.items()]) if message.properties else ""
     )
@@ -197,6 +197,12 @@ def _user_text(message: Message) -> str:
         text += f"{PROPERTY_TAGS}\x01{message.tags}\x02"
     if message.keys:
         text += f"{PROPERTY_KEYS}\x01{' '.join(message.keys)}\x02"
+    return text
+
+
+def _user_text(message: Message) -> str:
+    """The message's own properties and WAIT, as text on disk."""
+    text = own_properties(message)
     return text if message.wait_store_msg_ok else f"{text}{PROPERTY_WAIT}\x01false\x02"
 
 

@@ -12,6 +12,7 @@ from raymq.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.protocol.store import AppendResult
 from raymq.record.decode import decode_records
 from raymq.record.encode import EncodedBatch
+from raymq.record.message_id import IdRange
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 
@@ -120,7 +121,7 @@ class FakeStore:
 
     def _store(self, batch: EncodedBatch) -> AppendResult:
         assert batch.producer is not None
-        assert batch.message_ids == ()
+        assert batch.message_ids == () or isinstance(batch.message_ids, IdRange)
         bodies = self.queues.setdefault((batch.topic, batch.queue_id), [])
         key = (batch.topic, batch.queue_id, batch.producer.producer_id)
         last, offset = self._seen.get(key, (-1, -1))

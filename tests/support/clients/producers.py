@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
-from raymq.producer import sender
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
@@ -44,7 +42,7 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now_s
 
     def passes(self, then=None) -> Callable[..., Any]:
@@ -61,7 +59,7 @@ MakeProducer = Callable[..., Producer]
 
 
 @contextmanager
-def producers_of_fakes() -> Iterator[MakeProducer]:
+def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[MakeProducer]:
     """Makes producers of one store per broker group; they are closed at the end, also while messages wait."""
     made: list[tuple[Producer, tuple[FakeStore, ...]]] = []
 
@@ -80,16 +78,16 @@ def producers_of_fakes() -> Iterator[MakeProducer]:
             born_host=("127.0.0.1", 0),
             settings=ProducerSettings(**settings),
             on_close=on_close,
+            clock=clock,
+            pauses=NoPause,
         )
         producer.test_routes = routes
         made.append((producer, stores))
         return producer
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sender, "Backoff", NoPause)
-        yield make
-        for producer, stores in made:
-            for store in stores:
-                store.script.clear()
-                store.connects.clear()
-            producer.close()
+    yield make
+    for producer, stores in made:
+        for store in stores:
+            store.script.clear()
+            store.connects.clear()
+        producer.close()

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from raymq.producer import async_producer, producer, sender, table as table_send
 from tests.support.clients.producers import Clock, MakeProducer, producers_of_fakes
 
 
 @pytest.fixture
-def make() -> Iterator[MakeProducer]:
-    """Makes producers over fake stores."""
-    with producers_of_fakes() as make:
+def make(request: pytest.FixtureRequest) -> Iterator[MakeProducer]:
+    """Makes producers over fake stores. They go by `clock` where the test asks for that."""
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else time.monotonic
+    with producers_of_fakes(clock) as make:
         yield make
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of producers. Waits of their threads use the real one."""
-    clock = Clock()
-    for module in (async_producer, producer, sender, table_send):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+def clock() -> Clock:
+    """The clock of the test's producers. Waits of their threads use the real one."""
+    return Clock()

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 import pytest
 
 from raymq.errors import InvalidArgumentError, SystemBusyError
 from raymq.producer.buffer_pool import BufferPool
 from tests.support.clients.fakes import WAIT_S
-
-
-@dataclass
-class Item:
-    cost_bytes: int
-    generation: int
 
 
 def test_bytes_and_messages_are_bounded():
@@ -32,17 +25,17 @@ def test_a_send_larger_than_the_pool_is_allocated_alone():
     generation = pool.try_allocate(1000, 50)
     assert generation is not None
     assert pool.try_allocate(1, 1) is None
-    pool.deallocate_unused(1000, 50, generation)
+    pool.deallocate(1000, 50, generation)
     assert pool.try_allocate(1, 1) is not None
 
 
 def test_waiters_get_space_in_order_and_nobody_overtakes_them():
     pool = BufferPool(100, 100)
-    first = Item(80, pool.try_allocate(80, 1))
+    first = pool.try_allocate(80, 1)
     large, small = pool.add_waiter(50, 1), pool.add_waiter(10, 1)
     assert pool.try_allocate(1, 1) is None
     assert not small.granted.done()
-    pool.deallocate([first])
+    pool.deallocate(80, 1, first)
     assert large.granted.done()
     assert small.granted.done()
     assert pool.try_allocate(40, 1) is not None
@@ -60,11 +53,11 @@ def test_a_waiter_that_is_removed_lets_the_next_one_in():
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_waiter_that_is_removed_after_it_was_granted_frees_its_space(cancelled):
     pool = BufferPool(100, 100)
-    first = Item(80, pool.try_allocate(80, 1))
+    first = pool.try_allocate(80, 1)
     waiter = pool.add_waiter(50, 1)
     if cancelled:
         waiter.granted.cancel()
-    pool.deallocate([first])
+    pool.deallocate(80, 1, first)
     pool.remove_waiter(waiter)
     assert pool.flushed().done()
     assert pool.try_allocate(100, 1) is not None
@@ -72,7 +65,7 @@ def test_a_waiter_that_is_removed_after_it_was_granted_frees_its_space(cancelled
 
 def test_allocating_blocks_until_there_is_space_and_not_longer_than_the_timeout():
     pool = BufferPool(100, 100)
-    first = Item(80, pool.allocate(80, 1, 0.0))
+    first = pool.allocate(80, 1, 0.0)
     with pytest.raises(SystemBusyError, match=r"stayed full for 0\.01 s"):
         pool.allocate(50, 1, 0.01)
     with pytest.raises(SystemBusyError, match="is full"):
@@ -80,24 +73,25 @@ def test_allocating_blocks_until_there_is_space_and_not_longer_than_the_timeout(
     allocated = []
     thread = threading.Thread(target=lambda: allocated.append(pool.allocate(50, 1, WAIT_S)))
     thread.start()
-    pool.deallocate([first])
+    pool.deallocate(80, 1, first)
     thread.join(WAIT_S)
     assert allocated == [0]
 
 
 def test_a_flush_waits_for_messages_allocated_before_and_not_for_later_ones():
     pool = BufferPool(1000, 1000)
-    old = [Item(10, pool.try_allocate(10, 1)) for _ in range(2)]
+    old = [pool.try_allocate(10, 1) for _ in range(2)]
     first = pool.flushed()
-    young = Item(10, pool.try_allocate(10, 1))
+    young = pool.try_allocate(10, 1)
     second = pool.flushed()
-    youngest = Item(10, pool.try_allocate(10, 1))
-    pool.deallocate([youngest, old[0]])
+    youngest = pool.try_allocate(10, 1)
+    pool.deallocate(10, 1, youngest)
+    pool.deallocate(10, 1, old[0])
     assert not first.done()
-    pool.deallocate([old[1]])
+    pool.deallocate(10, 1, old[1])
     assert first.done()
     assert not second.done()
-    pool.deallocate([young])
+    pool.deallocate(10, 1, young)
     assert second.done()
     assert pool.flushed().done()
 
@@ -105,10 +99,10 @@ def test_a_flush_waits_for_messages_allocated_before_and_not_for_later_ones():
 def test_after_a_flush_counting_goes_on():
     pool = BufferPool(1000, 1000)
     for _ in range(3):
-        item = Item(10, pool.try_allocate(10, 1))
+        item = pool.try_allocate(10, 1)
         flush = pool.flushed()
         assert not flush.done()
-        pool.deallocate([item])
+        pool.deallocate(10, 1, item)
         assert flush.done()
     assert pool.try_allocate(1000, 1000) is not None
 

@@ -49,7 +49,8 @@ def test_a_hook_hears_of_a_failure(make, clock):
     producer = make(FakeStore(script=[clock.passes(GONE)]), hooks=[hook])
     with pytest.raises(SendUnknownError) as raised:
         producer.send(Message("orders", b"1"))
-    assert hook.after == [(0, b"1", None, raised.value)]
+    [(number, body, result, error)] = hook.after
+    assert (number, body, result, type(error), error.args) == (0, b"1", None, SendUnknownError, raised.value.args)
 
 
 def test_a_hook_hears_that_a_message_was_not_taken(make):

