@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
@@ -61,7 +60,7 @@ class AsyncProducer:
         self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> SendResult:
         """Send one message and await that it is stored (`Producer.send`)."""
-        future = None if where or timeout_s is not None else self._producer.join(message)
+        future = self._producer.join(message, where) if timeout_s is None else None
         if future is None:
             [future] = await self._hand_over([message], where, timeout_s)
         return await future
@@ -75,7 +74,7 @@ class AsyncProducer:
 
     async def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
         """Hand over one message without learning its result (`Producer.send_oneway`)."""
-        if where or self._producer.join(message) is None:
+        if self._producer.join(message, where) is None:
             await self._hand_over([message], where, None)
 
     async def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
@@ -115,8 +114,13 @@ class AsyncProducer:
         destination = Destination(**where) if where else ANYWHERE
         request = producer.request(messages, destination, timeout_s, together=together)
         route = await self._route(topic, destination.fixed, timeout_s)
-        generation = await self._allocate(request.cost_bytes, len(messages), producer.allocate_timeout_s(timeout_s))
-        return producer.hand_over(route, replace(request, generation=generation)).futures(len(messages))
+        if len(messages) == 1 and timeout_s == producer.settings.send_timeout_s:
+            joined = producer.join(messages[0], where)  # others came first, and have opened a batch meanwhile
+            if joined is not None:
+                return [joined]
+        patience_s = producer.allocate_timeout_s(timeout_s)
+        request.generation = await self._allocate(request.cost_bytes, len(messages), patience_s)
+        return producer.hand_over(route, request).futures(len(messages))
 
     async def _allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
         """`BufferPool.allocate`, awaited."""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -70,6 +71,9 @@ class Acknowledged:
 
     def _make(self) -> list[SendResult]:
         status, queue = self.status, self.queue
+        if len(self.message_ids) == 1:
+            offset_id = f"{_host_digits(self._store_host)}{int(self.physical_offsets[0]):016X}"
+            return [SendResult(status, self.message_ids[0], offset_id, queue, self.queue_offsets[0])]
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
         return [
             SendResult(status, message_id, offset_id, queue, queue_offset)
@@ -77,11 +81,14 @@ class Acknowledged:
         ]
 
 
+@lru_cache(maxsize=256)
+def _host_digits(store_host: tuple[str, int]) -> str:
+    return encode_host(*store_host).hex().upper()
+
+
 def offset_message_ids(store_host: tuple[str, int], physical_offsets: Sequence[int] | NDArray[np.int64]) -> list[str]:
     """The offset message ids (raymq.record.message_id) of the records at these bytes of the store at `store_host`."""
     host = encode_host(*store_host)
-    if len(physical_offsets) == 1:
-        return [f"{host.hex().upper()}{int(physical_offsets[0]):016X}"]
     rows = np.empty((len(physical_offsets), len(host) + 8), np.uint8)
     rows[:, : len(host)] = np.frombuffer(host, np.uint8)
     rows[:, len(host) :] = np.array(physical_offsets, ">i8").view(np.uint8).reshape(-1, 8)
@@ -112,25 +119,22 @@ _Watcher = tuple[int, Any, Callable[[Any], object] | None, Any]
 """The index of a future, the future, and the callback, or the waiter of concurrent.futures, that waits for it."""
 
 
-class Completion:
+class Completion(Struct, eq=False):
     """The ends of messages that were handed over together or one after another. Thread-safe.
 
-    Either all have one end, or parts of them have ends of their own. `before_end`, if there is one, is called just
-    before messages end, with the index of the first of them, the index behind the last, and their outcome.
+    Either all have one end, `acknowledged` or `error`, or parts of them have ends of their own. `before_end`, if there
+    is one, is called just before messages end, with the index of the first of them, the index behind the last, and
+    their outcome.
     """
 
-    __slots__ = ("_condition", "_loops", "_parts", "_watchers", "acknowledged", "before_end", "error")
-
-    def __init__(self, before_end: BeforeEnd | None = None) -> None:
-        self.acknowledged: Acknowledged | None = None
-        """The answer for all messages, if there is one."""
-        self.error: BaseException | None = None
-        """The error of all messages, if they have one."""
-        self.before_end = before_end
-        self._parts: list[tuple[int, int, Outcome]] = []
-        self._condition: threading.Condition | None = None
-        self._watchers: list[_Watcher] = []
-        self._loops: dict[asyncio.AbstractEventLoop, list[tuple[int, asyncio.Future[None]]]] = {}
+    before_end: BeforeEnd | None = None
+    acknowledged: Acknowledged | None = None
+    error: BaseException | None = None
+    _parts: list[tuple[int, int, Outcome]] | None = None
+    _condition: threading.Condition | None = None
+    _watchers: list[_Watcher] = []
+    _loops: dict[Any, list[tuple[int, Any]]] = {}
+    """By event loop, the indices of messages that are awaited there, and the futures of the loop."""
 
     def end(self, outcome: Outcome, first: int, end: int, *, divided: bool = False) -> None:
         """Give the messages from index `first` up to `end` their end, once; all there are, unless `divided`.
@@ -228,7 +232,7 @@ class Completion:
 
     def _note(self, outcome: Outcome, first: int, end: int, divided: bool) -> None:
         if divided:
-            self._parts.append((first, end, outcome))
+            self._parts = [*(self._parts or ()), (first, end, outcome)]
         elif isinstance(outcome, Acknowledged):
             self.acknowledged = outcome
         else:
@@ -239,7 +243,7 @@ class Completion:
             return 0, self.acknowledged
         if self.error is not None:
             return 0, self.error
-        for first, end, outcome in self._parts:
+        for first, end, outcome in self._parts or ():
             if first <= index < end:
                 return first, outcome
         return None

@@ -37,7 +37,7 @@ from raymq.record.message_id import IdRange, UniqueIdGenerator
 
 OVERHEAD_BYTES: Final = 256
 """Memory of a message beside its body: record header, ids, Python objects. For the buffer pool's bound."""
-_FEW: Final = 12
+_FEW: Final = 40
 """Up to so many messages, packing each record's header costs less than making columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()

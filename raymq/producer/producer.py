@@ -32,8 +32,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
+
+from msgspec import Struct
 
 from raymq.closing import Closing
 from raymq.errors import (
@@ -58,6 +59,7 @@ from raymq.producer.queue_selector import (
     Destination,
     DestinationOptions,
     QueueTurns,
+    select_queue_by_hash,
 )
 from raymq.producer.send_batch import SEALED, QueueSends, SendBatch
 from raymq.producer.send_state import closed_error
@@ -78,9 +80,11 @@ _MARGIN_S: Final = 5.0
 _JOIN_TIMEOUT_SHARE: Final = 1 / 64
 """The share of the send timeout for which a batch is open, so that its messages have nearly the same deadline."""
 
+_KEY_QUEUES_VALID_S: Final = 0.1
+"""Time for which the queues of a topic's sharding keys are not asked for again."""
 
-@dataclass(frozen=True, slots=True)
-class SendRequest:
+
+class SendRequest(Struct, eq=False):
     """Messages of one topic that are sent by one call. `together`: they must stay in one queue.
 
     `plain`: none has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for them, in
@@ -103,8 +107,7 @@ class SendRequest:
         return not self.destination.fixed and not self.together
 
 
-@dataclass(slots=True)
-class _Placed:
+class _Placed(Struct, eq=False):
     """The messages of one call, where they are now: in `batches`, each of the messages with `indices` of the call, from
     index `first` of the batch on. `at_once`: the sender and the master to which the caller is to send the only batch
     itself."""
@@ -125,8 +128,7 @@ class _Placed:
         return [future for _, future in sorted(places, key=lambda place: place[0])]
 
 
-@dataclass(slots=True)
-class _LoneTurn:
+class _LoneTurn(Struct, eq=False):
     """The queue whose turn it is for lone messages of a topic, up to a time and a number of messages."""
 
     sender: Sender
@@ -170,8 +172,10 @@ class Producer(Closing):
         self._hooks = SendHooks(group, settings.hooks, settings.check_forbidden)
         faults = BrokerFaults(latency_enabled=settings.send_latency_enable)
         self._turns = QueueTurns(faults)
-        self._open: dict[str, SendBatch] = {}
-        """By topic, the batch that plain messages may join which asked for no queue."""
+        self._open: dict[str | MessageQueue, SendBatch] = {}
+        """The batches that messages may join: by topic those which asked for no queue, the others by queue."""
+        self._key_queues: dict[str, tuple[tuple[MessageQueue, ...], float]] = {}
+        """By topic, the queues among which sharding keys choose, and the time until which that is not asked again."""
         self._lone_turns: dict[str, _LoneTurn] = {}
         self._context = SenderContext(
             lock=self._lock,
@@ -218,31 +222,27 @@ class Producer(Closing):
         part in the thread that sends: they should be short, and must not wait for another send. The future can be
         awaited, too.
         """
-        if not where:
-            future = self.join(message)
-            if future is not None:
-                return future
-        [future] = self._enqueue([message], where, self.settings.send_timeout_s)
+        future = self.join(message, where)
+        if future is None:
+            [future] = self._enqueue([message], where, self.settings.send_timeout_s)
         return future
 
-    def join(self, message: Message) -> SendFuture | None:
-        """Hand over a message to the open batch of its topic. None if there is none that it may join; nothing was done
-        then."""
+    def join(self, message: Message, where: DestinationOptions) -> SendFuture | None:
+        """Hand over a message to the open batch of its topic or queue. None if there is none that it may join; nothing
+        was done then."""
         if (
             message.__class__ is not Message
-            or message.tags is not None
-            or message.keys
-            or message.properties
-            or message.flag
             or message.delay_level
             or message.deliver_at_ms is not None
             or message.wait_store_msg_ok is not True
         ):
             return None
-        cost = len(message.body) + OVERHEAD_BYTES
+        plain = message.tags is None and not message.keys and not message.properties and not message.flag
+        cost = len(message.body) + OVERHEAD_BYTES if plain else cost_bytes(message)
         now_s = self._clock()
+        place = self._open_place(message, where, now_s) if where else message.topic
         with self._lock:
-            batch = self._open.get(message.topic)
+            batch = self._open.get(place)
             if (
                 batch is None
                 or cost > batch.room_bytes
@@ -255,6 +255,8 @@ class Producer(Closing):
             messages.append(message)
             batch.cost_bytes += cost
             batch.room_bytes = batch.room_bytes - cost if index < limits.BATCH_MAX_MESSAGES - 1 else SEALED
+            if not plain:
+                batch.plain = False
         return SendFuture(batch.completion, index)
 
     def send_batch(
@@ -279,7 +281,7 @@ class Producer(Closing):
 
     def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
         """Hand over one message without learning its result. It is retried as any other."""
-        if where or self.join(message) is None:
+        if self.join(message, where) is None:
             self._enqueue([message], where, self.settings.send_timeout_s)
 
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
@@ -398,10 +400,11 @@ class Producer(Closing):
         before_end: BeforeEnd | None = None,
     ) -> SendRequest:
         """A request for messages that were checked, whose buffer space is not allocated yet (`generation` is -1)."""
-        plain = not with_more(messages)
+        rich = with_more(messages)
         cost = sum([len(message.body) for message in messages]) + OVERHEAD_BYTES * len(messages)
-        if not plain:
-            cost = sum(map(cost_bytes, messages))
+        for message in rich:
+            cost += cost_bytes(message) - len(message.body) - OVERHEAD_BYTES
+        plain = not rich
         deadline_s = self._clock() + timeout_s
         return SendRequest(messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end)
 
@@ -450,8 +453,8 @@ class Producer(Closing):
         destination = Destination(**where) if where else ANYWHERE
         request = self.request(messages, destination, timeout_s, together=together)
         route = self.route(topic, timeout_s, keyed=destination.fixed)
-        allocated = self.buffer.allocate(request.cost_bytes, len(messages), self.allocate_timeout_s(timeout_s))
-        placed = self.hand_over(route, replace(request, generation=allocated), at_once=at_once)
+        request.generation = self.buffer.allocate(request.cost_bytes, len(messages), self.allocate_timeout_s(timeout_s))
+        placed = self.hand_over(route, request, at_once=at_once)
         if placed.at_once is not None:
             sender, target = placed.at_once
             sender.send_at_once(placed.batches[0][0], target)
@@ -459,6 +462,8 @@ class Producer(Closing):
 
     def _select(self, route: TopicRoute, request: SendRequest) -> MessageQueue:
         if request.destination.fixed:
+            if request.destination.sharding_key is not None:
+                self._key_queues[route.topic] = route.require_all_queues(), self._clock() + _KEY_QUEUES_VALID_S
             return request.destination.select(route, request.messages[0])
         return self._turns.next(route, len(request.messages), self._clock())
 
@@ -552,9 +557,19 @@ class Producer(Closing):
         batch.join_until_s = self._clock() + open_for_s
         batch.deadline_s += open_for_s
         batch.room_bytes = max(SEALED, limits.OPEN_BATCH_MAX_BYTES - batch.cost_bytes)
-        usual = batch.movable and batch.waits and stored == batch.queue and not self._hooks
-        if usual and batch.timeout_s == self.settings.send_timeout_s:
-            self._open[batch.topic] = batch
+        if batch.waits and stored == batch.queue and batch.timeout_s == self.settings.send_timeout_s:
+            self._open[batch.topic if batch.movable else batch.queue] = batch
+
+    def _open_place(self, message: Message, where: DestinationOptions, now_s: float) -> str | MessageQueue:
+        """The key of `_open` under which a message with a destination finds its batch; one that is not there if its
+        queue is to be chosen by the route."""
+        queue, key = where.get("queue"), where.get("sharding_key")
+        if len(where) == 1 and queue is not None and queue.topic == message.topic:
+            return queue
+        queues, until_s = self._key_queues.get(message.topic, ((), 0.0))
+        if len(where) == 1 and key is not None and now_s < until_s:
+            return select_queue_by_hash(queues, message, key)
+        return ""
 
     # A lone message on an idle queue
 

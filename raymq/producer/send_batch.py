@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from raymq.message import Message, MessageQueue
@@ -41,8 +41,7 @@ class Stage(Enum):
     ENDED = "ENDED"
 
 
-@dataclass(slots=True, eq=False)
-class QueueSends:
+class QueueSends(Struct, eq=False):
     """What a producer's sender knows of one queue that stores messages.
 
     `waiting`: batches that wait, oldest first. `busy`: a flight of the queue is under way, or is to be repeated.
@@ -56,8 +55,7 @@ class QueueSends:
     layout: Any = None
 
 
-@dataclass(slots=True, eq=False)
-class SendBatch:
+class SendBatch(Struct, eq=False):
     """Messages of one topic that go to one queue, `queue`, with one deadline, in the order handed over.
 
     `sends` belongs to the queue that stores them: that one, or the one in which delayed messages wait. `completion`
@@ -110,8 +108,7 @@ class SendBatch:
         )  # fmt: skip
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
+class Flight(Struct, eq=False):
     """The batches of one queue that were encoded together, on their way. `encoded` is never changed.
 
     `deadline_s` is the earliest of those of its batches that have no end yet. `stored`: the store's last answer, from
@@ -121,13 +118,15 @@ class Flight:
     sends: QueueSends
     batches: list[SendBatch]
     encoded: EncodedBatch
-    deadline_s: float = field(init=False)
+    deadline_s: float
     stage: Stage = Stage.IN_FLIGHT
     stored: AppendResult | None = None
     store_host: tuple[str, int] = ("", 0)
 
-    def __post_init__(self) -> None:
-        self.deadline_s = min([batch.deadline_s for batch in self.batches])
+    @classmethod
+    def of(cls, sends: QueueSends, batches: list[SendBatch], encoded: EncodedBatch) -> Flight:
+        """The flight of batches that were just encoded."""
+        return cls(sends, batches, encoded, min([batch.deadline_s for batch in batches]))
 
     @property
     def topic(self) -> str:
@@ -149,22 +148,28 @@ class Flight:
             batch.message_ids = ids if len(self.batches) == 1 else ids[first:end]
         return self.batches
 
-    def acknowledge(self, result: AppendResult) -> Iterator[tuple[SendBatch, Acknowledged]]:
-        """The answer for each batch that has no end yet."""
+    def acknowledge(self, result: AppendResult) -> list[tuple[SendBatch, Acknowledged]]:
+        """The answer for each batch that has no end yet. ValueError when it is no answer for so many messages."""
         count = len(self.encoded)
+        # The store lists the offsets of each record only where they do not follow each other.
         queue_offsets: Sequence[int] = result.queue_offsets or range(result.queue_offset, result.queue_offset + count)
-        physical_offsets: Sequence[int] | NDArray[np.int64] = result.physical_offsets or (result.physical_offset,)
-        if len(physical_offsets) != count:
-            # The store lists the offsets of each record only where they do not follow each other.
+        physical_offsets: Sequence[int] | NDArray[np.int64]
+        if result.physical_offsets is not None:
+            physical_offsets = result.physical_offsets
+        elif count == 1:
+            physical_offsets = (result.physical_offset,)
+        else:
             ends = np.cumsum(self.encoded.sizes, dtype=np.int64)
             physical_offsets = result.physical_offset + ends - self.encoded.sizes
-        if len(queue_offsets) != count:
-            raise ValueError(f"an answer with {len(queue_offsets)} offsets for {count} messages")
-        status, queue, ids, store_host = result.status, self.sends.queue, self.encoded.message_ids, self.store_host
-        if len(self.batches) == 1 and self.batches[0].stage is not Stage.ENDED:
-            yield self.batches[0], Acknowledged(status, queue, ids, queue_offsets, physical_offsets, store_host)
-            return
+        if len(queue_offsets) != count or len(physical_offsets) != count:
+            raise ValueError(f"an answer for {len(queue_offsets)} messages to {count}")
+        status, queue, ids, host = result.status, self.sends.queue, self.encoded.message_ids, self.store_host
+        batches = self.batches
+        if len(batches) == 1 and batches[0].stage is not Stage.ENDED:
+            return [(batches[0], Acknowledged(status, queue, ids, queue_offsets, physical_offsets, host))]
+        ends_of = []
         for batch, first, end in self.places():
             if batch.stage is not Stage.ENDED:
                 parts = ids[first:end], queue_offsets[first:end], physical_offsets[first:end]
-                yield batch, Acknowledged(status, queue, *parts, store_host)
+                ends_of.append((batch, Acknowledged(status, queue, *parts, host)))
+        return ends_of

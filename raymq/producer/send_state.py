@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct
 
 from raymq.errors import (
     ClientStateError,
@@ -75,8 +76,7 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
 """The stage that follows, for each stage and event that may come together."""
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(Struct, eq=False):
     """Flights that go in one request. `error`: the failure because of which they are sent again, if they are."""
 
     flights: list[Flight]
@@ -98,8 +98,7 @@ class Attempt:
         return min([flight.deadline_s for flight in self.flights])
 
 
-@dataclass(slots=True)
-class Verdict:
+class Verdict(Struct, eq=False):
     """The consequences of an event, for the shell to carry out.
 
     `ended`: batches and their ends. `leaving`: batches to be given to other brokers; those for which there is none come
@@ -108,10 +107,10 @@ class Verdict:
     while.
     """
 
-    ended: list[tuple[SendBatch, Outcome]] = field(default_factory=list)
-    leaving: list[SendBatch] = field(default_factory=list)
-    acknowledged: list[tuple[Flight, AppendResult]] = field(default_factory=list)
-    divided: list[int] = field(default_factory=list)
+    ended: list[tuple[SendBatch, Outcome]] = []
+    leaving: list[SendBatch] = []
+    acknowledged: list[tuple[Flight, AppendResult]] = []
+    divided: list[int] = []
     broker_failed: bool = False
     pause: bool = False
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raymq.errors import RaymqError, ServiceNotAvailableError, SystemBusyError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, SendStatus
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
 from raymq.producer.buffer_pool import BufferPool, end_all
 from raymq.producer.encoder import BatchEncoder
 from raymq.producer.latency_fault import BrokerFaults
@@ -47,9 +47,9 @@ class Pauses(Protocol):
 class SenderContext:
     """The parts of a producer that all its senders use.
 
-    `lock` is the producer's and the buffer pool's. `open_batches`: by topic, the batches that messages may join without
-    more ado. `move` gives a batch to another broker's sender than the one named;
-    False if there is none. `clock` tells monotonic time in seconds.
+    `lock` is the producer's and the buffer pool's. `open_batches`: by topic, or by queue for messages that asked for
+    one, the batches that messages may join without more ado. `move` gives a batch to another broker's sender than the
+    one named; False if there is none. `clock` tells monotonic time in seconds.
     """
 
     lock: threading.Lock
@@ -59,7 +59,7 @@ class SenderContext:
     storage: Callable[[str], StorageClient]
     encoder: BatchEncoder
     buffer: BufferPool
-    open_batches: dict[str, SendBatch]
+    open_batches: dict[str | MessageQueue, SendBatch]
     faults: BrokerFaults
     move: Callable[[SendBatch, str], bool]
     attempt_timeout_s: float
@@ -167,8 +167,8 @@ class Sender:
         storage, description = target
         flight: Flight | None = None
         try:
-            flight = Flight(batch.sends, [batch], self._encoded(batch.sends, [batch], description))
-            [result] = self._append(Attempt([flight]), storage)
+            flight = Flight.of(batch.sends, [batch], self._encoded(batch.sends, [batch], description))
+            [result] = self._append([flight.encoded], storage, flight.deadline_s)
             flight.store_host = description.store_host
             if self._context.retry_when_not_store_ok and result.status is not SendStatus.SEND_OK:
                 self._settle(flight, result)
@@ -271,7 +271,7 @@ class Sender:
         flights = []
         for sends, batches in taken:
             try:
-                flights.append(Flight(sends, batches, self._encoded(sends, batches, description)))
+                flights.append(Flight.of(sends, batches, self._encoded(sends, batches, description)))
             except RaymqError as error:
                 self._not_encoded(sends, batches, error)
         if flights:
@@ -294,7 +294,7 @@ class Sender:
 
     def _attempt(self, attempt: Attempt, storage: StorageClient, description: StorageDescription) -> None:
         try:
-            results = self._append(attempt, storage)
+            results = self._append([flight.encoded for flight in attempt.flights], storage, attempt.deadline_s)
         except RaymqError as error:
             self._fail(attempt, error)
             return
@@ -349,10 +349,10 @@ class Sender:
                     self._context.encoder.check_size(message, limit)
         return self._context.encoder.encode(sends, batches)
 
-    def _append(self, attempt: Attempt, storage: StorageClient) -> list[AppendResult]:
-        attempt_s = self._attempt_s(attempt.deadline_s)
+    def _append(self, batches: list[EncodedBatch], storage: StorageClient, deadline_s: float) -> list[AppendResult]:
+        attempt_s = self._attempt_s(deadline_s)
         started_s = self._context.clock()
-        results = storage.append([_shipped(flight.encoded) for flight in attempt.flights], attempt_s)
+        results = storage.append([_shipped(batch) for batch in batches], attempt_s)
         now_s = self._context.clock()
         self._context.faults.answered(self.broker_name, (now_s - started_s) * 1000, now_s)
         return results
@@ -378,8 +378,9 @@ class Sender:
             buffer, futures = self._context.buffer, []
             with self._context.lock:
                 for batch, _ in verdict.ended:
-                    if self._context.open_batches.get(batch.topic) is batch:
-                        del self._context.open_batches[batch.topic]
+                    place = batch.topic if batch.movable else batch.queue
+                    if self._context.open_batches.get(place) is batch:
+                        del self._context.open_batches[place]
                     futures += buffer.deallocate_locked(batch.cost_bytes, len(batch.messages), batch.generation)
             end_all(futures)
         if verdict.pause:
