@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
@@ -21,6 +22,8 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 _INT32_MAX: Final = 2**31 - 1
+_NO_BYTES: Final = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.zeros(2, np.int32)), pa.py_buffer(b"")])
+"""A column of one empty string."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +50,8 @@ class ByteColumn:
             return cls(data, _bounds(np.fromiter(map(len, values), np.int64, len(values))), values)
         if values.null_count:
             raise InvalidArgumentError(f"a column of bytes has {values.null_count} nulls, which are no byte strings")
+        values = _without_views(values)
         kind = values.type
-        if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
-            values = values.cast(pa.large_binary())
-            kind = values.type
         if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
             width: type[np.signedinteger[Any]] = np.int64
         elif pa.types.is_binary(kind) or pa.types.is_string(kind):
@@ -62,6 +63,45 @@ class ByteColumn:
             return cls(np.zeros(0, np.uint8), np.zeros(1, np.int64))
         positions = np.frombuffer(offsets, width)[values.offset : values.offset + len(values) + 1].astype(np.int64)
         return cls(np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), positions)
+
+    @classmethod
+    def of_nullable(cls, values: pa.Array) -> tuple[ByteColumn, NDArray[np.bool_]]:
+        """The strings of an Arrow column, empty where it is null; and a mask, shape (n,), that is False there."""
+        present = np.ones(len(values), np.bool_)
+        if values.null_count:
+            present = mask_of(values.is_valid())
+            values = _without_views(values)
+            values = pc.fill_null(values, _NO_BYTES.cast(values.type)[0])
+        return cls.of(values), present
+
+    @classmethod
+    def repeated(cls, text: bytes, where: NDArray[np.bool_]) -> ByteColumn:
+        """`text` in the rows that `where` marks, nothing in the others."""
+        sizes = where * np.int64(len(text))
+        return cls(np.frombuffer(text * int(np.count_nonzero(where)), np.uint8), _bounds(sizes))
+
+    @classmethod
+    def joined(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
+        """The strings of several columns, row by row one behind the other. InvalidArgumentError if they are 2 GiB or
+        more in all."""
+        if len(columns) == 1:
+            return columns[0]
+        total = sum(int(column.offsets[-1] - column.offsets[0]) for column in columns)
+        if total > _INT32_MAX:
+            raise InvalidArgumentError(f"{total} bytes are too many for one batch: send fewer rows at a time")
+        rows = pc.binary_join_element_wise(*[column.array() for column in columns], _NO_BYTES[0])
+        _, offsets, data = rows.buffers()
+        positions = np.frombuffer(offsets, np.int32)[: len(rows) + 1].astype(np.int64)
+        return cls(np.frombuffer(data, np.uint8)[:total], positions)
+
+    @classmethod
+    def chained(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
+        """The rows of several columns, one column behind the other."""
+        if len(columns) == 1:
+            return columns[0]
+        sizes = np.concatenate([column.sizes for column in columns])
+        parts = [column.data[column.offsets[0] : column.offsets[-1]] for column in columns]
+        return cls(np.concatenate(parts), _bounds(sizes))
 
     @classmethod
     def of_matrix(cls, matrix: Bytes) -> ByteColumn:
@@ -79,6 +119,14 @@ class ByteColumn:
         """The length of each string in bytes, shape (n,)."""
         return self.offsets[1:] - self.offsets[:-1]
 
+    def slice(self, first: int, end: int) -> ByteColumn:
+        """The strings from row `first` up to `end`, over the same bytes."""
+        return ByteColumn(self.data, self.offsets[first : end + 1], self.values[first:end] if self.values else None)
+
+    def take(self, rows: Ints) -> ByteColumn:
+        """A copy of the strings at `rows`."""
+        return ByteColumn.of(self.array().take(int_array(rows)))
+
     def tolist(self) -> Sequence[bytes]:
         """The strings as objects."""
         if self.values is not None:
@@ -95,6 +143,42 @@ class ByteColumn:
         offsets = (self.offsets - first).astype(np.int32)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data[first:last])]
         return pa.Array.from_buffers(pa.binary(), len(self), buffers)
+
+
+def sizes_of(values: pa.Array) -> Ints:
+    """The length in bytes of each string of an Arrow column, 0 for null, without a look at the strings; shape (n,)."""
+    if not _is_view(values.type):
+        return ByteColumn.of_nullable(values)[0].sizes
+    views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset :][: len(values)]
+    sizes = views[:, 0].astype(np.int64)  # a view begins with its length
+    return sizes * mask_of(values.is_valid()) if values.null_count else sizes
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary_view(kind) or pa.types.is_string_view(kind))
+
+
+def _without_views(values: pa.Array) -> pa.Array:
+    """The column itself, or a copy of one of views."""
+    return values.cast(pa.large_binary()) if _is_view(values.type) else values
+
+
+def int_array(numbers: NDArray[np.signedinteger[Any]]) -> pa.Array:
+    """Whole numbers as an Arrow array over the same memory."""
+    numbers = np.ascontiguousarray(numbers)
+    kind = pa.int64() if numbers.dtype.itemsize == 8 else pa.int32()
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def text_array(texts: Sequence[str]) -> pa.Array:
+    """Texts as an Arrow string array."""
+    return ByteColumn.of([text.encode() for text in texts]).array().cast(pa.string())
+
+
+def mask_of(column: pa.BooleanArray) -> NDArray[np.bool_]:
+    """A column of booleans without nulls as a mask, shape (n,)."""
+    bits = np.frombuffer(column.buffers()[1], np.uint8)
+    return np.unpackbits(bits, count=column.offset + len(column), bitorder="little")[column.offset :].view(np.bool_)
 
 
 def _bounds(sizes: Ints) -> Ints:

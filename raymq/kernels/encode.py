@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError
@@ -40,10 +39,6 @@ _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _DIGITS: Final = 4
 """Digits of a number that a table holds for all values of a counter or of the end of a sequence."""
 _INT32_MAX: Final = 2**31 - 1
-_SEPARATOR: Final = pa.Array.from_buffers(
-    pa.binary(), 1, [None, pa.py_buffer(np.zeros(2, np.int32)), pa.py_buffer(b"")]
-)[0]
-"""No bytes, between the parts of a record."""
 
 
 def encode_columns(
@@ -308,8 +303,7 @@ def _join(
     columns = [ByteColumn.of_matrix(heads), bodies, ByteColumn.of_matrix(middles)]
     columns += [] if own is None else [own]
     columns.append(_ending_column(endings))
-    joined = pc.binary_join_element_wise(*[column.array() for column in columns], _SEPARATOR)
-    return memoryview(joined.buffers()[2])[: int(head.sizes.sum())]
+    return ByteColumn.joined(columns).data.data
 
 
 def _ending_sizes(endings: Sequence[_Ending]) -> Ints:
