@@ -39,7 +39,8 @@ from raymq.client import Client, connect
 from raymq.consumer.range_reader import RangeReader
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.errors import DataLossError
-from raymq.kernels.columns import SCHEMA, decode_columns
+from raymq.kernels.byte_column import text_array
+from raymq.kernels.columns import decode_columns, schema_with
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.remoting.storage_clients import call_master
@@ -70,9 +71,9 @@ SPARK_SCHEMA: Final = StructType(
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 _ARROW_SCHEMA: Final = pa.schema(
-    [field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field for field in SCHEMA]
+    [field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field for field in schema_with("binary")]
 )
-"""`raymq.kernels.columns.SCHEMA` with the only timestamp type that Spark accepts."""
+"""The columns of raymq.kernels.columns with the only types of bodies and timestamps that Spark accepts."""
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all."""
     client = _worker_client(address)
-    wanted = pa.array(sorted(tags), pa.string())
+    wanted = text_array(sorted(tags))
     for queue_range in ranges:
         for batch in open_range(client, queue_range, fail_on_data_loss=fail_on_data_loss):
             chosen = batch.filter(pc.is_in(batch.column("tags"), value_set=wanted)) if tags else batch
@@ -133,7 +134,7 @@ def read_ranges(
 
 
 def open_range(client: Client, queue_range: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
-    """The messages of one range, in order, with `raymq.kernels.columns.SCHEMA`.
+    """The messages of one range, in order, with the columns of `raymq.kernels.columns.SCHEMA` and copied bodies.
 
     DataLossError when some of them are gone; without `fail_on_data_loss` the rest of the range is read instead.
     """

@@ -17,9 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
-
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int64]
+from raymq.kernels.fields import Bytes, Ints
 
 _INT32_MAX: Final = 2**31 - 1
 _NO_BYTES: Final = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.zeros(2, np.int32)), pa.py_buffer(b"")])
@@ -163,16 +161,30 @@ def _without_views(values: pa.Array) -> pa.Array:
     return values.cast(pa.large_binary()) if _is_view(values.type) else values
 
 
-def int_array(numbers: NDArray[np.signedinteger[Any]]) -> pa.Array:
-    """Whole numbers as an Arrow array over the same memory."""
+def int_array(numbers: NDArray[np.signedinteger[Any]], absent: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Whole numbers of 32 or 64 bits as an Arrow array over the same memory, null where `absent` is true."""
     numbers = np.ascontiguousarray(numbers)
     kind = pa.int64() if numbers.dtype.itemsize == 8 else pa.int32()
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+    return pa.Array.from_buffers(kind, len(numbers), [_validity(absent), pa.py_buffer(numbers)])
 
 
-def text_array(texts: Sequence[str]) -> pa.Array:
-    """Texts as an Arrow string array."""
-    return ByteColumn.of([text.encode() for text in texts]).array().cast(pa.string())
+def text_array(texts: Sequence[str | None]) -> pa.Array:
+    """Texts as an Arrow string array, in which None is null."""
+    column = ByteColumn.of([b"" if text is None else text.encode() for text in texts])
+    absent = np.fromiter((text is None for text in texts), np.bool_, len(texts))
+    _, offsets, data = column.array().buffers()
+    return pa.Array.from_buffers(pa.string(), len(texts), [_validity(absent), offsets, data])
+
+
+def numbers_of(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[Any]:
+    """The values of an Arrow column of whole numbers of type `kind`, without nulls, shape (n,), in place."""
+    return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]
+
+
+def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
+    if absent is None or not absent.any():
+        return None
+    return pa.py_buffer(np.packbits(~absent, bitorder="little"))
 
 
 def mask_of(column: pa.BooleanArray) -> NDArray[np.bool_]:

@@ -9,6 +9,7 @@ send the whole call down `_decode_rows`, which is slower and says the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
+from raymq.kernels.byte_column import ByteColumn, int_array, mask_of, numbers_of, text_array
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.kernels.templates import INLINE_MAX, find_templates
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
@@ -27,7 +29,8 @@ from raymq.record.crc import body_crcs
 from raymq.record.decode import decode_record
 from raymq.record.layout import Buffer, RecordError, windows
 
-BodyType = Literal["binary", "binary_view"]
+BodyType = Literal["binary", "large_binary", "binary_view"]
+"""The types that a body column may have. Views refer to the bytes that were decoded; the others are copies."""
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 SCHEMA: Final = pa.schema(
@@ -38,14 +41,19 @@ SCHEMA: Final = pa.schema(
         pa.field("queue_offset", pa.int64()),
         pa.field("tags", pa.string()),
         pa.field("keys", pa.list_(pa.string())),
-        pa.field("body", pa.binary()),
+        pa.field("body", pa.binary_view()),
         pa.field("properties", pa.map_(pa.string(), pa.string())),
         pa.field("born_timestamp", _TIMESTAMP),
         pa.field("store_timestamp", _TIMESTAMP),
         pa.field("message_id", pa.string()),
     ]
 )
-"""The columns of a topic. `properties` are the user's alone, as in `MessageExt`; `tags` may be null."""
+"""The columns of a topic, with bodies as views. `properties` are the user's alone, as in `MessageExt`; `tags` may be
+null."""
+_BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
+_BODY_INDEX: Final = SCHEMA.get_field_index("body")
+_SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in _BODY_TYPES.items()}
+_NO_TEXT: Final = text_array([""])[0]
 
 
 def decode_columns(
@@ -53,26 +61,26 @@ def decode_columns(
     starts: NDArray[np.int64],
     *,
     broker_name: str,
-    body_type: BodyType = "binary",
+    body_type: BodyType = "binary_view",
     check_crc: bool = False,
 ) -> pa.RecordBatch:
     """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA.
 
     With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
-    only compressed bodies are new. `check_crc` also compares each body's CRC. RecordError when a
-    record is damaged or does not lie inside `buffer`; InvalidArgumentError for a buffer of 2 GiB or more.
+    only compressed bodies are new. `check_crc` also compares each body's CRC. RecordError when a record is damaged or
+    does not lie inside `buffer`; InvalidArgumentError for a buffer of 2 GiB or more and for another type of bodies.
     """
+    schema = schema_with(body_type)
     if len(buffer) > np.iinfo(np.int32).max:
         raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode parts of it")
     data = np.frombuffer(buffer, dtype=np.uint8)
     starts = np.asarray(starts, dtype=np.int64)
-    if not check_crc:
-        batch = _decode_by_templates(data, starts, broker_name, body_type)
-        if batch is not None:
-            return batch
+    batch = _decode_by_templates(data, starts, broker_name, body_type, check_crc)
+    if batch is not None:
+        return batch
     fields = find_fields(data, starts)
     if check_crc:
-        _check_crcs(data, fields)
+        _check_crcs(data, fields.body_at, fields.body_size, fields.head["body_crc"])
     properties = _split_properties(_slices(data, fields.properties_at, fields.properties_size).cast(pa.binary()))
     topic = _topics(data, fields)
     if properties is None or topic is None:
@@ -83,9 +91,9 @@ def decode_columns(
         message_id = pc.coalesce(message_id, _offset_ids(data, fields, message_id.is_null()))
     columns = [
         topic,
-        pa.repeat(pa.scalar(broker_name, pa.string()), rows),
-        pa.array(fields.head["queue_id"].astype(np.int32)),
-        pa.array(fields.head["queue_offset"].astype(np.int64)),
+        pa.repeat(text_array([broker_name])[0], rows),
+        int_array(fields.head["queue_id"].astype(np.int32)),
+        int_array(fields.head["queue_offset"].astype(np.int64)),
         properties.column(PROPERTY_TAGS),
         _split_keys(properties.column(PROPERTY_KEYS)),
         _bodies(data, fields.body_at, fields.body_size, fields.sys_flag, body_type),
@@ -94,23 +102,34 @@ def decode_columns(
         _timestamps(fields.store_timestamp),
         message_id,
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=_schema(body_type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _decode_by_templates(data: Bytes, starts: Ints, broker_name: str, body_type: BodyType) -> pa.RecordBatch | None:
+def schema_with(body_type: BodyType) -> pa.Schema:
+    """SCHEMA with bodies of this type; InvalidArgumentError for one that bodies cannot have."""
+    if body_type not in _SCHEMAS:
+        raise InvalidArgumentError(f"{body_type!r} is no type of bodies: use one of {', '.join(_SCHEMAS)}")
+    return _SCHEMAS[body_type]
+
+
+def _decode_by_templates(
+    data: Bytes, starts: Ints, broker_name: str, body_type: BodyType, check_crc: bool
+) -> pa.RecordBatch | None:
     """`decode_columns` for records of which many share a template; None if these do not."""
     records = find_templates(data, starts)
     if records is None:
         return None
+    if check_crc:
+        _check_crcs(data, records.body_at, records.head["body_size"], records.head["body_crc"])
     try:
         message_id = records.column(PROPERTY_UNIQ_KEY)
         if message_id.null_count:
             return None
         columns = [
             records.topics(),
-            pa.repeat(pa.scalar(broker_name, pa.string()), len(starts)),
-            pa.array(records.head["queue_id"]),
-            pa.array(records.head["queue_offset"]),
+            pa.repeat(text_array([broker_name])[0], len(starts)),
+            int_array(records.head["queue_id"]),
+            int_array(records.head["queue_offset"]),
             records.column(PROPERTY_TAGS),
             _split_keys(records.column(PROPERTY_KEYS)),
             _bodies(data, records.body_at, records.head["body_size"], records.head["sys_flag"], body_type),
@@ -121,26 +140,19 @@ def _decode_by_templates(data: Bytes, starts: Ints, broker_name: str, body_type:
         ]
     except pa.ArrowInvalid:
         return None
-    return pa.RecordBatch.from_arrays(columns, schema=_schema(body_type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema_with(body_type))
 
 
-def _schema(body_type: BodyType) -> pa.Schema:
-    if body_type == "binary":
-        return SCHEMA
-    return SCHEMA.set(SCHEMA.get_field_index("body"), pa.field("body", pa.binary_view()))
-
-
-def _check_crcs(data: Bytes, fields: FieldOffsets) -> None:
+def _check_crcs(data: Bytes, body_at: Ints, body_size: Ints, expected: NDArray[Any]) -> None:
     """RecordError if the CRC of a body, which is not checked if empty, is not the one in its header."""
-    found = body_crcs(data.data, fields.body_at, fields.body_at + fields.body_size)
-    holds = (found == fields.head["body_crc"]) | (fields.body_size == 0)
+    holds = (body_crcs(data.data, body_at, body_at + body_size) == expected) | (body_size == 0)
     if not holds.all():
-        at = fields.body_at[int(np.argmin(holds))]
+        at = body_at[int(np.argmin(holds))]
         raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {at}")
 
 
 def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
-    return pa.array(milliseconds.astype(np.int64, copy=False)).view(_TIMESTAMP)
+    return int_array(milliseconds.astype(np.int64, copy=False)).view(_TIMESTAMP)
 
 
 def _views(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
@@ -189,7 +201,7 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
         if len(at) and size[0] and (size == size[0]).all():
             texts = windows(data, int(size[0]))[at]
             if (texts == texts[0]).all():
-                return pa.repeat(pa.scalar(texts[0].tobytes().decode(), pa.string()), len(at))
+                return pa.repeat(text_array([texts[0].tobytes().decode()])[0], len(at))
         return _slices(data, at, size).cast(pa.binary()).cast(pa.string())
     except (UnicodeDecodeError, pa.ArrowInvalid):
         return None
@@ -209,18 +221,18 @@ def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_ty
             views[row, 2] = len(buffers) - 2
             buffers.append(pa.py_buffer(own))
     bodies = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
-    return bodies.cast(pa.binary()) if body_type == "binary" else bodies
+    return bodies if body_type == "binary_view" else bodies.cast(_BODY_TYPES[body_type])
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
     """Offset message ids for the rows that `missing` marks, null elsewhere."""
     ids: list[str | None] = [None] * len(missing)
-    for row in np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist():
+    for row in np.flatnonzero(mask_of(missing)).tolist():
         at = int(fields.store_host_at[row])
         width = 20 if fields.sys_flag[row] & layout.SYS_FLAG_STORE_HOST_IPV6 else 8
         physical_offset = int(fields.head["physical_offset"][row]) & 0xFFFFFFFFFFFFFFFF
         ids[row] = f"{data[at : at + width].tobytes().hex().upper()}{physical_offset:016X}"
-    return pa.array(ids, pa.string())
+    return text_array(ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +255,12 @@ class _Properties:
         pieces = np.flatnonzero(self.codes == self.names.index(name))
         # No row has a name twice, so as many pieces as rows means one in each.
         if len(pieces) == self.row_count:
-            return self.segments.take(pa.array(4 * pieces + 2))
+            return self.segments.take(int_array(4 * pieces + 2))
         indices = np.zeros(self.row_count, dtype=np.int64)
         absent = np.ones(self.row_count, dtype=bool)
         indices[self.rows[pieces]] = 4 * pieces + 2
         absent[self.rows[pieces]] = False
-        return self.segments.take(pa.array(indices, mask=absent))
+        return self.segments.take(int_array(indices, absent))
 
     def user_map(self) -> pa.MapArray:
         """Each row's properties but the reserved ones."""
@@ -256,7 +268,7 @@ class _Properties:
         pieces = np.flatnonzero(of_user[self.codes]) if of_user.any() else np.zeros(0, dtype=np.int64)
         counts = np.bincount(self.rows[pieces], minlength=self.row_count)
         return pa.MapArray.from_arrays(
-            _offsets(counts), self.segments.take(pa.array(4 * pieces)), self.segments.take(pa.array(4 * pieces + 2))
+            _offsets(counts), self.segments.take(int_array(4 * pieces)), self.segments.take(int_array(4 * pieces + 2))
         )
 
 
@@ -264,7 +276,7 @@ def _offsets(counts: NDArray[np.int64]) -> pa.Array:
     """The offsets of an Arrow list or map column whose rows have so many elements."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
-    return pa.array(offsets)
+    return int_array(offsets)
 
 
 def _split_properties(column: pa.Array) -> _Properties | None:
@@ -298,8 +310,8 @@ def _split_properties(column: pa.Array) -> _Properties | None:
         bounds_of_parts[part::4] = positions
     buffers = [None, pa.py_buffer(bounds_of_parts), pa.py_buffer(text)]
     segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
-    names = segments.take(pa.array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
-    codes = names.indices.to_numpy()
+    names = segments.take(int_array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
+    codes = numbers_of(names.indices, np.int32)
     # The row of each piece, by how many pieces end up to the end of each row.
     pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
     piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
@@ -322,33 +334,44 @@ def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
 def _split_keys(column: pa.Array) -> pa.Array:
     """KEYS values as lists: split at spaces, empty tokens dropped, an empty list where there is none."""
     if column.null_count == len(column):
-        return pa.ListArray.from_arrays(_offsets(np.zeros(len(column), np.int64)), pa.array([], pa.string()))
+        return pa.ListArray.from_arrays(_offsets(np.zeros(len(column), np.int64)), text_array([]))
     tokens = pc.split_pattern(column.drop_null(), " ")
     counts = np.zeros(len(column), dtype=np.int64)
-    counts[column.is_valid().to_numpy(zero_copy_only=False)] = tokens.value_lengths().to_numpy()
+    counts[mask_of(column.is_valid())] = numbers_of(tokens.value_lengths(), np.int32)
     keys = tokens.flatten()
-    filled = pc.not_equal(keys, "").to_numpy(zero_copy_only=False)
-    if not filled.all():
+    filled = pc.not_equal(keys, _NO_TEXT)
+    if filled.true_count < len(keys):
         rows = np.repeat(np.arange(len(column)), counts)
-        counts = np.bincount(rows[filled], minlength=len(column))
-        keys = keys.filter(pa.array(filled))
+        counts = np.bincount(rows[mask_of(filled)], minlength=len(column))
+        keys = keys.filter(filled)
     return pa.ListArray.from_arrays(_offsets(counts), keys)
 
 
 def _decode_rows(buffer: memoryview, starts: Ints, broker_name: str, body_type: BodyType) -> pa.RecordBatch:
     """`decode_columns` by way of `decode_record`, for what the fast way leaves out."""
     messages = [decode_record(buffer, start, broker_name=broker_name, check_crc=False) for start in starts.tolist()]
-    columns: dict[str, list[Any]] = {
-        "topic": [message.topic for message in messages],
-        "broker_name": [broker_name] * len(messages),
-        "queue_id": [message.queue_id for message in messages],
-        "queue_offset": [message.queue_offset for message in messages],
-        "tags": [message.tags for message in messages],
-        "keys": [message.keys for message in messages],
-        "body": [message.body for message in messages],
-        "properties": [list(message.properties.items()) for message in messages],
-        "born_timestamp": [message.born_timestamp_ms for message in messages],
-        "store_timestamp": [message.store_timestamp_ms for message in messages],
-        "message_id": [message.message_id for message in messages],
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=_schema(body_type))
+    keys, pairs = [message.keys for message in messages], [message.properties for message in messages]
+    bodies = ByteColumn.of([message.body for message in messages])
+    columns = [
+        text_array([message.topic for message in messages]),
+        text_array([broker_name] * len(messages)),
+        int_array(np.array([message.queue_id for message in messages], np.int32)),
+        int_array(np.array([message.queue_offset for message in messages], np.int64)),
+        text_array([message.tags for message in messages]),
+        pa.ListArray.from_arrays(_lengths(keys), text_array([key for of_row in keys for key in of_row])),
+        bodies.array().cast(_BODY_TYPES[body_type]),
+        pa.MapArray.from_arrays(
+            _lengths(pairs),
+            text_array([name for of_row in pairs for name in of_row]),
+            text_array([value for of_row in pairs for value in of_row.values()]),
+        ),
+        _timestamps(np.array([message.born_timestamp_ms for message in messages], np.int64)),
+        _timestamps(np.array([message.store_timestamp_ms for message in messages], np.int64)),
+        text_array([message.message_id for message in messages]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema_with(body_type))
+
+
+def _lengths(rows: Sequence[Sized]) -> pa.Array:
+    """The offsets of an Arrow list or map column with these rows."""
+    return _offsets(np.array([len(row) for row in rows], np.int64))

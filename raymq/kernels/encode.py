@@ -19,7 +19,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.kernels.byte_column import ByteColumn, Bytes, Ints
+from raymq.kernels.byte_column import ByteColumn
+from raymq.kernels.fields import Bytes, Ints
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_PRODUCER_EPOCH,

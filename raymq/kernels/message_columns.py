@@ -12,7 +12,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.kernels.byte_column import ByteColumn, Ints
+from raymq.kernels.byte_column import ByteColumn
+from raymq.kernels.fields import Ints
 from raymq.kernels.property_text import joined_texts
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, Message
 from raymq.record.layout import decode_properties

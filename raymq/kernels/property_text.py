@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.kernels.byte_column import ByteColumn, Ints
+from raymq.kernels.byte_column import ByteColumn
+from raymq.kernels.fields import Ints
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS
 from raymq.record.hashing import java_hash
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raymq.kernels.byte_column import int_array, text_array
 from raymq.kernels.fields import Bytes, Ints
 from raymq.record import layout
 from raymq.record.layout import windows
@@ -36,6 +37,7 @@ HEAD: Final = np.dtype(
 _FIELDS: Final = (
     ("total_size", np.int32),
     ("magic", np.int32),
+    ("body_crc", np.int32),
     ("queue_id", np.int32),
     ("queue_offset", np.int64),
     ("sys_flag", np.int64),
@@ -82,12 +84,12 @@ class TemplatedRecords:
         """The topic of each record."""
         names = [template.topic for template in self._templates]
         if len(set(names)) <= 1:
-            return pa.repeat(pa.scalar(names[0], pa.string()), len(self.body_at))
+            return pa.repeat(text_array(names[:1])[0], len(self.body_at))
         # Several topics: a dictionary of them, and the code of each record's.
         codes = np.zeros(len(self.body_at), np.int32)
         for code, template in enumerate(self._templates):
             codes[template.rows] = code
-        return pa.array(names, pa.string()).take(pa.array(codes))
+        return text_array(names).take(int_array(codes))
 
     def column(self, name: str) -> pa.Array:
         """The value of property `name` in each record, null where it has none. ArrowInvalid for one that is no text."""
@@ -115,8 +117,8 @@ class TemplatedRecords:
                 entries = offsets[template.rows].astype(np.int64) + number
                 codes[entries] = known.index(name)
                 found.append((entries, template, *template.values[name]))
-        keys = pa.array(known, pa.string()).take(pa.array(codes))
-        return pa.MapArray.from_arrays(pa.array(offsets), keys, _strings(len(codes), found, nulls=False))
+        keys = text_array(known).take(int_array(codes))
+        return pa.MapArray.from_arrays(int_array(offsets), keys, _strings(len(codes), found, nulls=False))
 
 
 def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.errors import SendUnknownError
-from raymq.kernels.byte_column import Ints
+from raymq.kernels.fields import Ints
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import Message, MessageQueue, SendStatus
 from raymq.producer.buffer_pool import BufferPool

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.kernels.byte_column import ByteColumn, Ints, mask_of, sizes_of, text_array
+from raymq.kernels.byte_column import ByteColumn, mask_of, sizes_of, text_array
+from raymq.kernels.fields import Ints
 from raymq.kernels.message_columns import MessageColumns
 from raymq.kernels.property_text import (
     ListColumn,

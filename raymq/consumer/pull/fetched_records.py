@@ -127,6 +127,9 @@ def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
 
 def decode_tables(slices: Sequence[PolledRecords], body_type: BodyType = "binary_view") -> Columns:
     """Decode the wanted messages of each slice to a batch of columns. StoreCorruptError if a record is damaged."""
+    import pyarrow.compute as pc
+
+    from raymq.kernels.byte_column import mask_of, text_array
     from raymq.kernels.columns import decode_columns
 
     decoded: Columns = []
@@ -136,11 +139,11 @@ def decode_tables(slices: Sequence[PolledRecords], body_type: BodyType = "binary
             batch = decode_columns(part.data, starts, broker_name=broker_name, body_type=body_type, check_crc=True)
         except RecordError as error:
             raise _corrupt(part, error) from error
-        if part.subscription.tags:
-            wanted = _with_tags(batch.column("tags"), part.subscription.tags)
+        if tags := part.subscription.tags:
+            wanted = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
             if wanted.true_count < len(wanted):  # rare: the tags' codes have been compared before
                 # Arrow cannot filter views, so the rows are chosen before they are made.
-                starts = starts[wanted.to_numpy(zero_copy_only=False)]
+                starts = starts[mask_of(wanted)]
                 batch = decode_columns(part.data, starts, broker_name=broker_name, body_type=body_type)
         decoded.append((part, batch))
     return decoded
@@ -168,18 +171,6 @@ def as_table(parts: Columns, body_type: BodyType = "binary_view") -> pa.Table:
     body = pa.field("body", pa.binary() if body_type == "binary" else pa.binary_view())
     schema = SCHEMA.set(SCHEMA.get_field_index("body"), body)
     return pa.Table.from_batches([batch for _, batch in parts], schema=schema)
-
-
-def _with_tags(column: pa.StringArray, tags: frozenset[str]) -> pa.BooleanArray:
-    """A mask of the rows with one of these tags."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    # Made of buffers: where pandas is installed, `pa.array` imports it, which takes a second.
-    texts = [tag.encode() for tag in sorted(tags)]
-    bounds = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(texts))]
-    return pc.is_in(column, pa.Array.from_buffers(pa.string(), len(texts), buffers))
 
 
 def _wanted(messages: list[MessageExt], part: PolledRecords) -> list[MessageExt]:
