@@ -15,6 +15,7 @@ import numpy as np
 from raymq.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, is_waiting_topic, timer_queue
 from raymq.errors import MessageIllegalError
 from raymq.kernels.encode import encode_columns
+from raymq.kernels.message_columns import MessageColumns
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_PRODUCER_EPOCH,
@@ -73,10 +74,12 @@ class BatchEncoder:
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
         """The messages of `batches` as one batch of the queue. MessageIllegalError; no sequence is used then."""
-        messages = batches[0].messages if len(batches) == 1 else list(chain(*[batch.messages for batch in batches]))
+        messages = _all_messages(batches)
         ids = self._message_ids(batches, len(messages))
         waits = batches[0].waits
-        if is_waiting_topic(sends.queue.topic):
+        if isinstance(messages, MessageColumns):
+            encoded = self._encode_columns(sends, messages, ids)
+        elif is_waiting_topic(sends.queue.topic):
             encoded = self._encode_waiting(sends, batches, messages, ids)
         elif len(messages) <= _FEW and isinstance(ids, IdRange):
             encoded = self._encode_few(sends, messages, ids, waits)
@@ -84,6 +87,13 @@ class BatchEncoder:
             encoded = self._encode_many(sends, messages, ids, waits, all(batch.plain for batch in batches))
         sends.next_sequence += len(messages)
         return encoded
+
+    def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
+        """`check_size` of each message."""
+        if isinstance(messages, MessageColumns):
+            messages = [messages[row] for row in np.flatnonzero(messages.bodies.sizes > max_body_bytes).tolist()]
+        for message in messages:
+            self.check_size(message, max_body_bytes)
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
         """MessageIllegalError when the body, as it would be stored, is longer than a store takes."""
@@ -120,6 +130,21 @@ class BatchEncoder:
             producer=ProducerSequence(self._producer_id, 0, sends.next_sequence),
             compression=self._compression,
             waiting=Waiting(sends.queue.topic, targets),
+        )
+
+    def _encode_columns(self, sends: QueueSends, messages: MessageColumns, ids: Sequence[str]) -> EncodedBatch:
+        """The batch, of messages that are columns already."""
+        return encode_columns(
+            sends.queue.topic,
+            sends.queue.queue_id,
+            messages.bodies,
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, 0, sends.next_sequence),
+            properties=messages.properties,
+            tag_codes=messages.tag_codes,
+            compression=self._compression,
         )
 
     def _encode_many(
@@ -209,6 +234,16 @@ def with_more(messages: Iterable[Message]) -> list[Message]:
         or message.delay_level
         or message.deliver_at_ms is not None
     ]
+
+
+def _all_messages(batches: Sequence[SendBatch]) -> Sequence[Message]:
+    """The messages of batches one behind the other; as columns if all of them are."""
+    if len(batches) == 1:
+        return batches[0].messages
+    columns = [batch.messages for batch in batches if isinstance(batch.messages, MessageColumns)]
+    if len(columns) == len(batches):
+        return MessageColumns.chained(columns)
+    return list(chain(*[batch.messages for batch in batches]))
 
 
 def is_delayed(message: Message) -> bool:

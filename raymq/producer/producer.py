@@ -44,6 +44,7 @@ from raymq.errors import (
     RequestTimeoutError,
     SendUnknownError,
 )
+from raymq.kernels.message_columns import MessageColumns
 from raymq.message import Message, MessageQueue, SendResult
 from raymq.names import check_group, check_user_topic
 from raymq.producer import send_batch as limits
@@ -251,6 +252,8 @@ class Producer(Closing):
             ):
                 return None
             messages = batch.messages
+            if TYPE_CHECKING:
+                assert isinstance(messages, list)  # as in every open batch
             index = len(messages)
             messages.append(message)
             batch.cost_bytes += cost
@@ -400,11 +403,15 @@ class Producer(Closing):
         before_end: BeforeEnd | None = None,
     ) -> SendRequest:
         """A request for messages that were checked, whose buffer space is not allocated yet (`generation` is -1)."""
-        rich = with_more(messages)
-        cost = sum([len(message.body) for message in messages]) + OVERHEAD_BYTES * len(messages)
-        for message in rich:
-            cost += cost_bytes(message) - len(message.body) - OVERHEAD_BYTES
-        plain = not rich
+        if isinstance(messages, MessageColumns):
+            plain = messages.properties is None
+            cost = int(messages.sizes.sum()) + OVERHEAD_BYTES * len(messages)
+        else:
+            rich = with_more(messages)
+            cost = sum([len(message.body) for message in messages]) + OVERHEAD_BYTES * len(messages)
+            for message in rich:
+                cost += cost_bytes(message) - len(message.body) - OVERHEAD_BYTES
+            plain = not rich
         deadline_s = self._clock() + timeout_s
         return SendRequest(messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end)
 
@@ -469,9 +476,11 @@ class Producer(Closing):
 
     def _parts(
         self, request: SendRequest, queue: MessageQueue
-    ) -> list[tuple[MessageQueue, Sequence[int], list[Message], int]]:
+    ) -> list[tuple[MessageQueue, Sequence[int], list[Message] | MessageColumns, int]]:
         """The messages in parts that fit in one request: the queue that stores them, their indices in the request, the
         messages themselves, and their cost."""
+        if isinstance(request.messages, MessageColumns):  # they fit, and none is delayed
+            return [(queue, range(len(request.messages)), request.messages, request.cost_bytes)]
         messages = list(request.messages)
         if (
             request.plain
@@ -480,7 +489,7 @@ class Producer(Closing):
         ):
             return [(queue, range(len(messages)), messages, request.cost_bytes)]
         by_queue = {queue: range(len(messages))} if request.plain else by_stored_queue(messages, queue)
-        parts: list[tuple[MessageQueue, Sequence[int], list[Message], int]] = []
+        parts: list[tuple[MessageQueue, Sequence[int], list[Message] | MessageColumns, int]] = []
         for stored, indices in by_queue.items():
             for part in _cut(messages, indices):
                 members = [messages[index] for index in part]
@@ -490,7 +499,7 @@ class Producer(Closing):
     def _put_locked(
         self,
         request: SendRequest,
-        parts: list[tuple[MessageQueue, Sequence[int], list[Message], int]],
+        parts: list[tuple[MessageQueue, Sequence[int], list[Message] | MessageColumns, int]],
         queue: MessageQueue,
         sender: Sender,
         watched: Watched | None,
@@ -543,6 +552,8 @@ class Producer(Closing):
             or self._clock() > batch.join_until_s
         ):
             return None
+        if TYPE_CHECKING:
+            assert isinstance(batch.messages, list)  # as in every batch with room
         index = len(batch.messages)
         batch.messages.append(message)
         batch.plain = batch.plain and request.plain

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
+from raymq.kernels.message_columns import MessageColumns
 from raymq.message import Message, MessageQueue
 from raymq.producer.completion import Acknowledged, Completion, Outcome
 from raymq.protocol.store import AppendResult
@@ -72,7 +73,7 @@ class SendBatch(Struct, eq=False):
     topic: str
     queue: MessageQueue
     sends: QueueSends
-    messages: list[Message]
+    messages: list[Message] | MessageColumns
     completion: Completion
     movable: bool
     waits: bool

@@ -345,8 +345,7 @@ class Sender:
         limit = description.max_message_size_bytes
         if limit < MAX_MESSAGE_SIZE_BYTES:
             for batch in batches:
-                for message in batch.messages:
-                    self._context.encoder.check_size(message, limit)
+                self._context.encoder.check_sizes(batch.messages, limit)
         return self._context.encoder.encode(sends, batches)
 
     def _append(self, batches: list[EncodedBatch], storage: StorageClient, deadline_s: float) -> list[AppendResult]:
