@@ -98,8 +98,14 @@ class ByteColumn:
         if len(columns) == 1:
             return columns[0]
         sizes = np.concatenate([column.sizes for column in columns])
-        parts = [column.data[column.offsets[0] : column.offsets[-1]] for column in columns]
-        return cls(np.concatenate(parts), _bounds(sizes))
+        bounds = _bounds(sizes)
+        buffer = pa.allocate_buffer(int(bounds[-1]))  # Arrow keeps its memory: no page is faulted in anew
+        data, at = np.frombuffer(buffer, np.uint8), 0
+        for column in columns:
+            part = column.data[column.offsets[0] : column.offsets[-1]]
+            data[at : at + len(part)] = part
+            at += len(part)
+        return cls(data, bounds)
 
     @classmethod
     def of_matrix(cls, matrix: Bytes) -> ByteColumn:
