@@ -23,6 +23,7 @@ from raymq.names import NAMESPACE, NameServerName
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
+from raymq.remoting.broker_client import close_broker_clients
 from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
@@ -230,6 +231,7 @@ class Client(Closing):
                 failures.append(error)
         self.heartbeats.close()
         self.storages.close()
+        close_broker_clients()
         self._release()
         if failures:
             raise failures[0]

@@ -147,7 +147,7 @@ class SystemBusyError(RaymqError):
         self.text, self.retry_after_s = text, retry_after_s
 
     def __str__(self) -> str:
-        return self.text
+        return str(self.text)
 
 
 class ServiceNotAvailableError(RaymqError):

@@ -28,6 +28,7 @@ import ray
 
 from actors.actor_class import actor_class
 from actors.broker.group_methods import GroupMethods
+from actors.broker.lane import BrokerLane
 from actors.broker.master_store import MasterStore
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.own_routes import OwnRoutes
@@ -53,6 +54,7 @@ from raymq.producer.settings import ProducerSettings
 from raymq.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
 from raymq.protocol.route import MASTER_ID, PERM_ALL, PERM_INHERIT, BrokerRegistration, NewTopic, TopicConfig
 from raymq.protocol.stats import TopicStats
+from raymq.remoting.broker_client import BrokerDescription
 from raymq.remoting.storage_clients import StorageClients
 
 BROKER_HEARTBEAT_INTERVAL_S: Final = 2.0
@@ -101,6 +103,8 @@ class Broker(GroupMethods):
         )
         self._clients = ClientRegistry()
         self._clients_lock = threading.Lock()
+        self._node_id = node_id
+        self._lane = BrokerLane(settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address())
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow_masters, name="broker-master", daemon=True),
@@ -290,6 +294,10 @@ class Broker(GroupMethods):
 
     # Life
 
+    def describe(self) -> BrokerDescription:
+        """This broker, and the address of its lane."""
+        return BrokerDescription(self._settings.broker_name, self._node_id, self._lane.address)
+
     def status(self) -> dict[str, Any]:
         """Counts, for `raymq status`."""
         state = self._log.ready() if self._log.is_ready else BrokerState()
@@ -329,6 +337,7 @@ class Broker(GroupMethods):
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
+        self._lane.close()
         self._stopping.set()
         self._another_leads.set()
         for thread in self._threads:

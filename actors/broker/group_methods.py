@@ -9,7 +9,8 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -38,6 +39,34 @@ from raymq.protocol.route import PERM_READ, TopicConfig
 from raymq.protocol.stats import GroupStats
 
 APPEND_TIMEOUT_S: Final = 5.0
+
+
+class _Commit:
+    """A commit of offsets, and what became of it when it was decided."""
+
+    def __init__(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]], owners: Owners) -> None:
+        self.group, self.commits = group, commits
+        self._owners = owners
+        self.verdicts: dict[str, TopicCommits] = {}
+        self.gone: list[str] = []
+        self.before: dict[str, dict[int, int]] = {}
+        """The committed offsets before, by topic and queue id, where there were any."""
+        self._stopped = False
+
+    def decide(self, state: BrokerState) -> list[Change]:
+        """The records to store."""
+        changes, self.verdicts, self.gone = state.decide_commits(self._owners, self.group, self.commits)
+        self._stopped = not state.require_group(self.group).consume_enable
+        offsets = state.offsets
+        self.before = {
+            topic: {q: at.queue_offset for q in verdict.offsets if (at := offsets.get(self.group, topic, q))}
+            for topic, verdict in self.verdicts.items()
+        }
+        return changes
+
+    def fenced(self) -> dict[str, Collection[int]]:
+        """The queues whose commits do not count, or which the group may consume no more, by topic."""
+        return {topic: self.commits[topic] if self._stopped else one.fenced for topic, one in self.verdicts.items()}
 
 
 class GroupMethods(ABC):
@@ -103,35 +132,45 @@ class GroupMethods(ABC):
         The answer names the queues whose commits do not count, and why. In a group whose consume_enable is off the
         commits count, and the answer names all queues as fenced. GroupNotExistError, InvalidArgumentError.
         """
-        verdicts: dict[str, TopicCommits] = {}
-        gone: list[str] = []
-        before: dict[str, dict[int, int]] = {}
+        commit = _Commit(group, commits, self._owners)
+        self._log.change(commit.decide)
+        return self._committed(commit)
 
-        def decide(state: BrokerState) -> list[Change]:
-            nonlocal verdicts, gone, before
-            changes, verdicts, gone = state.decide_commits(self._owners, group, commits)
-            before = {
-                topic: {q: known.queue_offset for q in verdict.offsets if (known := state.offsets.get(group, topic, q))}
-                for topic, verdict in verdicts.items()
-            }
-            return changes
-
-        self._change(decide)
-        self._count_gets(group, before, verdicts)
-        stopped = not self.group_config(group).consume_enable
-        fenced = {topic: commits[topic] if stopped else verdict.fenced for topic, verdict in verdicts.items()}
-        return CommitAnswer(
-            {self._queue(topic, q): at for topic, verdict in verdicts.items() for q, at in verdict.reset.items()},
-            frozenset(self._queue(topic, q) for topic, queue_ids in fenced.items() for q in queue_ids),
-            frozenset(self._queue(topic, q) for topic in gone for q in commits[topic]),
-        )
-
-    def _count_gets(
-        self, group: str, before: Mapping[str, Mapping[int, int]], verdicts: Mapping[str, TopicCommits]
+    def _commit_soon(
+        self,
+        group: str,
+        commits: Mapping[str, Mapping[int, OffsetCommit]],
+        answer: Callable[[CommitAnswer], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        for topic, verdict in verdicts.items():
-            got = sum(max(at - before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
+        """As `commit_offsets`, without waiting: once it is durable, or failed, `answer` or `fail` is called, by the
+        state log's writer or by the caller. Neither may block. SystemBusyError."""
+        commit = _Commit(group, commits, self._owners)
+
+        def done(future: Future[bool]) -> None:
+            try:
+                future.result()
+                answer(self._committed(commit))
+            except Exception as error:
+                fail(error)
+
+        self._log.submit(commit.decide).add_done_callback(done)
+
+    def _committed(self, commit: _Commit) -> CommitAnswer:
+        """The answer to a commit that is durable."""
+        group = commit.group
+        for topic, verdict in commit.verdicts.items():
+            got = sum(max(at - commit.before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
             self._monitor.count(GROUP_GET_NUMS, f"{topic}@{group}", got)
+        return CommitAnswer(
+            {
+                self._queue(topic, q): at
+                for topic, verdict in commit.verdicts.items()
+                for q, at in verdict.reset.items()
+            },
+            frozenset(self._queue(topic, q) for topic, queue_ids in commit.fenced().items() for q in queue_ids),
+            frozenset(self._queue(topic, q) for topic in commit.gone for q in commit.commits[topic]),
+        )
 
     def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set offsets per queue id, backwards too; members learn of it from the answer to their next commit or

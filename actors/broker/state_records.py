@@ -84,7 +84,7 @@ class StateRecords:
     def _encode(self, bodies: Sequence[bytes]) -> EncodedBatch:
         """A batch of the bodies. Its sequences are never used again: a store expects gaps."""
         first, self._next_sequence = self._next_sequence, self._next_sequence + len(bodies)
-        batch = encode_batch(
+        return encode_batch(
             [Message(STATE_TOPIC, body) for body in bodies],
             0,
             born_host=self._born_host,
@@ -93,7 +93,6 @@ class StateRecords:
             producer=ProducerSequence(self._producer_id, 0, first),
             compression=_COMPRESSION,
         )
-        return batch.without_ids()
 
 
 def _stored(result: AppendResult, count: int) -> StoredRecords:

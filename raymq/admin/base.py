@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
-from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.broker_client import broker_client
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.retry import persist_until
@@ -46,7 +46,7 @@ class AdminBase:
 
     def _call_broker(self, broker_name: str, method: str, *args: Any) -> Any:
         """Call a method of a broker, again while the broker restarts. Only for methods that are safe to repeat."""
-        broker = ActorRef(broker_name)
+        broker = broker_client(broker_name)
         return persist_until(
             time.monotonic() + ADMIN_TIMEOUT_S,
             lambda left_s: broker.call(method, *args, timeout_s=min(left_s, ADMIN_BROKER_CALL_TIMEOUT_S)),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
-from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.broker_client import BrokerClient, broker_client
 from raymq.retry import persist_until
 
 OFFSETS_TIMEOUT_S: Final = 20.0
+STARTS_PER_CALL: Final = 1000
+"""The most queues, but for those of one topic, whose start offsets one call asks for."""
 
 
 class GroupOffsets:
@@ -24,8 +26,6 @@ class GroupOffsets:
 
     def __init__(self, group: str) -> None:
         self.group = group
-        self._lock = threading.Lock()
-        self._brokers: dict[str, ActorRef] = {}
 
     def ensure_group(self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S) -> None:
         """Make the group known to a broker group."""
@@ -55,6 +55,34 @@ class GroupOffsets:
             lambda left_s: broker.call("start_offset", self.group, queue, query, generation, timeout_s=left_s),
         )
         return offset
+
+    def start_offsets(
+        self,
+        generations: Mapping[MessageQueue, int],
+        query: StartOffsetQuery,
+        timeout_s: float = OFFSETS_TIMEOUT_S,
+    ) -> dict[MessageQueue, QueueOffset]:
+        """As `start_offset`, for many queues, each with the generation of its owner; their brokers are called one after
+        another. Queues whose topic does not exist, or may not be read, are left out: `start_offset` raises why.
+        GroupNotExistError, and the error of a broker that is away, then for all of them."""
+        tables: dict[str, dict[str, dict[int, int]]] = {}
+        for queue, generation in generations.items():
+            tables.setdefault(queue.broker_name, {}).setdefault(queue.topic, {})[queue.queue_id] = generation
+        deadline_s = time.monotonic() + timeout_s
+        starts: dict[MessageQueue, QueueOffset] = {}
+        for broker_name, table in tables.items():
+            for part in _in_parts(table):
+                found: dict[str, dict[int, QueueOffset]] = persist_until(
+                    deadline_s, partial(self._start_offsets_at, broker_name, part, query)
+                )
+                for topic, by_queue in found.items():
+                    starts |= {MessageQueue(topic, broker_name, q): start for q, start in by_queue.items()}
+        return starts
+
+    def _start_offsets_at(
+        self, broker_name: str, table: Mapping[str, Mapping[int, int]], query: StartOffsetQuery, left_s: float
+    ) -> Any:
+        return self._broker(broker_name).call("start_offsets", self.group, table, query, timeout_s=left_s)
 
     def committed_offset(self, queue: MessageQueue, timeout_s: float = OFFSETS_TIMEOUT_S) -> int | None:
         """The committed offset of a queue, None where there is none."""
@@ -95,9 +123,20 @@ class GroupOffsets:
             return error
         return answer
 
-    def _broker(self, name: str) -> ActorRef:
-        with self._lock:
-            return self._brokers.setdefault(name, ActorRef(name))
+    def _broker(self, name: str) -> BrokerClient:
+        return broker_client(name)
+
+
+def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapping[int, int]]]:
+    """The topics of a table in several, each with about STARTS_PER_CALL queues."""
+    part: dict[str, Mapping[int, int]] = {}
+    for topic, by_queue in table.items():
+        part[topic] = by_queue
+        if sum(map(len, part.values())) >= STARTS_PER_CALL:
+            yield part
+            part = {}
+    if part:
+        yield part
 
 
 def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:

@@ -38,7 +38,7 @@ REMOTE_METHODS = {
     ),
     *("send_back", "replay", "group_stats", "open_group", "start_pull", "send", "pull"),
     *("heartbeat", "unregister_client", "producer_connections", "consumer_connections"),
-    *("status", "look_for_master", "close"),
+    *("describe", "status", "look_for_master", "close"),
 }
 """The names that clients, other actors and placement call."""
 

@@ -34,7 +34,7 @@ class Cluster:
             queue_bounds=lambda topic, queue_id, timeout_s: QueueBounds(3, 10, 0),
             offset_by_time=lambda topic, queue_id, timestamp_ms, timeout_s, boundary: 5 + (boundary is Boundary.UPPER),
         )
-        monkeypatch.setattr(admin_base, "ActorRef", self.actor)
+        monkeypatch.setattr(admin_base, "broker_client", self.actor)
         monkeypatch.setattr(admin_groups, "ActorRef", self.actor)
         self.admin = Admin(routes, SimpleNamespace(get=lambda name: storage))
 

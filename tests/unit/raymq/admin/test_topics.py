@@ -26,7 +26,7 @@ class Cluster:
         routes = SimpleNamespace(
             all_brokers=self.all_brokers, invalidate=lambda topic: None, fetch=self.fetch, get=self.get
         )
-        monkeypatch.setattr(admin_base, "ActorRef", self.actor)
+        monkeypatch.setattr(admin_base, "broker_client", self.actor)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
         self.admin = Admin(routes, SimpleNamespace())  # type: ignore[arg-type]  # fakes

@@ -44,7 +44,7 @@ class Brokers:
 @pytest.fixture
 def brokers(monkeypatch):
     brokers = Brokers()
-    monkeypatch.setattr(module, "ActorRef", brokers.actor)
+    monkeypatch.setattr(module, "broker_client", brokers.actor)
     return brokers
 
 
@@ -88,3 +88,23 @@ def test_a_start_is_asked_of_the_queues_broker(brokers):
     brokers.answers = {"b": [QueueOffset(7, 2)]}
     assert GroupOffsets("g").start_offset(B, StartOffsetQuery(), 9) == QueueOffset(7, 2)
     assert brokers.calls == [("b", "start_offset", "g", B, StartOffsetQuery(), 9)]
+
+
+def test_the_starts_of_many_queues_are_asked_with_one_call_to_each_broker(brokers):
+    other = MessageQueue("orders", "a", 3)
+    brokers.answers = {"a": [{"orders": {0: QueueOffset(7, 2), 3: QueueOffset(0)}}], "b": [{}]}
+    starts = GroupOffsets("g").start_offsets({A: 4, other: 5, B: 6}, StartOffsetQuery())
+    assert starts == {A: QueueOffset(7, 2), other: QueueOffset(0)}  # B's topic is gone there
+    assert brokers.calls == [
+        ("a", "start_offsets", "g", {"orders": {0: 4, 3: 5}}, StartOffsetQuery()),
+        ("b", "start_offsets", "g", {"orders": {0: 6}}, StartOffsetQuery()),
+    ]
+
+
+def test_the_starts_of_more_queues_than_one_call_takes_are_asked_in_several(brokers, monkeypatch):
+    monkeypatch.setattr(module, "STARTS_PER_CALL", 3)
+    queues = [MessageQueue(topic, "a", queue_id) for topic in ("x", "y", "z") for queue_id in (0, 1)]
+    brokers.answers = {"a": [{"x": {0: QueueOffset(1)}}, {"z": {1: QueueOffset(2)}}]}
+    starts = GroupOffsets("g").start_offsets(dict.fromkeys(queues, 1), StartOffsetQuery())
+    assert starts == {queues[0]: QueueOffset(1), queues[5]: QueueOffset(2)}
+    assert [sorted(call[3]) for call in brokers.calls] == [["x", "y"], ["z"]]

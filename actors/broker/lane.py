@@ -1,0 +1,71 @@
+"""The lane of a broker: the frequent calls of its clients, without Ray (raymq.remoting.broker_client).
+
+A method of the Broker that is served here answers as its actor method does. Commits are not waited for by any thread:
+the lane's own hands them to the state log, whose writer answers them once they are durable. The other methods may
+wait, and run in a pool.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol
+
+from raymq.protocol.group import CommitAnswer, OffsetCommit
+from raymq.remoting.broker_client import LANE_RESULTS
+from raymq.remoting.lane.address import LaneAddress, rays_tls
+from raymq.remoting.lane.calls import ControlCalls, encode_result
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.server import LaneServer
+
+logger = logging.getLogger(__name__)
+
+LANE_THREADS: Final = 16
+"""The most calls that wait at a time; further ones wait for these."""
+_COMMIT: Final = "commit_offsets"
+
+
+class CommitSoon(Protocol):
+    """GroupMethods._commit_soon."""
+
+    def __call__(
+        self,
+        group: str,
+        commits: Mapping[str, Mapping[int, OffsetCommit]],
+        answer: Callable[[CommitAnswer], None],
+        fail: Callable[[BaseException], None],
+    ) -> None: ...
+
+
+class BrokerLane:
+    """Serves the methods of `broker` that LANE_RESULTS names. `host`: an IP address of this node, for clients on other
+    nodes."""
+
+    def __init__(self, label: str, broker: Any, commit_soon: CommitSoon, host: str) -> None:
+        self._commit_soon = commit_soon
+        self._pool = ThreadPoolExecutor(LANE_THREADS, thread_name_prefix="broker-lane")
+        methods = {name: getattr(broker, name) for name in LANE_RESULTS if name != _COMMIT}
+        calls = ControlCalls(methods, self._pool.submit, {_COMMIT: self._commit})
+        try:
+            self._server = LaneServer(label, {Kind.CALL: calls}, host=host, tls=rays_tls())
+        except (OSError, KeyError) as error:  # the address, or the files of TLS
+            logger.error("%s has no lane for other nodes, whose calls are actor methods now: %r", label, error)
+            self._server = LaneServer(label, {Kind.CALL: calls})
+
+    @property
+    def address(self) -> LaneAddress:
+        """The address that clients open lanes at."""
+        return self._server.address
+
+    def close(self) -> None:
+        """End every lane, and the threads once their calls have ended. Idempotent."""
+        self._server.close()
+        self._pool.shutdown(wait=False)
+
+    def _commit(self, request: LaneRequest, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> None:
+        def fail(error: BaseException) -> None:
+            request.fail(request.told(error, _COMMIT) if isinstance(error, Exception) else error)
+
+        self._commit_soon(group, commits, lambda answer: request.answer(encode_result(answer)), fail)

@@ -1,0 +1,306 @@
+"""The calls of a broker's clients, over a lane and as actor methods: the same answers, the same errors."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.broker.group_methods import GroupMethods
+from actors.broker.lane import BrokerLane
+from actors.broker.monitor import BrokerMonitor
+from actors.broker.state_log import StateLog
+from actors.core.broker.client_registry import ClientRegistry
+from raymq.errors import (
+    GroupNotExistError,
+    InvalidArgumentError,
+    NoPermissionError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+    TopicNotExistError,
+)
+from raymq.message import ConsumeFromWhere, MessageQueue
+from raymq.protocol.clients import ClientHeartbeat, ConsumerData
+from raymq.protocol.group import CommitAnswer, GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.protocol.route import NewTopic
+from raymq.protocol.store import QueueBounds
+from raymq.remoting import broker_client as module
+from raymq.remoting.broker_client import BrokerClient, BrokerDescription
+from raymq.remoting.lane.address import LaneAddress
+from tests.support.clients.fakes import WAIT_S
+from tests.support.history.waiting import eventually
+from tests.unit.actors.broker.test_state_log import Gate, Sender, Store
+
+TIMEOUT_S = 10.0
+FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+NO_LANE = LaneAddress("\0raymq-no-such-lane", b"")
+
+
+class LocalBroker(GroupMethods):
+    """A broker without Ray, over a store that keeps state records; its queues hold the messages 3 to 9."""
+
+    def __init__(self) -> None:
+        self.store = Store("storage-broker-a-0")
+        self.send = Sender(self.store)
+        log = StateLog("broker-a", self.store, self.send)  # type: ignore[arg-type]  # a fake
+        log.load()
+        settings: Any = SimpleNamespace(
+            broker_name="broker-a", options=SimpleNamespace(auto_create_subscription_group=True)
+        )
+        store: Any = SimpleNamespace(queue_bounds=lambda topic, queue_id: QueueBounds(3, 10, 0))
+        monitor = BrokerMonitor(log, lambda: store, settings.options, self.update_group)
+        super().__init__(settings, log, store, monitor)
+        self.clients = ClientRegistry()
+        self.lane = self.open_lane()
+
+    def open_lane(self) -> BrokerLane:
+        self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1")
+        return self.lane
+
+    @property
+    def log(self) -> StateLog:
+        return self._log
+
+    def delete_topic(self, topic: str) -> None:
+        self._change(lambda state: state.decide_topic_delete(topic))
+
+    def _change(self, decide: Any) -> bool:
+        return self._log.change(decide)
+
+    def create_topics(self, topics: list[NewTopic]) -> bool:
+        return self._change(lambda state: state.decide_topics(topics))
+
+    def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
+        self._change(lambda state: state.decide_auto_topic(topic, default_topic_queue_nums, 8, layout))
+
+    def heartbeat(self, heartbeat: ClientHeartbeat) -> None:
+        self.clients.heartbeat(heartbeat, 0.0)
+
+    def unregister_client(self, client_id: str) -> None:
+        self.clients.unregister(client_id)
+
+    def close(self) -> None:
+        self.lane.close()
+        self.log.close()
+
+
+class Actor:
+    """Stands for the broker's actor: calls its methods with copies of the arguments."""
+
+    def __init__(self, broker: LocalBroker, way: str) -> None:
+        self.broker, self.way = broker, way
+        self.calls: list[str] = []
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        self.calls.append(method)
+        if method == "describe":
+            by_lane = {"unix": self.broker.lane.address, "actor": NO_LANE}
+            address = self.broker.lane.address
+            by_lane["tcp"] = LaneAddress("\0raymq-elsewhere", address.secret, address.host, address.port)
+            return BrokerDescription("broker-a", "node", by_lane[self.way])
+        arguments = pickle.loads(pickle.dumps(args))
+        return pickle.loads(pickle.dumps(getattr(self.broker, method)(*arguments)))
+
+
+@pytest.fixture
+def broker() -> Iterator[LocalBroker]:
+    broker = LocalBroker()
+    broker.create_topics([NewTopic("orders", 4), NewTopic("bills", 2)])
+    broker.ensure_group("g")
+    yield broker
+    broker.close()
+
+
+def client_of(broker: LocalBroker, way: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BrokerClient, Actor]:
+    actor = Actor(broker, way)
+    monkeypatch.setattr(module, "ActorRef", lambda name: actor)
+    return BrokerClient("broker-a"), actor
+
+
+@pytest.fixture(params=["unix", "tcp", "actor"])
+def client(broker: LocalBroker, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of the broker, and a function that makes a call; at the end it is seen that the way was taken."""
+    client, actor = client_of(broker, request.param, monkeypatch)
+
+    def call(method: str, *args: Any) -> Any:
+        return client.call(method, *args, timeout_s=TIMEOUT_S)
+
+    yield call
+    client.drop_lanes()
+    others = [method for method in actor.calls if method != "describe"]
+    assert bool(others) is (request.param == "actor")
+
+
+def queue(queue_id: int, topic: str = "orders") -> MessageQueue:
+    return MessageQueue(topic, "broker-a", queue_id)
+
+
+# The same suite over each way
+
+
+def test_a_commit_is_answered_with_what_became_of_each_queue(client, broker):
+    assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 2, 0), 1: OffsetCommit(7, 2, 0)}}) == (
+        CommitAnswer()
+    )
+    assert client("committed_offsets", "g", "orders") == {0: 5, 1: 7}
+    client("commit_offsets", "g", {"orders": {0: OffsetCommit(4, 2, 0)}, "bills": {1: OffsetCommit(1, 0, 0)}})
+    assert client("committed_offsets", "g", "orders") == {0: 5, 1: 7}
+    assert client("committed_offsets", "g", "bills") == {1: 1}
+    client("start_offset", "g", queue(0), FIRST, 3)
+    broker.reset_offsets("g", "orders", {1: 2})
+    commits = {"orders": {0: OffsetCommit(9, 2, 0), 1: OffsetCommit(9, 2, 0)}, "gone": {3: OffsetCommit(1, 2, 0)}}
+    answer = client("commit_offsets", "g", commits)
+    assert answer == CommitAnswer({queue(1): QueueOffset(2, 1)}, frozenset([queue(0)]), frozenset([queue(3, "gone")]))
+    assert client("commit_offsets", "g", {"orders": {1: OffsetCommit(None, 2, 0)}}).reset == {
+        queue(1): QueueOffset(2, 1)
+    }
+
+
+def test_a_commit_of_a_group_that_may_not_consume_counts_and_is_fenced(client, broker):
+    client("update_group", GroupConfig("g", consume_enable=False))
+    assert client("group_config", "g") == GroupConfig("g", consume_enable=False)
+    assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 0, 0)}}).fenced == {queue(0)}
+    assert client("committed_offsets", "g", "orders") == {0: 5}
+    with pytest.raises(NoPermissionError, match="consume_enable"):
+        client("start_offset", "g", queue(0), FIRST, 1)
+    assert client("start_offsets", "g", {"orders": {0: 1}}, FIRST) == {}
+    with pytest.raises(NoPermissionError, match="BROADCASTING"):
+        client("check_broadcast", "g")
+
+
+def test_refused_calls_raise_what_the_broker_raised(client):
+    with pytest.raises(GroupNotExistError) as caught:
+        client("commit_offsets", "nobody", {"orders": {0: OffsetCommit(5, 0, 0)}})
+    assert caught.value.group == "nobody"
+    with pytest.raises(InvalidArgumentError, match="no queue 9"):
+        client("commit_offsets", "g", {"orders": {9: OffsetCommit(5, 0, 0)}})
+    with pytest.raises(TopicNotExistError) as gone:
+        client("start_offset", "g", queue(0, "gone"), FIRST, 1)
+    assert gone.value.topic == "gone"
+    with pytest.raises(InvalidArgumentError):
+        client("create_topics", [NewTopic("x", 0)])
+
+
+def test_the_starts_of_many_queues_are_committed_together(client, broker):
+    written = len(broker.send.writes)
+    wanted = {"orders": {0: 1, 1: 1, 2: 0}, "bills": {0: 1, 7: 1}, "gone": {0: 1}}
+    assert client("start_offsets", "g", wanted, FIRST) == {
+        "orders": {0: QueueOffset(3), 1: QueueOffset(3), 2: QueueOffset(3)}
+    }  # a queue that bills has not, and a topic that is gone: those are left out
+    assert client("start_offsets", "g", {"orders": {0: 2}, "bills": {0: 2}}, StartOffsetQuery()) == {
+        "orders": {0: QueueOffset(3)},
+        "bills": {0: QueueOffset(10)},
+    }
+    assert client("committed_offsets", "g", "orders") == {0: 3, 1: 3}  # generation 0 only asks
+    assert len(broker.send.writes) == written + 2
+    assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 1, 0)}}).fenced == {queue(0)}
+
+
+def test_groups_topics_and_clients_are_made_known(client, broker):
+    client("ensure_group", "new")
+    assert "new" in broker.groups()
+    assert client("create_topics", [NewTopic("a", 2, "broker-a:2"), NewTopic("b", 1)])
+    client("auto_create_topic", "c", 3)
+    assert {"a", "b", "c"} <= broker.log.ready().topics.keys()
+    heartbeat = ClientHeartbeat("me", "host", 5, frozenset(["p"]), (ConsumerData("g", "PULL", {"orders": "*"}),))
+    client("heartbeat", heartbeat)
+    [connection] = broker.clients.consumers(0.0, "g")
+    assert connection.consumer == heartbeat.consumers[0]
+    client("unregister_client", "me")
+    assert broker.clients.consumers(0.0) == []
+
+
+# The lane
+
+
+@pytest.fixture
+def lane_client(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerClient]:
+    client, _ = client_of(broker, "unix", monkeypatch)
+    yield client
+    client.drop_lanes()
+
+
+def commit(client: BrokerClient, queue_id: int, offset: int, timeout_s: float = WAIT_S) -> CommitAnswer:
+    commits = {"orders": {queue_id: OffsetCommit(offset, 0, 0)}}
+    answer: CommitAnswer = client.call("commit_offsets", "g", commits, timeout_s=timeout_s)
+    return answer
+
+
+def test_commits_of_many_threads_share_writes_and_hold_up_no_other_call(broker, lane_client):
+    gate = Gate()
+    broker.send.before = gate
+    written = len(broker.send.writes)
+    with ThreadPoolExecutor(9) as threads:
+        first = threads.submit(commit, lane_client, 0, 1)
+        gate.wait()
+        others = [threads.submit(commit, lane_client, index % 4, 2 + index) for index in range(8)]
+        eventually(lambda: broker.log._waiting.qsize() == 8, "the others to wait", WAIT_S)
+        assert lane_client.call("committed_offsets", "g", "orders", timeout_s=WAIT_S) == {}
+        assert not first.done()  # it is not durable
+        broker.send.before = lambda: None
+        gate.open()
+        assert {one.result(WAIT_S) == CommitAnswer() for one in [first, *others]} == {True}
+    assert len(broker.send.writes) == written + 2
+    assert broker.committed_offsets("g", "orders") == {0: 6, 1: 7, 2: 8, 3: 9}
+
+
+def test_a_commit_that_gets_no_answer_in_time_is_unknown_and_may_be_repeated(broker, lane_client):
+    gate = Gate()
+    broker.send.before = gate
+    with pytest.raises(RequestTimeoutError):
+        commit(lane_client, 0, 5, timeout_s=0.2)
+    broker.send.before = lambda: None
+    gate.open()
+    assert commit(lane_client, 0, 5) == CommitAnswer()
+    assert broker.committed_offsets("g", "orders") == {0: 5}
+
+
+def test_a_client_finds_the_lane_of_a_broker_that_was_restarted(broker, lane_client):
+    commit(lane_client, 0, 1)
+    broker.lane.close()
+    broker.open_lane()
+    with pytest.raises(ServiceNotAvailableError, match="broke during commit_offsets"):
+        commit(lane_client, 0, 2)
+    commit(lane_client, 0, 3)
+    assert broker.committed_offsets("g", "orders") == {0: 3}
+
+
+def test_more_calls_at_a_time_than_lanes_are_actor_methods(broker, monkeypatch):
+    monkeypatch.setattr(module, "LANES_MAX", 1)
+    client, actor = client_of(broker, "unix", monkeypatch)
+    gate = Gate()
+    broker.send.before = gate
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(commit, client, 0, 1)
+        gate.wait()
+        client.call("committed_offsets", "g", "orders", timeout_s=WAIT_S)
+        assert actor.calls == ["describe", "committed_offsets"]
+        broker.send.before = lambda: None
+        gate.open()
+        first.result(WAIT_S)
+    client.drop_lanes()
+
+
+def test_a_method_that_the_lane_does_not_serve_is_an_actor_method(broker, monkeypatch):
+    client, actor = client_of(broker, "unix", monkeypatch)
+    assert client.call("groups", timeout_s=WAIT_S) == ["g"]
+    assert actor.calls == ["groups"]
+
+
+def test_the_clients_of_a_process_are_shared_until_they_are_closed(broker, monkeypatch):
+    _, actor = client_of(broker, "unix", monkeypatch)
+    one = module.broker_client("broker-a")
+    assert module.broker_client("broker-a") is one
+    assert module.broker_client("broker-b") is not one
+    commit(one, 0, 1)
+    module.close_broker_clients()
+    assert threading.active_count() >= 1
+    eventually(lambda: broker.lane._server.connections == 0, "the lane to be closed", WAIT_S)
+    commit(one, 0, 2)  # as a consumer does that outlives its client
+    one.drop_lanes()
+    assert actor.calls == ["describe", "describe"]
