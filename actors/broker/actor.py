@@ -389,7 +389,8 @@ class Broker(GroupMethods):
                 if self._log.is_ready and time.monotonic() >= due_s[task]:
                     due_s[task] = time.monotonic() + every_s
                     self._try(task)
-            self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else NOT_READY_INTERVAL_S)
+            next_s = max(min(due_s.values()) - time.monotonic(), 0.0)
+            self._stopping.wait(next_s if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _try(self, task: Callable[[], None]) -> None:
         """Run a task that is repeated: a failure is logged only.

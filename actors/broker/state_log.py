@@ -28,14 +28,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
 from actors.broker.state_records import STORE_TIMEOUT_S, StoredRecords
-from actors.core.broker.snapshot import dump_snapshot, load_snapshot
+from actors.broker.state_snapshots import CALL_TIMEOUT_S, StateSnapshots
+from actors.core.broker.snapshot import dump_snapshot
 from actors.core.broker.state import MARK, STATE_TOPIC, BrokerState, Change, decode_change, encode_change, replay
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.errors import (
@@ -49,12 +50,8 @@ from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import persist_until
-from storage.files.config_files import parse_fastjson
-from storage.retention.cleaner import HOLDS_FILE
 
 READY_WAIT_S: Final = 10.0
-CALL_TIMEOUT_S: Final = 5.0
-"""The timeout of one call to a store: if the store stands still, another replica leads long before."""
 CONFIRM_WAIT_S: Final = 5.0
 """The timeout for reading a record that was stored late, or with too few copies."""
 CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
@@ -120,8 +117,7 @@ class StateLog:
         """The topics whose messages the store may refuse, because they were deleted."""
         self._position = self._snapshot_position = 0
         self._outcome_unknown = True  # the broker before this one may have left a change under way
-        self._snapshots: dict[str, int] = {}
-        """The position of the last whole snapshot in each store, by its name, as far as that is known."""
+        self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
         self._replaced = threading.Event()
         """Set while `move` waits for the write under way; no other begins."""
@@ -192,27 +188,8 @@ class StateLog:
             self._changed.notify_all()
 
     def _load(self, storage: StorageClient) -> tuple[BrokerState, int, int]:
-        state, position = load_snapshot(
-            lambda name: storage.control("read_config", name, timeout_s=CALL_TIMEOUT_S), parse_fastjson
-        )
-        # Before any change: from here on retention keeps the state's records until a snapshot has them.
-        if storage.control("read_config", HOLDS_FILE, timeout_s=CALL_TIMEOUT_S) is None:
-            _hold_records(storage, position)
-        bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
-        if position > bounds.max_offset:
-            # The log has lost its end, which the snapshot has. New records would count as being in the snapshot.
-            logger.warning(
-                "%s: the snapshot in %s ends at %d, its log at %d; written again",
-                self._broker_name,
-                storage.name,
-                position,
-                bounds.max_offset,
-            )
-            position = bounds.max_offset
-            _write(storage, dump_snapshot(state, position))
-        # Retention may have deleted the log's start beyond the snapshot's position: those records are in the snapshot.
-        snapshot_position = position = max(position, bounds.min_offset)
-        self._snapshots[storage.name] = snapshot_position
+        state, snapshot_position, bounds = self._snapshots.read(storage)
+        position = snapshot_position
         while position < bounds.max_offset:
             before = position
             records, position = self._next_records(storage, position, 0.0)
@@ -479,36 +456,16 @@ class StateLog:
             if position == self._snapshot_position or not self._ready.is_set():
                 return  # before another master's state is read, the state here is not its
             files = dump_snapshot(self._state, position)
-        self._write_snapshot(storage, files, position)
+        self._snapshots.write(storage, files, position)
         with self._lock:
             if self._storage is storage and self._ready.is_set():
                 self._snapshot_position = position
         for copy in copies:
             try:
-                self._write_snapshot(copy, files, position)
+                self._snapshots.write(copy, files, position)
             except RaymqError as error:
                 # Its retention keeps the records instead, from which a snapshot can be made.
                 logger.info("%s does not get the snapshot now: %s", copy.name, error)
-
-    def _write_snapshot(self, store: StorageClient, files: Mapping[str, str], position: int) -> None:
-        """Write the files to one store, in order, up to the first that fails: the position, which is the last, must not
-        be ahead of any of them."""
-        _write(store, files)
-        known = self._snapshots.get(store.name)
-        if known is not None:
-            # Not up to this snapshot: the files' .bak, which may be needed, have the one before.
-            _hold_records(store, known)
-        self._snapshots[store.name] = position
-
-
-def _write(store: StorageClient, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        store.control("write_config", name, text, timeout_s=CALL_TIMEOUT_S)
-
-
-def _hold_records(store: StorageClient, position: int) -> None:
-    """Let a store's retention delete the state's records before `position`, which its snapshots have, and no others."""
-    _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})
 
 
 def _copy_of(error: Exception) -> Exception:
