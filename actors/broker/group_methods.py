@@ -57,11 +57,9 @@ class _Commit:
         """The records to store."""
         changes, self.verdicts, self.gone = state.decide_commits(self._owners, self.group, self.commits)
         self._stopped = not state.require_group(self.group).consume_enable
-        offsets = state.offsets
-        self.before = {
-            topic: {q: at.queue_offset for q in verdict.offsets if (at := offsets.get(self.group, topic, q))}
-            for topic, verdict in self.verdicts.items()
-        }
+        for topic, verdict in self.verdicts.items():
+            known = state.offsets.of(self.group, topic)
+            self.before[topic] = {q: known[q].queue_offset for q in verdict.offsets if q in known}
         return changes
 
     def fenced(self) -> dict[str, Collection[int]]:

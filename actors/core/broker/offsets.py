@@ -42,6 +42,10 @@ class OffsetTable:
         """The committed offset, None if there is none."""
         return self.tables.get((topic, group), {}).get(queue_id)
 
+    def of(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
+        """The committed offsets of a topic's queues, by queue id. Not to be kept: they change."""
+        return self.tables.get((topic, group), {})
+
     def version(self, group: str, topic: str, queue_id: int) -> int:
         """The reset version that a queue has, or begins with."""
         known = self.get(group, topic, queue_id)
@@ -65,9 +69,12 @@ class OffsetTable:
 
     def set(self, group: str, topic: str, offsets: Mapping[int, int], versions: Mapping[int, int]) -> None:
         """Set offsets by queue id; a queue that is not in `versions` keeps its version."""
-        known = {queue_id: versions.get(queue_id, self.version(group, topic, queue_id)) for queue_id in offsets}
         table = self.tables.setdefault((topic, group), {})
-        table.update({queue_id: QueueOffset(offset, known[queue_id]) for queue_id, offset in offsets.items()})
+        first = self.first_versions.get(topic, 0)
+        for queue_id, offset in offsets.items():
+            known = table.get(queue_id)
+            version = versions.get(queue_id, first if known is None else known.reset_version)
+            table[queue_id] = QueueOffset(offset, version)
 
     def drop_topic(self, topic: str, next_version: int) -> None:
         """Drop the offsets in a topic; one of the same name begins with `next_version`."""
@@ -120,6 +127,7 @@ def judge_commits(
     A queue that was reset without an offset to go on from (its topic was deleted and made again) begins at 0.
     """
     verdict = TopicCommits()
+    offsets, first = table.of(group, topic), table.first_versions.get(topic, 0)
     for queue_id, commit in commits.items():
         if commit.queue_offset is not None and commit.queue_offset < 0:
             raise InvalidArgumentError(f"cannot commit offset {commit.queue_offset}: offsets start at 0")
@@ -127,7 +135,8 @@ def judge_commits(
             verdict.fenced.append(queue_id)
             continue
         owners.note(group, topic, queue_id, commit.generation)
-        known, version = table.get(group, topic, queue_id), table.version(group, topic, queue_id)
+        known = offsets.get(queue_id)
+        version = first if known is None else known.reset_version
         if commit.reset_version < version:
             verdict.reset[queue_id] = known or QueueOffset(0, version)
         elif commit.queue_offset is not None and _moves(known, commit.queue_offset, commit.backwards):
