@@ -108,6 +108,10 @@ class GroupMethods(ABC):
         """Set a group's configuration, and create the group if it is new. IllegalNameError, InvalidArgumentError."""
         self._change(lambda state: state.decide_group_config(config))
 
+    def update_groups(self, configs: Sequence[GroupConfig]) -> None:
+        """As `update_group` for several groups: all, or none when one raises."""
+        self._change(lambda state: [change for one in configs for change in state.decide_group_config(one)])
+
     def delete_group(self, group: str, dead_letters: bool = False) -> None:
         """Delete a group, its offsets and its retry topic, with `dead_letters` also its dead-letter topic.
 

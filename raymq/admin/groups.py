@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Literal
 
@@ -26,6 +26,8 @@ from raymq.protocol.stats import GroupStats, add_up
 from raymq.remoting.actor_ref import ActorRef
 from raymq.retry import persist_until
 
+GROUPS_PER_CALL: Final = 500
+"""The most groups that one call to a broker creates."""
 _ENDS: Final = ("earliest", "latest")
 
 
@@ -79,9 +81,16 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
 
     def create_group(self, config: GroupConfig) -> None:
         """Make a group known at every broker, or change its configuration. IllegalNameError, InvalidArgumentError."""
-        check_group(config.group)
-        for broker_name in self._broker_names():
-            self._call_broker(broker_name, "update_group", config)
+        self.create_groups([config])
+
+    def create_groups(self, configs: Sequence[GroupConfig]) -> None:
+        """Make groups known at every broker, or change their configurations; many take few calls. IllegalNameError,
+        InvalidArgumentError. When this raises, some of them may be changed; to repeat it is safe."""
+        for config in configs:
+            check_group(config.group)
+        for broker_name in self._recent_broker_names():
+            for start in range(0, len(configs), GROUPS_PER_CALL):
+                self._call_broker(broker_name, "update_groups", list(configs[start : start + GROUPS_PER_CALL]))
 
     def group_config(self, group: str) -> GroupConfig:
         """A group's configuration. GroupNotExistError."""

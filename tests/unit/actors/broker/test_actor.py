@@ -26,7 +26,7 @@ REMOTE_METHODS = {
         "topic_config",
         "topic_stats",
     ),
-    *("ensure_group", "group_config", "check_broadcast", "update_group", "delete_group", "groups"),
+    *("ensure_group", "group_config", "check_broadcast", "update_group", "update_groups", "delete_group", "groups"),
     *(
         "commit_offsets",
         "reset_offsets",

@@ -203,7 +203,12 @@ def test_the_starts_of_many_queues_are_committed_together(client, broker):
 
 def test_groups_topics_and_clients_are_made_known(client, broker):
     client("ensure_group", "new")
-    assert "new" in broker.groups()
+    client("update_groups", [GroupConfig("x", retry_max_times=3), GroupConfig("y")])
+    assert broker.groups() == ["g", "new", "x", "y"]
+    assert client("group_config", "x").retry_max_times == 3
+    with pytest.raises(InvalidArgumentError):
+        client("update_groups", [GroupConfig("z"), GroupConfig("x", retry_max_times=-1)])
+    assert "z" not in broker.groups()
     assert client("create_topics", [NewTopic("a", 2, "broker-a:2"), NewTopic("b", 1)])
     client("auto_create_topic", "c", 3)
     assert {"a", "b", "c"} <= broker.log.ready().topics.keys()

@@ -117,7 +117,7 @@ def test_a_broker_that_a_restarted_nameserver_does_not_know_yet_is_not_left_out(
 
     cluster.routes.all_brokers = all_brokers
     cluster.admin.create_group(GroupConfig("billing"))
-    assert cluster.called("update_group") == [("a", GroupConfig("billing")), ("b", GroupConfig("billing"))]
+    assert cluster.called("update_groups") == [("a", [GroupConfig("billing")]), ("b", [GroupConfig("billing")])]
 
 
 def test_a_group_that_no_broker_knows_does_not_exist(cluster):
@@ -143,7 +143,7 @@ def test_offsets_are_cloned_where_the_source_has_some(cluster):
 def test_a_groups_fields_are_changed_at_every_broker(cluster):
     changed = cluster.admin.update_group("billing", retry_max_times=2)
     assert changed == GroupConfig("billing", retry_max_times=2)
-    assert cluster.called("update_group") == [("a", changed), ("b", changed)]
+    assert cluster.called("update_groups") == [("a", [changed]), ("b", [changed])]
     with pytest.raises(InvalidArgumentError, match="no retry_times; known are"):
         cluster.admin.update_group("billing", retry_times=2)
 
@@ -187,3 +187,10 @@ def test_a_groups_counters_add_up_over_brokers(cluster):
     stats = cluster.admin.group_stats("billing")
     assert {topic: one.messages.total for topic, one in stats.items()} == {"bills": 1, "orders": 7}
     assert stats["orders"].sent_back.total == 1
+
+
+def test_many_groups_are_created_with_few_calls_to_each_broker(cluster, monkeypatch):
+    monkeypatch.setattr(admin_groups, "GROUPS_PER_CALL", 2)
+    configs = [GroupConfig(f"g{index}") for index in range(3)]
+    cluster.admin.create_groups(configs)
+    assert cluster.called("update_groups") == [(name, part) for name in "ab" for part in (configs[:2], configs[2:])]
