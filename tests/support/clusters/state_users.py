@@ -10,13 +10,15 @@ from types import TracebackType
 from raymq.errors import RaymqError
 from raymq.protocol.group import OffsetCommit
 from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.broker_client import BrokerClient
 
 CALL_TIMEOUT_S = 10.0
 
 
 class StateUsers:
     """`makers` threads that make consumer groups, and `committers` that each commit in a group and a queue of their own
-    of `topic`, ever further, and look at what is committed. A context: they end with it, and one that failed raises.
+    of `topic`, ever further, and look at what is committed: over lanes, while the makers call actor methods. A context:
+    they end with it, and one that failed raises.
 
     Nothing that was answered may be forgotten: `check` says so."""
 
@@ -24,6 +26,7 @@ class StateUsers:
         self, broker_name: str, topic: str, queues: int, *, makers: int, committers: int, pause_s: float, prefix: str
     ) -> None:
         self._broker, self._topic, self._pause_s, self._prefix = ActorRef(broker_name), topic, pause_s, prefix
+        self._client = BrokerClient(broker_name)
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
         self._lock = threading.Lock()
@@ -51,6 +54,7 @@ class StateUsers:
         for thread in self._threads:
             thread.join(120)
             assert not thread.is_alive(), "a user of the broker hangs"
+        self._client.drop_lanes()
         if self._failures and error is None:
             raise self._failures[0]
 
@@ -107,14 +111,14 @@ class StateUsers:
         def commit() -> None:
             nonlocal offset
             if group not in self.made:
-                self._broker.call("ensure_group", group, timeout_s=CALL_TIMEOUT_S)
+                self._client.call("ensure_group", group, timeout_s=CALL_TIMEOUT_S)
                 self.made.add(group)
             commits = {self._topic: {queue_id: OffsetCommit(offset + 1, 0, 0)}}
-            self._broker.call("commit_offsets", group, commits, timeout_s=CALL_TIMEOUT_S)
+            self._client.call("commit_offsets", group, commits, timeout_s=CALL_TIMEOUT_S)
             offset += 1
             furthest = max(offset, self.committed.get((group, queue_id), 0))
             self.committed[group, queue_id] = furthest
-            seen = self._broker.call("committed_offsets", group, self._topic, timeout_s=CALL_TIMEOUT_S)
+            seen = self._client.call("committed_offsets", group, self._topic, timeout_s=CALL_TIMEOUT_S)
             self._look(group, queue_id, seen.get(queue_id, 0), furthest)
             self.committed[group, queue_id] = max(seen.get(queue_id, 0), furthest)
 
