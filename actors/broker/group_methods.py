@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -37,6 +37,7 @@ from raymq.protocol.group import (
 )
 from raymq.protocol.route import PERM_READ, TopicConfig
 from raymq.protocol.stats import GroupStats
+from raymq.protocol.store import QueueBounds
 
 APPEND_TIMEOUT_S: Final = 5.0
 
@@ -221,15 +222,8 @@ class GroupMethods(ABC):
     def _start_offsets(
         self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, QueueOffset]]:
-        known = self._log.ready().offsets
         # Read before the state is held: another replica may have become the master by the time this is known.
-        first = {
-            topic: {
-                q: 0 if known.get(group, topic, q) else self._first_offset(self._queue(topic, q), query)
-                for q in by_queue
-            }
-            for topic, by_queue in generations.items()
-        }
+        first = self._first_offsets(group, generations, query)
 
         def decide(state: BrokerState) -> list[Change]:
             changes = []
@@ -255,13 +249,23 @@ class GroupMethods(ABC):
             self._change(decide)
         return self._log.read(committed)
 
-    def _first_offset(self, queue: MessageQueue, query: StartOffsetQuery) -> int:
-        bounds = self._store.queue_bounds(queue.topic, queue.queue_id)
-        if query.where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
+    def _first_offsets(
+        self, group: str, queues: Mapping[str, Iterable[int]], query: StartOffsetQuery
+    ) -> dict[str, dict[int, int]]:
+        """The offsets that `query` says, by topic and queue id; 0 for queues in which the group has committed."""
+        known = self._log.ready().offsets
+        first = {topic: dict.fromkeys(queue_ids, 0) for topic, queue_ids in queues.items()}
+        new = [(topic, q) for topic, by_queue in first.items() for q in by_queue if not known.get(group, topic, q)]
+        for (topic, queue_id), bounds in zip(new, self._store.bounds_of_queues(new), strict=True):
+            first[topic][queue_id] = self._first_offset(topic, queue_id, bounds, query)
+        return first
+
+    def _first_offset(self, topic: str, queue_id: int, bounds: QueueBounds, query: StartOffsetQuery) -> int:
+        if query.where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET or topic.startswith(RETRY_PREFIX):
             return bounds.min_offset
         if query.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
             return self._store.call(
-                lambda storage, left_s: storage.offset_by_time(queue.topic, queue.queue_id, query.timestamp_ms, left_s)
+                lambda storage, left_s: storage.offset_by_time(topic, queue_id, query.timestamp_ms, left_s)
             )
         young = bounds.min_offset == 0 and bounds.first_in_memory == 0
         return 0 if young else bounds.max_offset
@@ -332,8 +336,8 @@ class GroupMethods(ABC):
         state = self._log.ready()
         committed = state.offsets.committed(group, topic)
         progress = []
-        for queue_id in range(state.require_topic(topic).read_queue_nums):
-            bounds = self._store.queue_bounds(topic, queue_id)
+        queues = [(topic, queue_id) for queue_id in range(state.require_topic(topic).read_queue_nums)]
+        for (_, queue_id), bounds in zip(queues, self._store.bounds_of_queues(queues), strict=True):
             offset = committed.get(queue_id)
             following = max(offset or 0, bounds.min_offset)
             message = self._monitor.message_at(topic, queue_id, following) if following < bounds.max_offset else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from actors.broker.state_records import STORE_TIMEOUT_S
@@ -81,6 +81,7 @@ class MasterStore:
         """The result of a method of the master's storage actor."""
         return self.call(lambda storage, left_s: storage.control(method, *args, timeout_s=left_s))
 
-    def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """The first and the next visible offset of a queue, and the first that is in memory."""
-        return self.call(lambda storage, left_s: storage.queue_bounds(topic, queue_id, left_s))
+    def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
+        """The first and the next visible offset of several queues, given by topic and queue id, and the first that is
+        in memory; in their order."""
+        return self.call(lambda storage, left_s: storage.bounds_of_queues(queues, left_s)) if queues else []

@@ -123,7 +123,11 @@ class Storage:
             source,
             deleted=self._deleted,
             limit=self._append_limit,
-            methods={"queue_bounds": self.queue_bounds, "offset_by_time": self.offset_by_time},
+            methods={
+                "queue_bounds": self.queue_bounds,
+                "bounds_of_queues": self.bounds_of_queues,
+                "offset_by_time": self.offset_by_time,
+            },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
         )
         try:
@@ -212,6 +216,12 @@ class Storage:
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """First and next visible offset of a queue."""
         return self._master_store().queue_bounds(topic, queue_id)
+
+    @ray.method(concurrency_group="control")
+    def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
+        """The result of `queue_bounds` for each of several queues, by topic and queue id."""
+        store = self._master_store()
+        return [store.queue_bounds(topic, queue_id) for topic, queue_id in queues]
 
     @ray.method(concurrency_group="control")
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:

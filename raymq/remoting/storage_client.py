@@ -153,6 +153,11 @@ class StorageClient:
         bounds: QueueBounds = self._control_call("queue_bounds", (topic, queue_id), QueueBounds, timeout_s)
         return bounds
 
+    def bounds_of_queues(self, queues: Sequence[tuple[str, int]], timeout_s: float) -> list[QueueBounds]:
+        """The bounds of several queues, by topic and queue id, in order."""
+        bounds: list[QueueBounds] = self._control_call("bounds_of_queues", (queues,), list[QueueBounds], timeout_s)
+        return bounds
+
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER
     ) -> int:

@@ -52,7 +52,7 @@ class LocalBroker(GroupMethods):
         settings: Any = SimpleNamespace(
             broker_name="broker-a", options=SimpleNamespace(auto_create_subscription_group=True)
         )
-        store: Any = SimpleNamespace(queue_bounds=lambda topic, queue_id: QueueBounds(3, 10, 0))
+        store: Any = SimpleNamespace(bounds_of_queues=lambda queues: [QueueBounds(3, 10, 0) for _ in queues])
         monitor = BrokerMonitor(log, lambda: store, settings.options, self.update_group)
         super().__init__(settings, log, store, monitor)
         self.clients = ClientRegistry()
