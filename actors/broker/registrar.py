@@ -119,6 +119,8 @@ class Registrar:
 
     def _call_all(self, method: str, *args: Any) -> list[Any]:
         """The answers of all NameServers to one call, in their order."""
+        if len(self._servers) == 1:
+            return [self._call(self._servers[0], method, *args)]
         return list(self._callers.map(lambda server: self._call(server, method, *args), self._servers))
 
     def _call(self, server: ActorRef, method: str, *args: Any) -> Any:
