@@ -57,7 +57,7 @@ class EndsWatch(Protocol):
         has something behind its offset, or does not hold it, and after `wait_s`."""
 
     def receive(self) -> list[QueueEnds]:
-        """The answer to the last ask, in the order of its requests."""
+        """The answer to the last ask, in the order of its requests; an empty list if it was one to an ask before."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -244,6 +244,8 @@ class InPlaceReader:
 
     def _take_answer(self, store: _MappedStore, now_s: float) -> None:
         ends = store.watch.receive()
+        if not ends:
+            return
         asked, store.asked = store.asked, []
         if len(ends) != len(asked):
             raise ConnectionError(f"{store.name} answers for {len(ends)} queues, not {len(asked)}")

@@ -96,6 +96,7 @@ class MappedStorage:
         self.watches: list[StoreWatch] = []
         self.fetched: list[FetchRequest] = []
         self.refused: Exception | None = None
+        self.pull_from = ""
         settings = store._settings
         self._reader = LogReader(
             settings.store_path_root_dir,
@@ -109,7 +110,7 @@ class MappedStorage:
     def open_watch(self) -> StoreWatch | None:
         if self.refused is not None:
             raise self.refused
-        self.watches.append(StoreWatch(self.store))
+        self.watches.append(StoreWatch(self.store, self.pull_from))
         return self.watches[-1]
 
     def fetch(
