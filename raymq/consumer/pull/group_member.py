@@ -150,9 +150,12 @@ class PullGroupMember:
 
     def start_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffset]:
         """The start offsets of queues that are assigned without a group."""
-        return {
-            queue: self._offsets.start_offset(queue, self._settings.start, 0, GROUP_CALL_TIMEOUT_S) for queue in queues
-        }
+        generations = dict.fromkeys(queues, 0)
+        starts = self._offsets.start_offsets(generations, self._settings.start, GROUP_CALL_TIMEOUT_S)
+        for queue in generations:
+            if queue not in starts:  # the call for one queue raises the reason
+                starts[queue] = self._offsets.start_offset(queue, self._settings.start, 0, GROUP_CALL_TIMEOUT_S)
+        return starts
 
     def committed_offset(self, queue: MessageQueue) -> int | None:
         """The group's committed offset, None where there is none."""
@@ -226,22 +229,30 @@ class PullGroupMember:
         return idle_s if commit_s is None else min(idle_s, max(commit_s - now_s, WORK_INTERVAL_S))
 
     def _start_granted(self) -> None:
+        """Ask for the start offsets of granted queues, with one call to each broker group."""
         with self._lock:
             starting = self._core.starting
-        failures: dict[str, RaymqError] = {}
+        by_broker: dict[str, dict[MessageQueue, int]] = {}
         for queue, generation in starting.items():
-            if queue.broker_name in failures or self._stopped.is_set():
-                continue  # a broker that is away costs one timeout, not one for each of its queues
+            by_broker.setdefault(queue.broker_name, {})[queue] = generation
+        failure: RaymqError | None = None
+        for broker_name, generations in by_broker.items():
+            if self._stopped.is_set():
+                return
             try:
-                self.make_known([queue.broker_name], WORK_TIMEOUT_S)
-                start = self._offsets.start_offset(queue, self._settings.start, generation, WORK_TIMEOUT_S)
+                self.make_known([broker_name], WORK_TIMEOUT_S)
+                starts = self._offsets.start_offsets(generations, self._settings.start, WORK_TIMEOUT_S)
             except RaymqError as error:
-                failures[queue.broker_name] = error
+                failure = error
                 continue
             with self._lock:
-                self._core.start_known(queue, start)
-            self._on_queues()
-        for failure in failures.values():
+                for queue, start in starts.items():
+                    self._core.start_known(queue, start)
+            if starts:
+                self._on_queues()
+            for queue in sorted(generations.keys() - starts.keys()):
+                logger.warning("group %s: %s has no start offset; is its topic deleted?", self._settings.group, queue)
+        if failure is not None:
             raise failure
 
     def _commit_due(self) -> None:

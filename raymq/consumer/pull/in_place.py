@@ -31,7 +31,7 @@ WATCH_WAIT_S: Final = 30.0
 """How long a store without news leaves an ask unanswered."""
 WATCH_GRACE_S: Final = 10.0
 """How much later the answer may come; then the watch counts as broken."""
-ASK_AGAIN_AFTER_S: Final = 0.005
+WATCH_AGAIN_AFTER_S: Final = 0.005
 """How long queues without news may go unnoticed while others have enough. Asking names every queue, so it is not done
 for each poll."""
 READ_AHEAD: Final = 64
@@ -271,7 +271,7 @@ class InPlaceReader:
             version = self._core.version
             if store.asked and store.version == version:
                 return
-            if store.version == version and self._core.has_unread and now_s - store.asked_s < ASK_AGAIN_AFTER_S:
+            if store.version == version and self._core.has_unread and now_s - store.asked_s < WATCH_AGAIN_AFTER_S:
                 return
             waits = [wait for wait in self._core.waits() if self._store_of.get(wait[0]) is store]
         if waits:

@@ -35,8 +35,11 @@ class Offsets:
     def ensure_group(self, broker_name, timeout_s) -> None:
         pass
 
-    def start_offset(self, queue, query, generation, timeout_s) -> QueueOffset:
+    def start_offset(self, queue, query, generation, timeout_s=20.0) -> QueueOffset:
         return QueueOffset(self.committed.get(queue, 0))
+
+    def start_offsets(self, generations, query, timeout_s=20.0) -> dict[MessageQueue, QueueOffset]:
+        return {queue: self.start_offset(queue, query, generation) for queue, generation in generations.items()}
 
     def commit_offsets(self, commits, timeout_s) -> CommitAnswer:
         self.committing.set()

@@ -77,6 +77,9 @@ class Group:
             raise self.start_failures.pop()
         return self.reset.get(queue, QueueOffset(self.committed_offsets.get(queue, 0)))
 
+    def start_offsets(self, generations, query, timeout_s=20.0) -> dict[MessageQueue, QueueOffset]:
+        return {queue: self.start_offset(queue, query, generation) for queue, generation in generations.items()}
+
     def committed_offset(self, queue, timeout_s=20.0):
         return self.committed_offsets.get(queue)
 

@@ -35,6 +35,9 @@ class Offsets:
     def start_offset(self, queue, query, generation, timeout_s=20.0) -> QueueOffset:
         return QueueOffset(0)
 
+    def start_offsets(self, generations, query, timeout_s=20.0) -> dict[MessageQueue, QueueOffset]:
+        return {queue: self.start_offset(queue, query, generation) for queue, generation in generations.items()}
+
     def commit_offsets(self, commits, timeout_s=20.0) -> CommitAnswer:
         return CommitAnswer()
 
