@@ -249,18 +249,25 @@ class InPlaceReader:
         asked, store.asked = store.asked, []
         if len(ends) != len(asked):
             raise ConnectionError(f"{store.name} answers for {len(ends)} queues, not {len(asked)}")
-        strange = []
-        with self._lock:
-            for (queue, request), known in zip(asked, ends, strict=True):
-                if not self._core.end_known(queue, request.queue_offset, known.min_offset, known.max_offset):
-                    strange.append(queue)
-        if strange:
-            self._read_by_fetches(strange)
         check_all = now_s - store.stay_checked_s > STAY_CHECK_S
         if check_all:
             store.stay_checked_s = now_s
-        for (queue, _), known in zip(asked, ends, strict=True):
-            if (check_all or known.pull_from) and self._replaced(queue, store.name, known.pull_from):
+        # Most queues have no news; looking at them is all that is done for each.
+        told = [
+            (queue, request.queue_offset, known)
+            for (queue, request), known in zip(asked, ends, strict=True)
+            if known[1] != request.queue_offset or known[0] > known[1] or known[2] or check_all
+        ]
+        with self._lock:
+            strange = [
+                queue
+                for queue, offset, known in told
+                if not self._core.end_known(queue, offset, known.min_offset, known.max_offset)
+            ]
+        if strange:
+            self._read_by_fetches(strange)
+        for queue, _, known in told:
+            if self._replaced(queue, store.name, known.pull_from):
                 with self._lock:
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
@@ -273,7 +280,9 @@ class InPlaceReader:
                 return
             if store.version == version and self._core.has_unread and now_s - store.asked_s < WATCH_AGAIN_AFTER_S:
                 return
-            waits = [wait for wait in self._core.waits() if self._store_of.get(wait[0]) is store]
+            waits = self._core.waits()
+            if len(self._stores) > 1:
+                waits = [wait for wait in waits if self._store_of.get(wait[0]) is store]
         if waits:
             store.watch.ask([request for _, request in waits], WATCH_WAIT_S)
             store.asked_s = now_s

@@ -52,6 +52,8 @@ class SubscriptionState:
         """The next offset to fetch, of queues of which so little is buffered that more is fetched."""
         self._mapped: dict[MessageQueue, AssignedMessageQueue] = {}
         """Queues that are read in place and not silent."""
+        self._waits: dict[MessageQueue, FetchRequest] = {}
+        """For each of them a request with the offset behind what is known of it: news lie there."""
         self._unread: dict[MessageQueue, None] = {}
         """Those of them whose mapped files have more, in turn."""
         self._unfinished: dict[MessageQueue, None] = {}
@@ -390,11 +392,8 @@ class SubscriptionState:
             self._note(assigned, moved=True)
 
     def waits(self) -> list[tuple[MessageQueue, FetchRequest]]:
-        """The queues that are read in place, each with the offset behind what is known of it: news lie there."""
-        return [
-            (queue, FetchRequest(queue.topic, queue.queue_id, max(assigned.fetch_offset, assigned.known_end), 1))
-            for queue, assigned in self._mapped.items()
-        ]
+        """The queues that are read in place, each with a request for what lies behind the part that is known."""
+        return list(self._waits.items())
 
     @property
     def has_unread(self) -> bool:
@@ -541,8 +540,12 @@ class SubscriptionState:
             self._hungry.pop(queue, None)
         if assigned.mapped and not assigned.silent:
             self._mapped[queue] = assigned
+            news, wait = max(assigned.fetch_offset, assigned.known_end), self._waits.get(queue)
+            if wait is None or wait.queue_offset != news:
+                self._waits[queue] = FetchRequest(queue.topic, queue.queue_id, news, 1)
         else:
             self._mapped.pop(queue, None)
+            self._waits.pop(queue, None)
         self._count(assigned, assigned.buffered_count, assigned.buffered_bytes)
         self._version += moved
 
@@ -552,6 +555,7 @@ class SubscriptionState:
             table.pop(assigned.queue, None)
         self._hungry.pop(assigned.queue, None)
         self._mapped.pop(assigned.queue, None)
+        self._waits.pop(assigned.queue, None)
         self._count(assigned, 0, 0)
         self._version += 1
 
