@@ -121,6 +121,54 @@ class Model:
             self.core.fetched(queue, offset, fetched_of(found, max(upto, offset)))
         del self.reads[:4]
 
+    # Stores on the consumer's node
+
+    def change_way(self) -> None:
+        queue = self.chance.choice(NAMES)
+        self.chance.choice([self.core.read_in_place, self.core.read_by_fetches])(queue)
+
+    def look(self) -> None:
+        """The answer to a wait for all queues that are read in place; one may have moved on meanwhile."""
+        waits = self.core.waits()
+        if self.trouble and self.chance.random() < 0.1:
+            self.chance.choice([self.seek, self.pause, self.revoke, self.change_way])()
+        for queue, request in waits:
+            if not self.core.end_known(queue, request.queue_offset, 0, self.end[queue]):
+                self.core.read_by_fetches(queue)
+
+    def read(self) -> None:
+        """Read mapped files, in one or two parts; the position may be moved meanwhile."""
+        turn = self.core.next_unread(self.chance.choice([1, 3, 500]))
+        if turn is None:
+            assert not self.core.has_unread
+            return
+        queue, request, end = turn
+        assert request.queue_offset < end <= self.end[queue]
+        if self.trouble and self.chance.random() < 0.1:
+            self.chance.choice([self.seek, self.pause, self.revoke, self.change_way])()
+        upto = min(end, request.queue_offset + request.max_messages)
+        middle = self.chance.randint(request.queue_offset + 1, upto)
+        parts = [(request.queue_offset, middle), (middle, upto)] if middle < upto else [(request.queue_offset, upto)]
+        found = [fetched_of(sorted(self.wanted[queue] & set(range(low, high))), high) for low, high in parts]
+        self.core.fetched(queue, request.queue_offset, *found)
+
+    def check_tables(self) -> None:
+        """The tables that are kept up to date say what a look at every queue says."""
+        core, queues = self.core, self.core._queues
+        assert set(core._buffered) == {queue for queue, one in queues.items() if one.buffered}
+        assert set(core._unread) == {queue for queue, one in queues.items() if one.unread}
+        assert set(core._unfinished) == {queue for queue, one in queues.items() if one.unfinished}
+        assert set(core._dirty) == {queue for queue, one in queues.items() if one.dirty}
+        assert set(core._revoked) == {queue for queue, one in queues.items() if one.revoked}
+        assert core._hungry == {queue: one.fetch_offset for queue, one in queues.items() if core._is_hungry(one)}
+        mapped = {queue: one for queue, one in queues.items() if one.mapped and not one.silent}
+        assert core._mapped == mapped
+        assert {queue: request.queue_offset for queue, request in core.waits()} == {
+            queue: max(one.fetch_offset, one.known_end) for queue, one in mapped.items()
+        }
+        assert core._buffered_count == sum(fetched.count for one in queues.values() for fetched in one.buffered)
+        assert core._buffered_bytes == sum(one.buffered_bytes for one in queues.values())
+
     # The program
 
     def poll(self) -> None:
@@ -223,13 +271,24 @@ class Model:
 
     def step(self) -> None:
         usual = [self.write, self.ask, self.answer, self.poll, self.start, self.commit, self.take_answers, self.release]
-        unusual = [self.grant, self.heartbeat, self.seek, self.pause, self.resume, self.commit_one, self.question]
+        usual += [self.look, self.read]
+        unusual = [
+            self.change_way,
+            self.grant,
+            self.heartbeat,
+            self.seek,
+            self.pause,
+            self.resume,
+            self.commit_one,
+            self.question,
+        ]
         rare = [self.revoke, self.reset, self.fall_silent, self.commit_all]
         self.chance.choice(usual * 6 + unusual * 2 + rare)()
         self.now_s += 0.1
         for queue in self.core.assigned_queues:
             assigned = self.core.get(queue)
             assert assigned.done <= assigned.position
+        self.check_tables()
 
     def settle(self) -> None:
         """Nothing is paused, revoked or reset any more: what is left comes, and is committed."""
@@ -246,6 +305,8 @@ class Model:
                 break
             self.ask()
             self.answer()
+            self.look()
+            self.read()
             self.core.poll_begins(self.now_s)
             for part in self.core.peek(500):
                 self.returned(part.queue, offsets_of(part))
