@@ -139,18 +139,6 @@ def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapp
         yield part
 
 
-def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapping[int, int]]]:
-    """The topics of a table in several, each with about STARTS_PER_CALL queues."""
-    part: dict[str, Mapping[int, int]] = {}
-    for topic, by_queue in table.items():
-        part[topic] = by_queue
-        if sum(map(len, part.values())) >= STARTS_PER_CALL:
-            yield part
-            part = {}
-    if part:
-        yield part
-
-
 def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:
     """Merge the brokers' answers into one; the first failure is raised."""
     reset: dict[MessageQueue, QueueOffset] = {}
