@@ -81,6 +81,7 @@ class StorageClient:
         self._lock = threading.Lock()
         self._description: StorageDescription | None = None
         self._idle: list[StorageLane] = []
+        self._is_closed = False
         self._lanes = threading.BoundedSemaphore(LANES_MAX)
         self._closed_lane: tuple[LaneAddress, float] | None = None
         """The address at which no lane could be opened, and when to try again."""
@@ -204,6 +205,7 @@ class StorageClient:
     def close(self) -> None:
         """End idle lanes and unmap files. Calls under way end by themselves."""
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, []
             reader, self._reader = self._reader, None
         for lane in idle:
@@ -262,15 +264,22 @@ class StorageClient:
                 self._drop_lanes()
                 raise ServiceNotAvailableError(f"the lane to {self.name} broke during {what} ({error!r})") from error
             finally:
-                if lane is not None and not lane.closed:
-                    with self._lock:
-                        self._idle.append(lane)
+                if lane is not None:
+                    self._put_back(lane)
                 self._lanes.release()
         try:
             return by_actor(left_s(deadline_s))
         except (ServiceNotAvailableError, RequestTimeoutError):
             self._drop_lanes()
             raise
+
+    def _put_back(self, lane: StorageLane) -> None:
+        """Keep a lane for the next call, unless the client was closed meanwhile."""
+        with self._lock:
+            if not self._is_closed and not lane.closed:
+                self._idle.append(lane)
+                return
+        lane.close()
 
     def _take_lane(self, description: StorageDescription, timeout_s: float) -> StorageLane | None:
         """A lane for one call, or None where none can be opened."""

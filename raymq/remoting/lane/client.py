@@ -181,6 +181,10 @@ class Lane:
             self.closed = True
             self._stream.close()
 
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and hasattr(self, "_stream"):
+            self._stream.close()  # a client that is dropped, not closed
+
     # Bytes
 
     def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:

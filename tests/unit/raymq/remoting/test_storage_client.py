@@ -14,15 +14,17 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, QueueBounds
-from raymq.record.hashing import tags_code
+from raymq.protocol.store import QueueBounds
 from raymq.remoting import storage_client
-from raymq.remoting.lane import LaneServer
+from raymq.remoting.lane import server as lane_server
+from raymq.remoting.lane.calls import ControlCalls
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.server import LaneServer
 from raymq.remoting.storage_client import LANES_MAX, StorageClient
 from raymq.retry import persist_until
 from tests.support.clients.fakes import WAIT_S, description
-from tests.support.stores.stores import make_batch, open_store
+from tests.support.history.waiting import eventually
 
 BOUNDS = QueueBounds(1, 9, 1)
 
@@ -44,7 +46,9 @@ def servers():
     opened: list[LaneServer] = []
 
     def serve(methods) -> LaneServer:
-        opened.append(LaneServer(methods, "test"))
+        """A server of these control calls. APPENDs go to methods["append"], with the request."""
+        handlers = {Kind.OPEN: lambda request: request.drop(), Kind.CALL: ControlCalls(methods, lambda call: call())}
+        opened.append(LaneServer("test", handlers | {Kind.APPEND: methods.get("append", LaneRequest.drop)}))
         return opened[-1]
 
     yield serve
@@ -69,21 +73,15 @@ def client(monkeypatch):
 
 
 def test_on_the_stores_node_calls_go_over_a_lane_that_is_kept(client, servers):
-    threads = set()
-
-    def queue_bounds(topic, queue_id):
-        threads.add(threading.get_ident())
-        return BOUNDS
-
-    server = servers({"queue_bounds": queue_bounds})
+    server = servers({"queue_bounds": lambda topic, queue_id: BOUNDS})
     storage, actor = client(describe=lambda: description(server.address))
     for _ in range(3):
         assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
+        assert server.connections == 1
     assert actor.calls == ["describe"]
-    assert len(threads) == 1  # one connection, one thread
 
 
-def test_from_another_node_calls_go_to_the_actor(client):
+def test_from_another_node_calls_go_to_the_actor_if_it_has_no_lane_for_other_nodes(client):
     storage, actor = client(
         describe=lambda: description(node_id="elsewhere"), queue_bounds=lambda topic, queue_id: BOUNDS
     )
@@ -97,10 +95,32 @@ def test_where_no_lane_can_be_opened_the_actor_is_called_and_asked_for_its_addre
     assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
     assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
     assert actor.calls == ["describe", "queue_bounds"] * 2
+    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
+    assert actor.calls[4:] == ["queue_bounds"]  # the address is the same: no lane is tried for a while
+
+
+def test_a_lane_that_could_not_be_opened_is_tried_again_after_a_pause(client, servers, monkeypatch):
+    server = servers({"queue_bounds": lambda topic, queue_id: QueueBounds(2, 3, 2)})
+    storage, _ = client(describe=lambda: description(server.address), queue_bounds=lambda topic, queue_id: BOUNDS)
+    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 0)
+    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
+    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 1)
+    eventually(lambda: storage.queue_bounds("orders", 0, WAIT_S) == QueueBounds(2, 3, 2), "a lane is opened")
+
+
+def test_a_new_address_is_tried_at_once(client, servers):
+    server = servers({"queue_bounds": lambda topic, queue_id: BOUNDS})
+    described = [description(), description(server.address)]
+    storage, _ = client(describe=lambda: described.pop(0), queue_bounds=lambda topic, queue_id: QueueBounds(0, 0, 0))
+    assert storage.queue_bounds("orders", 0, WAIT_S) == QueueBounds(0, 0, 0)
+    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
 
 
 def test_after_a_restart_of_the_actor_its_new_lane_is_used(client, servers):
-    old, new = servers({"queue_bounds": lambda *_: BOUNDS}), servers({"queue_bounds": lambda *_: QueueBounds(2, 3, 2)})
+    old, new = (
+        servers({"queue_bounds": lambda topic, queue_id: BOUNDS}),
+        servers({"queue_bounds": lambda topic, queue_id: QueueBounds(2, 3, 2)}),
+    )
     addresses = [old.address, new.address]
     storage, actor = client(describe=lambda: description(addresses.pop(0)))
     assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
@@ -112,7 +132,7 @@ def test_after_a_restart_of_the_actor_its_new_lane_is_used(client, servers):
 
 
 def test_a_refusal_of_the_store_is_raised_as_it_is_and_the_lane_is_kept(client, servers):
-    def refuse(batches):
+    def refuse(request):
         raise StoreNotWritableError("the disk is full")
 
     server = servers({"append": refuse})
@@ -124,15 +144,12 @@ def test_a_refusal_of_the_store_is_raised_as_it_is_and_the_lane_is_kept(client, 
 
 
 def test_a_lane_call_without_an_answer_is_a_timeout_and_the_next_call_takes_another_lane(client, servers):
-    release = threading.Event()
-    server = servers({"append": lambda batches: release.wait(WAIT_S), "queue_bounds": lambda *_: BOUNDS})
+    kept = []
+    server = servers({"append": kept.append, "queue_bounds": lambda topic, queue_id: BOUNDS})
     storage, _ = client(describe=lambda: description(server.address))
-    try:
-        with pytest.raises(RequestTimeoutError):
-            storage.append([], 0.01)
-        assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
-    finally:
-        release.set()
+    with pytest.raises(RequestTimeoutError):
+        storage.append([], 0.01)
+    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
 
 
 @pytest.mark.parametrize("failure", [ServiceNotAvailableError("restarting"), RequestTimeoutError("append", 1.0)])
@@ -148,26 +165,20 @@ def test_an_actor_call_without_an_answer_makes_the_client_ask_for_the_address_ag
 
 
 def test_beyond_the_limit_of_lanes_calls_go_to_the_actor(client, servers):
-    release, inside = threading.Event(), threading.Semaphore(0)
-
-    def wait(*_):
-        inside.release()
-        release.wait(WAIT_S)
-        return BOUNDS
-
-    server = servers({"queue_bounds": wait})
-    storage, actor = client(describe=lambda: description(server.address), queue_bounds=lambda *_: QueueBounds(0, 0, 0))
+    kept = []
+    server = servers({"append": kept.append})
+    storage, actor = client(describe=lambda: description(server.address), append=lambda batches: "by the actor")
     storage.describe()
-    threads = [threading.Thread(target=storage.queue_bounds, args=("t", 0, WAIT_S)) for _ in range(LANES_MAX)]
+    threads = [threading.Thread(target=storage.append, args=([], WAIT_S)) for _ in range(LANES_MAX)]
     for thread in threads:
         thread.start()
-    for _ in threads:
-        assert inside.acquire(timeout=WAIT_S)
-    assert storage.queue_bounds("t", 0, WAIT_S) == QueueBounds(0, 0, 0)
-    release.set()
+    eventually(lambda: len(kept) == LANES_MAX, "all lanes are in use")
+    assert storage.append([], WAIT_S) == "by the actor"
+    for request in kept:
+        request.answer()
     for thread in threads:
         thread.join(WAIT_S)
-    assert actor.calls == ["describe", "queue_bounds"]
+    assert actor.calls == ["describe", "append"]
 
 
 def test_control_calls_always_go_to_the_actor(client):
@@ -183,102 +194,6 @@ def test_an_actor_whose_store_did_not_open_gives_the_reason(client):
     storage, _ = client(describe=describe)
     with pytest.raises(StoreNotWritableError, match="read-only"):
         storage.fetch([], 1000, 0.0, WAIT_S)
-
-
-@pytest.fixture
-def store(tmp_path, no_flushes):
-    store = open_store(tmp_path / "store")
-    store.append([make_batch([b"one", b"two", b"three"])])
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def no_flushes(monkeypatch):
-    import os
-
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-def fetch_of(store):
-    return lambda requests, max_bytes, wait_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
-
-
-@pytest.mark.parametrize("node_id", ["here", "elsewhere"])
-def test_reading_gives_the_same_near_the_files_and_far_from_them(client, servers, store, tmp_path, node_id):
-    server = servers({"fetch": fetch_of(store)})
-    where = description(server.address, node_id=node_id, root=str(tmp_path / "store"))
-    storage, _ = client(describe=lambda: where, fetch=fetch_of(store))
-    requests = [
-        FetchRequest("orders", 0, 1, 100),
-        FetchRequest("orders", 0, 3, 100),
-        FetchRequest("orders", 0, 7, 100),
-        FetchRequest("orders", 1, 0, 100),
-        FetchRequest("orders", 0, 0, 1),
-    ]
-    results = storage.fetch(requests, 1 << 20, 0.0, WAIT_S)
-    assert results == store.fetch(requests, max_bytes=1 << 20, wait_s=0.0)
-    assert [result.status for result in results[:3]] == [
-        PullStatus.FOUND,
-        PullStatus.NO_NEW_MESSAGE,
-        PullStatus.OFFSET_ILLEGAL,
-    ]
-    assert results[0].count == 2
-
-
-def test_the_files_of_a_log_on_several_disks_are_read_in_place_also_after_these_changed(
-    client, servers, tmp_path, no_flushes
-):
-    logs = (tmp_path / "a", tmp_path / "b")
-    store = open_store(tmp_path / "store", store_path_commit_log=logs)
-    for _ in range(3):
-        store.append([make_batch([b"x" * 40_000])])
-
-    def only_ends(requests, max_bytes, wait_s):
-        assert max_bytes == 0, "the files were not read in place"
-        return store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
-
-    server = servers({"fetch": only_ends})
-    described = [description(server.address, root=str(tmp_path / "store"), logs=tuple(map(str, logs)))]
-    storage, _ = client(describe=lambda: described[-1])
-    requests = [FetchRequest("orders", 0, 0, 100)]
-    assert storage.fetch(requests, 1 << 20, 0.0, WAIT_S)[0].count == 3
-    for log in logs:
-        log.rename(tmp_path / f"new-{log.name}")
-    moved = tuple(str(tmp_path / f"new-{log.name}") for log in logs)
-    described.append(description(server.address, root=str(tmp_path / "store"), logs=moved))
-    storage._drop_lanes()
-    assert storage.fetch(requests, 1 << 20, 0.0, WAIT_S)[0].count == 3
-    for name, log in zip(moved, logs, strict=True):
-        (tmp_path / name).rename(log)
-
-
-@pytest.mark.parametrize("node_id", ["here", "elsewhere"])
-def test_records_the_store_has_searched_for_tags_are_not_searched_again(client, servers, tmp_path, no_flushes, node_id):
-    """The client's own reader would search on: the store tells it where to begin, and that there is nothing."""
-    store = open_store(tmp_path / "store", max_filter_message_size_bytes=20 * 40)
-    store.append([make_batch([b"x"] * 50, tags="no"), make_batch([b"here"], tags="yes")])
-    server = servers({"fetch": fetch_of(store)})
-    where = description(server.address, node_id=node_id, root=str(tmp_path / "store"))
-    storage, _ = client(describe=lambda: where, fetch=fetch_of(store))
-
-    def ask(offset):
-        request = FetchRequest("orders", 0, offset, 10, frozenset([tags_code("yes")]))
-        [result] = storage.fetch([request], 1 << 20, 0.0, WAIT_S)
-        return result.status, result.next_offset, result.count
-
-    assert ask(0) == (PullStatus.NO_MATCHED_MESSAGE, 40, 0)
-    assert ask(40) == (PullStatus.FOUND, 51, 1)
-    store.close()
-
-
-def test_a_small_limit_still_gives_one_message_of_each_queue_that_has_one(client, servers, store, tmp_path):
-    store.append([make_batch([b"x"], queue_id=1)])
-    server = servers({"fetch": fetch_of(store)})
-    storage, _ = client(describe=lambda: description(server.address, root=str(tmp_path / "store")))
-    requests = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
-    assert [result.count for result in storage.fetch(requests, 1, 0.0, WAIT_S)] == [1, 1]
 
 
 # persist_until

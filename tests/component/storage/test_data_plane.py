@@ -1,0 +1,480 @@
+"""The data plane of a storage actor, the same over every way to it: Unix lanes, TCP lanes, TLS lanes, actor methods."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from raymq.config.store import FlushDiskType
+from raymq.errors import (
+    ClientStateError,
+    InvalidArgumentError,
+    MessageIllegalError,
+    ServiceNotAvailableError,
+    StoreNotWritableError,
+    SystemBusyError,
+    TopicNotExistError,
+)
+from raymq.message import PullStatus, SendStatus
+from raymq.protocol.store import Boundary, FetchRequest, QueueEnds
+from raymq.record.encode import EncodedBatch
+from raymq.record.hashing import tags_code
+from raymq.record.message_id import IdRange
+from raymq.remoting import storage_client
+from raymq.remoting.lane import appends
+from raymq.remoting.storage_client import StorageClient
+from storage.running_flags import RunningFlag
+from tests.support.clients.fakes import WAIT_S, description
+from tests.support.clients.lanes import StorageDouble, make_certificates, unix_only
+from tests.support.history.waiting import eventually
+from tests.support.stores.stores import bodies_of, make_batch, open_store
+
+WAYS = ["unix", "tcp", "tls", "actor"]
+
+
+class FakeActor:
+    """A stand-in for ActorRef that calls a StorageDouble's methods in the caller's thread, and counts the calls."""
+
+    def __init__(self, methods) -> None:
+        self.methods = methods
+        self.calls: list[str] = []
+
+    def call(self, method, *args, timeout_s):
+        self.calls.append(method)
+        return self.methods[method](*args)
+
+
+@pytest.fixture
+def no_flushes(monkeypatch):
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(params=[FlushDiskType.SYNC_FLUSH, FlushDiskType.ASYNC_FLUSH])
+def flush(request):
+    return request.param
+
+
+@pytest.fixture
+def double(tmp_path, no_flushes, flush):
+    """Makes the double of a storage actor with a store of these settings."""
+    made = []
+
+    def make(*, capacity=10_000, host="127.0.0.1", tls=None, **settings):
+        store = open_store(tmp_path / f"store-{len(made)}", flush_disk_type=flush, **settings)
+        made.append(StorageDouble(store, capacity=capacity, host=host, tls=tls))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return request.param
+
+
+@pytest.fixture
+def connect(monkeypatch, tmp_path, double, way):
+    """A double of a storage actor, and a client of it that goes one way."""
+    clients = []
+
+    def connect(*, on_node=None, **settings):
+        tls = tls_files(tmp_path, monkeypatch) if way == "tls" else None
+        actor = double(tls=tls, **settings)
+        address = unix_only(actor.lanes.address) if way == "actor" else actor.lanes.address
+        here = on_node if on_node is not None else way == "unix"
+        root = str(tmp_path / "not-readable-from-here") if on_node is None else str(actor.store.status().root)
+        where = description(address, node_id="here" if here else "elsewhere", root=root)
+        fake = FakeActor(actor.methods(lambda: where))
+        monkeypatch.setattr(storage_client, "ActorRef", lambda name: fake)
+        clients.append(StorageClient("storage-a-0", "here"))
+        return actor, clients[-1], fake
+
+    yield connect
+    for one in clients:
+        one.close()
+
+
+def tls_files(directory, monkeypatch):
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command that makes the certificates is not installed")
+    files = make_certificates(directory)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv("RAY_TLS_SERVER_CERT", files.certificate)
+    monkeypatch.setenv("RAY_TLS_SERVER_KEY", files.key)
+    monkeypatch.setenv("RAY_TLS_CA_CERT", files.authority)
+    return files
+
+
+def test_what_is_appended_is_read_and_only_the_actors_way_calls_the_actor(connect, way):
+    actor, client, fake = connect()
+    assert [result.queue_offset for result in client.append([make_batch([b"one", b"two"])], WAIT_S)] == [0]
+    [first, second] = client.append([make_batch([b"three"]), make_batch([b"x"] * 40, queue_id=7)], WAIT_S)
+    assert (first.queue_offset, second.queue_offset, first.status) == (2, 0, SendStatus.SEND_OK)
+    assert second.physical_offset > first.physical_offset > 0
+    assert bodies_of(actor.store) == [b"one", b"two", b"three"]
+    assert bodies_of(actor.store, queue_id=7) == [b"x"] * 40
+    requests = [FetchRequest("orders", 0, 1, 100), FetchRequest("orders", 7, 9, 3), FetchRequest("orders", 1, 0, 1)]
+    assert client.fetch(requests, 1 << 20, 0.0, WAIT_S) == actor.fetch(requests, 1 << 20, 0.0)
+    assert client.queue_bounds("orders", 7, WAIT_S) == actor.queue_bounds("orders", 7)
+    assert client.offset_by_time("orders", 7, 0, WAIT_S) == 0
+    late = client.offset_by_time("orders", 7, 2**62, WAIT_S, Boundary.UPPER)
+    assert late == actor.offset_by_time("orders", 7, 2**62, Boundary.UPPER)
+    data_calls = ["append", "append", "fetch", "queue_bounds", "offset_by_time", "offset_by_time"]
+    assert fake.calls == ["describe", *(data_calls if way == "actor" else [])]
+
+
+def test_large_batches_arrive_whole(connect):
+    actor, client, _ = connect(mapped_file_size_commit_log_bytes=8 << 20)
+    bodies = [os.urandom(1000) for _ in range(3000)]
+    [result] = client.append([make_batch(bodies)], WAIT_S)
+    assert result.status is SendStatus.SEND_OK
+    assert bodies_of(actor.store) == bodies
+    [fetched] = client.fetch([FetchRequest("orders", 0, 0, 5000)], 64 << 20, 0.0, WAIT_S)
+    assert fetched.count == 3000
+
+
+def test_a_repeat_is_recognised_and_a_producer_that_was_fenced_is_told(connect):
+    _, client, _ = connect()
+    batch = make_batch([b"a", b"b"], producer=("p1", 3, 10))
+    [first] = client.append([batch], WAIT_S)
+    [again] = client.append([batch], WAIT_S)
+    assert again.duplicate
+    assert not first.duplicate
+    assert (again.queue_offset, again.physical_offset) == (first.queue_offset, first.physical_offset)
+    with pytest.raises(ClientStateError, match="fenced"):
+        client.append([make_batch([b"c"], producer=("p1", 2, 12))], WAIT_S)
+
+
+def test_offsets_that_do_not_follow_from_the_first_are_told(connect):
+    """A batch over the end of a file, and one of which a part was stored before."""
+    _, client, _ = connect()
+    [over_the_end] = client.append([make_batch([b"x" * 30_000] * 4)], WAIT_S)
+    assert over_the_end.physical_offsets is not None
+    assert len(over_the_end.physical_offsets) == 4
+    client.append([make_batch([b"1"], queue_id=1, producer=("p", 0, 0))], WAIT_S)
+    client.append([make_batch([b"other"], queue_id=1)], WAIT_S)
+    [rest] = client.append([make_batch([b"1", b"2", b"3"], queue_id=1, producer=("p", 0, 0))], WAIT_S)
+    assert rest.queue_offsets == (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"topic": "payments"}, MessageIllegalError),
+        ({"queue_id": -1}, MessageIllegalError),
+        ({"queue_id": 2**40}, MessageIllegalError),
+        ({"sizes": np.array([1], np.int32)}, MessageIllegalError),
+        ({"sizes": np.array([], np.int32), "tag_codes": np.array([], np.int64)}, MessageIllegalError),
+        ({"records": b""}, MessageIllegalError),
+        ({"topic": "?"}, MessageIllegalError),
+    ],
+)
+def test_what_no_producer_sends_is_refused_and_nothing_is_stored(connect, change, error):
+    actor, client, _ = connect()
+    good = make_batch([b"one"])
+    fields = {name: getattr(good, name) for name in EncodedBatch.__dataclass_fields__} | change
+    with pytest.raises(error):
+        client.append([EncodedBatch(**fields)], WAIT_S)
+    assert actor.store.end_offset == 0
+    [result] = client.append([good], WAIT_S)
+    assert result.queue_offset == 0
+
+
+def test_deleted_topics_full_stores_and_limits_are_told_as_they_are(connect):
+    actor, client, _ = connect(capacity=0)
+    with pytest.raises(SystemBusyError, match="send_queue_capacity"):
+        client.append([make_batch([b"one"])], WAIT_S)
+    actor.limit._capacity = 1
+    actor.deleted.add("orders")
+    with pytest.raises(TopicNotExistError):
+        client.append([make_batch([b"one"])], WAIT_S)
+    actor.deleted.remove("orders")
+    actor.store.flags.set_flag(RunningFlag.DISK_FULL, "the disk is full")
+    with pytest.raises(StoreNotWritableError, match="the disk is full"):
+        client.append([make_batch([b"one"])], WAIT_S)
+    actor.store.flags.clear_flag(RunningFlag.DISK_FULL)
+    for _ in range(3):  # what failed counts no more
+        client.append([make_batch([b"one"])], WAIT_S)
+
+
+def test_a_topic_that_is_deleted_while_an_append_waits_is_told(connect, flush, monkeypatch):
+    if flush is FlushDiskType.ASYNC_FLUSH:
+        pytest.skip("such an append does not wait")
+    actor, client, _ = connect()
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def slow_flush(descriptor):
+        if threading.current_thread().name == "raymq-flush":
+            under_way.set()
+            go_on.wait(WAIT_S)
+
+    outcome = []
+
+    def append():
+        try:
+            outcome.append(client.append([make_batch([b"one"])], WAIT_S))
+        except TopicNotExistError as error:
+            outcome.append(error)
+
+    monkeypatch.setattr(os, "fdatasync", slow_flush)
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        assert under_way.wait(WAIT_S)
+        actor.deleted.add("orders")
+    finally:
+        go_on.set()
+    thread.join(WAIT_S)
+    assert isinstance(outcome[0], TopicNotExistError)
+
+
+def test_a_slow_disk_is_told(connect, flush, monkeypatch):
+    if flush is FlushDiskType.ASYNC_FLUSH:
+        pytest.skip("such an append does not wait for the disk")
+    _, client, _ = connect(sync_flush_timeout_ms=300)
+    go_on = threading.Event()
+    monkeypatch.setattr(
+        os, "fdatasync", lambda _: threading.current_thread().name != "raymq-flush" or go_on.wait(WAIT_S)
+    )
+    try:
+        [result] = client.append([make_batch([b"slow"])], WAIT_S)
+        assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+    finally:
+        go_on.set()
+
+
+def test_many_appends_at_a_time_all_get_their_own_answers(connect):
+    actor, client, _ = connect()
+    results = {}
+
+    def append(number):
+        for index in range(20):
+            [result] = client.append([make_batch([b"%d-%d" % (number, index)], queue_id=number)], WAIT_S)
+            results[number, index] = result.queue_offset
+
+    threads = [threading.Thread(target=append, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert results == {(number, index): index for number in range(8) for index in range(20)}
+    assert bodies_of(actor.store, queue_id=3) == [b"3-%d" % index for index in range(20)]
+
+
+def test_more_queues_than_a_connection_has_handles(connect, monkeypatch):
+    monkeypatch.setattr(appends, "HANDLES_MAX", 4)
+    actor, client, _ = connect()
+    for queue_id in [0, 1, 2, 3, 0, 4, 5, 0, 6, 7, 8, 1, 2]:
+        client.append([make_batch([b"%d" % queue_id], queue_id=queue_id)], WAIT_S)
+    client.append([make_batch([b"many"], queue_id=queue_id) for queue_id in range(6)], WAIT_S)
+    assert bodies_of(actor.store, queue_id=0) == [b"0", b"0", b"0", b"many"]
+    assert bodies_of(actor.store, queue_id=1) == [b"1", b"1", b"many"]
+    assert bodies_of(actor.store, queue_id=8) == [b"8"]
+
+
+def test_ids_that_are_a_range_and_tag_codes_arrive(connect, monkeypatch):
+    actor, client, _ = connect()
+    batch = make_batch([b"1", b"2"], tags="paid")
+    seen = []
+    start_append, append = actor.store.start_append, actor.store.append
+    monkeypatch.setattr(actor.store, "start_append", lambda batches: seen.extend(batches) or start_append(batches))
+    monkeypatch.setattr(actor.store, "append", lambda batches: seen.extend(batches) or append(batches))
+    ids = IdRange("0" * 28, 65_535, 2)
+    fields = {name: getattr(batch, name) for name in EncodedBatch.__dataclass_fields__} | {"message_ids": ids}
+    client.append([EncodedBatch(**fields)], WAIT_S)
+    assert list(seen[0].message_ids) == list(ids)
+    assert seen[0].tag_codes.tolist() == [tags_code("paid")] * 2
+    assert seen[0].wait_store_msg_ok
+
+
+# Reading
+
+
+def test_a_fetch_waits_for_a_message_and_no_longer_than_asked(connect):
+    actor, client, _ = connect()
+    client.append([make_batch([b"one"])], WAIT_S)
+    request = FetchRequest("orders", 0, 1, 10)
+    [nothing] = client.fetch([request], 1 << 20, 0.05, WAIT_S)
+    assert nothing.status is PullStatus.NO_NEW_MESSAGE
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(client.fetch([request], 1 << 20, WAIT_S, WAIT_S)))
+    thread.start()
+    eventually(lambda: len(actor.store.polls) == 1, "it waits")
+    actor.store.append([make_batch([b"two"])])
+    thread.join(WAIT_S)
+    assert (results[0].status, results[0].count) == (PullStatus.FOUND, 1)
+    assert len(actor.store.polls) == 0
+
+
+def test_a_fetch_with_tags_goes_on_behind_what_it_has_excluded(connect):
+    actor, client, _ = connect()
+    client.append([make_batch([b"no"] * 5, tags="no")], WAIT_S)
+    wanted = frozenset([tags_code("yes")])
+    [nothing] = client.fetch([FetchRequest("orders", 0, 0, 10, wanted)], 1 << 20, 0.05, WAIT_S)
+    assert (nothing.status, nothing.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 5)
+    results = []
+    request = FetchRequest("orders", 0, 0, 10, wanted)
+    thread = threading.Thread(target=lambda: results.extend(client.fetch([request], 1 << 20, WAIT_S, WAIT_S)))
+    thread.start()
+    eventually(lambda: len(actor.store.polls) == 1, "it waits")
+    actor.store.append([make_batch([b"no"], tags="no")])
+    actor.store.append([make_batch([b"yes"], tags="yes")])
+    thread.join(WAIT_S)
+    assert (results[0].status, results[0].count, results[0].next_offset) == (PullStatus.FOUND, 1, 7)
+
+
+def test_requests_that_make_no_sense_are_refused(connect):
+    _, client, _ = connect()
+    for request, max_bytes in ((FetchRequest("orders", 0, 0, 0), 1), (FetchRequest("orders", 0, 0, 1), -1)):
+        with pytest.raises(InvalidArgumentError):
+            client.fetch([request], max_bytes, 0.0, WAIT_S)
+    assert client.fetch([], 1000, 0.0, WAIT_S) == []
+
+
+@pytest.mark.parametrize("on_node", [True, False])
+def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_node, way):
+    if on_node and way != "unix":
+        pytest.skip("on the store's node lanes are Unix sockets")
+    actor, client, _ = connect(on_node=on_node)
+    client.append([make_batch([b"one", b"two", b"three"])], WAIT_S)
+    requests = [
+        FetchRequest("orders", 0, 1, 100),
+        FetchRequest("orders", 0, 3, 100),
+        FetchRequest("orders", 0, 7, 100),
+        FetchRequest("orders", 1, 0, 100),
+        FetchRequest("orders", 0, 0, 1),
+    ]
+    results = client.fetch(requests, 1 << 20, 0.0, WAIT_S)
+    assert results == actor.store.fetch(requests, max_bytes=1 << 20, wait_s=0.0)
+    assert [result.status for result in results[:3]] == [
+        PullStatus.FOUND,
+        PullStatus.NO_NEW_MESSAGE,
+        PullStatus.OFFSET_ILLEGAL,
+    ]
+    assert results[0].count == 2
+    actor.store.append([make_batch([b"x"], queue_id=1)])
+    small = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
+    assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, 1]
+
+
+# The watch
+
+
+@pytest.fixture
+def watched(double, tmp_path, monkeypatch):
+    """The double of a storage actor on this node, and a client of it."""
+    actor = double()
+    where = description(actor.lanes.address, root=str(actor.store.status().root))
+    monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor({"describe": lambda: where}))
+    client = StorageClient("storage-a-0", "here")
+    yield actor, client
+    client.close()
+
+
+def answer_of(watch) -> list[QueueEnds]:
+    assert select.select([watch], [], [], WAIT_S)[0]
+    return watch.receive()
+
+
+def test_a_watch_tells_the_ends_as_soon_as_a_queue_has_something(watched):
+    actor, client = watched
+    client.append([make_batch([b"one"])], WAIT_S)
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 0, 1), FetchRequest("orders", 1, 0, 1)], WAIT_S)
+    assert answer_of(watch) == [QueueEnds(0, 1), QueueEnds(0, 0)]
+    watch.ask([FetchRequest("orders", 0, 1, 1), FetchRequest("orders", 1, 0, 1)], WAIT_S)
+    eventually(lambda: len(actor.store.polls) == 1, "it waits")
+    assert not select.select([watch], [], [], 0)[0]
+    client.append([make_batch([b"else"], queue_id=5)], WAIT_S)
+    assert not select.select([watch], [], [], 0)[0]
+    client.append([make_batch([b"two"], queue_id=1)], WAIT_S)
+    assert answer_of(watch) == [QueueEnds(0, 1), QueueEnds(0, 1)]
+    assert len(actor.store.polls) == 0
+    watch.close()
+
+
+def test_a_watch_is_answered_for_an_offset_that_a_queue_does_not_hold_and_when_its_time_is_over(watched):
+    _, client = watched
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 9, 1)], WAIT_S)
+    assert answer_of(watch) == [QueueEnds(0, 0)]
+    for wait_s in (0.0, 0.05):
+        watch.ask([FetchRequest("orders", 0, 0, 1)], wait_s)
+        assert answer_of(watch) == [QueueEnds(0, 0)]
+    watch.close()
+
+
+def test_a_question_takes_the_place_of_the_one_before(watched):
+    actor, client = watched
+    watch = client.open_watch()
+    for queue_id in range(20):
+        watch.ask([FetchRequest("orders", queue_id, 0, 1)], WAIT_S)
+    eventually(lambda: len(actor.store.polls) == 1, "only the last one waits")
+    client.append([make_batch([b"x"], queue_id=3)], WAIT_S)
+    assert not select.select([watch], [], [], 0)[0]
+    client.append([make_batch([b"x"], queue_id=19)], WAIT_S)
+    assert answer_of(watch) == [QueueEnds(0, 1)]
+    watch.close()
+
+
+def test_an_answer_to_an_earlier_question_is_no_answer(watched):
+    _, client = watched
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 5, 1)], WAIT_S)
+    assert select.select([watch], [], [], WAIT_S)[0]
+    watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)
+    assert watch.receive() == []
+    client.append([make_batch([b"x"])], WAIT_S)
+    assert answer_of(watch) == [QueueEnds(0, 1)]
+    watch.close()
+
+
+def test_a_watch_that_is_closed_waits_no_more(watched):
+    actor, client = watched
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)
+    eventually(lambda: len(actor.store.polls) == 1, "it waits")
+    watch.close()
+    eventually(lambda: len(actor.store.polls) == 0, "nobody waits")
+    assert watch.closed
+
+
+def test_a_watch_breaks_when_the_actor_ends_and_says_so(watched):
+    actor, client = watched
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)
+    actor.lanes.close()
+    with pytest.raises(ServiceNotAvailableError, match="the watch of storage-a-0 broke"):
+        watch.receive()
+    assert watch.closed
+    with pytest.raises(ServiceNotAvailableError, match="the watch of storage-a-0 broke"):
+        watch.ask([], 0.0)
+    assert client.open_watch() is None
+
+
+def test_a_store_that_closes_tells_those_who_watch(watched):
+    actor, client = watched
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)
+    eventually(lambda: len(actor.store.polls) == 1, "it waits")
+    actor.store.close()
+    assert select.select([watch], [], [], WAIT_S)[0]
+    with pytest.raises(ServiceNotAvailableError, match="is closed"):
+        watch.receive()
+    assert not watch.closed
+    watch.close()
+
+
+def test_from_another_node_nothing_is_watched(double, monkeypatch):
+    actor = double()
+    where = description(actor.lanes.address, node_id="elsewhere")
+    monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor({"describe": lambda: where}))
+    assert StorageClient("storage-a-0", "here").open_watch() is None

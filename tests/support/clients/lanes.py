@@ -1,0 +1,103 @@
+"""Storage actors without Ray, for tests of lanes: a real store behind a real data plane, and clients of each way."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.core.replica.append_limit import AppendLimit
+from actors.core.replica.deleted_topics import DeletedTopics
+from actors.replica.data_plane import DataPlane
+from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueueBounds
+from raymq.record.encode import EncodedBatch
+from raymq.remoting.lane.address import LaneAddress, TlsFiles
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.server import LaneServer
+from storage.message_store import MessageStore
+
+ECHO, LATER, REFUSE, SILENT, BREAK = range(Kind.OTHER, Kind.OTHER + 5)
+"""The kinds of frames that `echo_server` serves."""
+
+
+class StorageDouble:
+    """A storage actor of a store: its data plane, and its data-plane methods as a FakeActor calls them."""
+
+    def __init__(self, store: MessageStore, *, capacity: int = 10_000, host: str = "", tls: TlsFiles | None = None):
+        self.store = store
+        self.deleted = DeletedTopics(store.read_config, store.write_config)
+        self.limit = AppendLimit(capacity)
+        self.lanes = DataPlane(
+            "test",
+            store,
+            deleted=self.deleted,
+            limit=self.limit,
+            methods={"queue_bounds": self.queue_bounds, "offset_by_time": self.offset_by_time},
+            host=host,
+            tls=tls,
+        )
+
+    def close(self) -> None:
+        self.lanes.close()
+        self.store.close()
+
+    def methods(self, describe: Callable[[], Any]) -> dict[str, Callable[..., Any]]:
+        names = ("append", "fetch", "queue_bounds", "offset_by_time")
+        return {"describe": describe, **{name: getattr(self, name) for name in names}}
+
+    def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
+        with self.limit.enter():
+            self.deleted.check(batches)
+            results = self.store.append(batches)
+            self.deleted.check(batches)
+            return results
+
+    def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
+        return self.store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+
+    def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        return self.store.queue_bounds(topic, queue_id)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        return self.store.offset_by_time(topic, queue_id, timestamp_ms, boundary)
+
+
+def echo_server(error: Exception | None = None, *, late: list[LaneRequest] | None = None, **options: Any) -> LaneServer:
+    """A server that answers ECHO with its payload, keeps LATER in `late`, raises `error` for REFUSE, never answers
+    SILENT, and has a bug for BREAK."""
+
+    def echo(request: LaneRequest) -> None:
+        request.answer(bytes(request.payload), flags=request.flags & ~1, count=request.count)
+
+    def refuse(request: LaneRequest) -> None:
+        assert error is not None
+        raise error
+
+    def break_down(request: LaneRequest) -> None:
+        raise KeyError("a bug")
+
+    kept = [] if late is None else late
+    handlers = {ECHO: echo, LATER: kept.append, REFUSE: refuse, SILENT: kept.append, BREAK: break_down}
+    return LaneServer("test", handlers, bulk_kinds=frozenset({ECHO}), **options)
+
+
+def unix_only(address: LaneAddress) -> LaneAddress:
+    return LaneAddress(address.name, address.secret)
+
+
+def make_certificates(directory: Path) -> TlsFiles:
+    """A certificate authority and a certificate that it signed for 127.0.0.1, by the command line of OpenSSL."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=raymq test")
+    openssl("req", *curve, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=127.0.0.1")
+    openssl(
+        *("x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"),
+        *("-out", "node.pem"),
+    )
+    return TlsFiles(str(directory / "node.pem"), str(directory / "node.key"), str(directory / "ca.pem"))

@@ -1,0 +1,505 @@
+"""A real lane server and its clients: answers, refusals, silence, and the limits that keep the server alive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from functools import partial
+from itertools import repeat
+
+import pytest
+
+from raymq.errors import (
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+    SystemBusyError,
+)
+from raymq.remoting.lane import client as lane_client, connection, handshake, server as lane_server
+from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane.frames import pack_header
+from raymq.remoting.lane.handshake import AuthenticationError, LaneRefusedError
+from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.lanes import BREAK, ECHO, LATER, REFUSE, SILENT, echo_server, make_certificates
+from tests.support.history.waiting import eventually
+
+LOST = (EOFError, OSError)
+
+
+@pytest.fixture(params=["unix", "tcp", "tls"])
+def way(request, monkeypatch, tmp_path):
+    """The options of a server and of its clients, for each way between them."""
+    if request.param == "unix":
+        return {}, {}
+    if request.param == "tcp":
+        return {"host": "127.0.0.1"}, {"remote": True}
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command that makes the certificates is not installed")
+    files = make_certificates(tmp_path)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv("RAY_TLS_SERVER_CERT", files.certificate)
+    monkeypatch.setenv("RAY_TLS_SERVER_KEY", files.key)
+    monkeypatch.setenv("RAY_TLS_CA_CERT", files.authority)
+    return {"host": "127.0.0.1", "tls": files}, {"remote": True}
+
+
+@pytest.fixture
+def late():
+    return []
+
+
+@pytest.fixture
+def server(way, late):
+    server = echo_server(OffsetOutOfRangeError("orders@a:0", 9, 1, 5), late=late, **way[0])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def connect(server, way):
+    lanes = []
+
+    def connect(address=None, **options):
+        lanes.append(Lane(address or server.address, timeout_s=WAIT_S, **way[1], **options))
+        return lanes[-1]
+
+    yield connect
+    for opened in lanes:
+        opened.close()
+
+
+def echo(opened: Lane, data: bytes) -> bytes:
+    return bytes(opened.call(ECHO, (data,), WAIT_S).payload)
+
+
+@pytest.mark.parametrize("size", [0, 1, 70, 20_000, 65_535, 65_536, 65_537, 200_000, 5_000_000])
+def test_a_call_returns_the_answer_of_its_handler(connect, size):
+    opened = connect()
+    for _ in range(2):
+        answer = opened.call(ECHO, (os.urandom(7), bytes(size)), WAIT_S, flags=6, count=65535)
+        assert (len(answer.payload), answer.flags, answer.count) == (size + 7, 6, 65535)
+    assert not opened.closed
+
+
+def test_a_payload_of_many_parts_arrives_whole(connect):
+    parts = [bytes([index % 256]) * index for index in range(2000)]
+    assert bytes(connect().call(ECHO, parts, WAIT_S).payload) == b"".join(parts)
+
+
+def test_an_error_of_the_store_arrives_as_it_is_and_the_lane_goes_on(connect):
+    opened = connect()
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        opened.call(REFUSE, (), WAIT_S)
+    assert (caught.value.queue_offset, caught.value.max_offset) == (9, 5)
+    assert echo(opened, b"1") == b"1"
+
+
+def test_a_bug_in_the_server_is_a_retryable_error(connect):
+    opened = connect()
+    with pytest.raises(ServiceNotAvailableError, match=r"kind 20 failed in test: KeyError\('a bug'\)"):
+        opened.call(BREAK, (), WAIT_S)
+    assert echo(opened, b"1") == b"1"
+
+
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_a_kind_that_is_not_served_is_refused(connect, size):
+    opened = connect()
+    for kind in (0, 255):
+        with pytest.raises(ServiceNotAvailableError, match="does not serve frames of kind"):
+            opened.call(kind, (bytes(size),), WAIT_S)
+
+
+def test_lanes_do_not_wait_for_each_other(connect, late):
+    slow, quick = connect(), connect()
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(slow.call(LATER, (), WAIT_S)))
+    thread.start()
+    eventually(lambda: late, "the slow call is there")
+    assert echo(quick, b"1") == b"1"
+    assert answers == []
+    late[0].answer(b"at last", count=3)
+    thread.join(WAIT_S)
+    assert answers[0].count == 3
+
+
+def test_a_request_is_answered_once_by_any_thread(connect, late):
+    opened = connect()
+    thread = threading.Thread(
+        target=lambda: [
+            eventually(lambda: late, "the call is there"),
+            late[0].answer(b"first"),
+            late[0].answer(b"second"),
+            late[0].fail(ValueError("third")),
+        ]
+    )
+    thread.start()
+    assert bytes(opened.call(LATER, (), WAIT_S).payload) == b"first"
+    thread.join(WAIT_S)
+    assert echo(opened, b"next") == b"next"
+
+
+def test_without_an_answer_in_time_the_call_fails_and_the_lane_is_closed(connect):
+    opened = connect()
+    with pytest.raises(RequestTimeoutError, match=r"gave no answer within 0\.01 s"):
+        opened.call(SILENT, (), 0.01)
+    assert opened.closed  # the answer may still come: it must not be taken for that of the next call
+    with pytest.raises(OSError, match=r"closed|Bad file"):
+        opened.call(ECHO, (), WAIT_S)
+
+
+def test_an_answer_to_a_request_that_another_took_the_place_of_is_passed_over(connect, late):
+    opened = connect()
+    deadline_s = float("inf")
+    opened.send(LATER, (), deadline_s)
+    eventually(lambda: late, "the first request is there")
+    opened.send(ECHO, (b"new",), deadline_s)
+    late[0].answer(b"old")
+    assert bytes(opened.receive(deadline_s).payload) == b"new"
+    opened.send(ECHO, (b"newer",), deadline_s)
+    assert bytes(opened.receive(deadline_s).payload) == b"newer"
+
+
+# Who is let in
+
+
+def test_a_wrong_secret_opens_nothing(server, connect, way):
+    address = server.address
+    wrong = LaneAddress(address.name, b"y" * 32, address.host, address.port, address.tls)
+    with pytest.raises((AuthenticationError, *LOST)):
+        connect(wrong)
+    assert echo(connect(), b"1") == b"1"
+
+
+def test_a_server_that_does_not_know_the_secret_is_not_trusted():
+    hello = handshake.make_hello()
+    reply = handshake.make_reply(b"s" * 32, hello)
+    for secret in (b"t" * 32, b""):
+        verdict = handshake.make_verdict(secret, hello, reply, handshake.Verdict.OPEN)
+        with pytest.raises(AuthenticationError):
+            handshake.check_verdict(b"s" * 32, hello, reply, verdict)
+    # Nor can the client's own proof be sent back to it.
+    with pytest.raises(AuthenticationError):
+        handshake.check_verdict(b"s" * 32, hello, reply, b"\x01" + reply[-32:])
+
+
+def test_a_client_of_another_version_is_told(monkeypatch, connect, server):
+    hello = handshake.make_hello(version=7)
+    with pytest.raises(LaneRefusedError, match="speaks version 7, this client version 1"):
+        handshake.make_reply(b"s" * 32, hello)
+
+    def other_version(secret, hello):
+        return handshake.make_hello(7) + bytes(32)
+
+    monkeypatch.setattr(lane_client.handshake, "make_reply", other_version)
+    monkeypatch.setattr(lane_client.handshake, "check_verdict", lambda secret, hello, reply, answer: reject(answer))
+
+    def reject(answer):
+        raise LaneRefusedError(f"verdict {answer[0]}")
+
+    with pytest.raises(LaneRefusedError, match="verdict 3"):
+        connect()
+
+
+def test_every_server_has_a_name_and_a_secret_of_its_own(server):
+    other = echo_server()
+    other.close()
+    assert other.address.name != server.address.name
+    assert other.address.secret != server.address.secret
+
+
+def test_where_nobody_listens_no_lane_is_opened():
+    with pytest.raises(OSError, match="refused"):
+        Lane(LaneAddress("\0raymq-nobody", b"x" * 32))
+    with pytest.raises(OSError, match="has no lane for other nodes"):
+        Lane(LaneAddress("\0raymq-nobody", b"x" * 32), remote=True)
+
+
+def test_a_server_that_is_closed_ends_its_lanes_and_takes_no_more(server, connect):
+    opened = connect()
+    assert echo(opened, b"1") == b"1"
+    server.close()
+    server.close()
+    with pytest.raises(LOST):
+        echo(opened, b"1")
+    assert opened.closed
+    with pytest.raises(LOST):
+        connect()
+
+
+def test_a_call_under_way_when_the_server_is_closed_fails_and_a_late_answer_is_dropped(server, connect, late):
+    opened = connect()
+    failures = []
+
+    def call():
+        try:
+            opened.call(LATER, (), WAIT_S)
+        except LOST as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    eventually(lambda: late, "the call is there")
+    server.close()
+    late[0].answer(b"nobody hears it")
+    thread.join(WAIT_S)
+    assert len(failures) == 1
+
+
+def test_a_stopped_server_does_not_hang_its_clients():
+    """A stopped process still accepts, because its backlog does, and never answers."""
+    name = f"\0raymq-test-stopped-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(name)
+        stopped.listen(4)
+        with pytest.raises(LOST):
+            Lane(LaneAddress(name, b"x" * 32), timeout_s=0.05)
+
+
+def test_a_client_that_never_authenticates_is_dropped():
+    server = echo_server()
+    try:
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.settimeout(WAIT_S)
+            silent.connect(server.address.name)
+            while silent.recv(1000):
+                pass  # the hello; then the end
+    finally:
+        server.close()
+
+
+def test_beyond_the_limit_a_connection_is_refused_and_a_closed_one_frees_its_slot(monkeypatch, server, connect):
+    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 2)
+    first, second = connect(), connect()
+    assert echo(first, b"1") == echo(second, b"1") == b"1"
+    with pytest.raises(LaneRefusedError, match="as many connections as it takes"):
+        connect()
+    first.close()
+    eventually(lambda: server.connections < 2, "the server notices", WAIT_S)
+    assert echo(connect(), b"1") == b"1"
+
+
+def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, server, connect):
+    caplog.set_level(logging.WARNING)
+    opened = connect()
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.settimeout(WAIT_S)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(waiting.fileno())
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            waiting.connect(server.address.name)
+            eventually(lambda: "Too many open files" in caplog.text, "the server has met the limit", WAIT_S)
+            assert echo(opened, b"1") == b"1"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert waiting.recv(1000)
+        assert echo(connect(), b"1") == b"1"
+
+
+def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(server, connect):
+    """Twice as many as are authenticated at a time, each of which sends a byte now and then."""
+    streams = [socket.socket(socket.AF_UNIX) for _ in range(2 * lane_server.HANDSHAKES_MAX)]
+    stop = threading.Event()
+    talker = threading.Thread(target=trickle, args=(streams, stop))
+    try:
+        for stream in streams:
+            stream.settimeout(WAIT_S)
+            stream.connect(server.address.name)
+        talker.start()
+        assert echo(connect(), b"1") == b"1"
+        eventually(lambda: all(map(is_dropped, streams)), "all of them are dropped", WAIT_S)
+        assert echo(connect(), b"1") == b"1"
+    finally:
+        stop.set()
+        talker.join(WAIT_S)
+        for stream in streams:
+            stream.close()
+
+
+def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
+    """Send a byte now and then, as if more were to come, on every socket that is still open."""
+    for stream in streams:
+        stream.setblocking(False)
+    parts = iter(handshake.make_hello() + bytes(20))
+    while not stop.wait(0.2):
+        part = bytes([next(parts)])
+        for stream in streams:
+            try:
+                stream.send(part)
+            except OSError:
+                continue  # dropped
+
+
+def is_dropped(stream: socket.socket) -> bool:
+    try:
+        while stream.recv(1000):
+            pass  # the hello
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
+def test_a_process_of_another_user_is_turned_away():
+    """It is closed without an answer: not even the hello is sent."""
+    server = echo_server()
+    script = (
+        "import os, socket, sys; os.setuid(65534); stream = socket.socket(socket.AF_UNIX); stream.settimeout(60);"
+        "stream.connect('\\0' + sys.argv[1]); print(stream.recv(1000))"
+    )
+    command = [sys.executable, "-c", script, server.address.name[1:]]
+    try:
+        told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert told.stdout.strip() == "b''", told
+        with_secret = Lane(server.address)
+        assert echo(with_secret, b"1") == b"1"
+        with_secret.close()
+    finally:
+        server.close()
+
+
+# Large frames, and clients that are slow
+
+
+def test_a_frame_longer_than_the_limit_is_refused_and_the_lane_goes_on(way):
+    server = echo_server(frame_max_bytes=100_000, **way[0])
+    opened = Lane(server.address, timeout_s=WAIT_S, **way[1])
+    try:
+        with pytest.raises(InvalidArgumentError, match="a frame of 300000 bytes is longer than the 100000 allowed"):
+            opened.call(ECHO, (bytes(300_000),), WAIT_S)
+        assert echo(opened, bytes(100_000)) == bytes(100_000)
+    finally:
+        opened.close()
+        server.close()
+
+
+def test_large_frames_wait_for_their_turn_and_all_come_through(monkeypatch, way):
+    monkeypatch.setattr(lane_server, "LARGE_FRAMES_BYTES", 1 << 20)
+    monkeypatch.setattr(lane_server, "LONGEST_TURN_WAIT_S", WAIT_S)
+    server = echo_server(**way[0])
+    lanes = [Lane(server.address, timeout_s=WAIT_S, **way[1]) for _ in range(8)]
+    answers: list[bytes] = []
+
+    def call(lane, number):
+        answers.append(echo(lane, bytes([number]) * 700_000))
+
+    try:
+        threads = [
+            threading.Thread(
+                target=lambda lane, data: answers.append(echo(lane, data)), args=(lane, bytes([n]) * 700_000)
+            )
+            for n, lane in enumerate(lanes)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert sorted(answers) == [bytes([n]) * 700_000 for n in range(8)]
+        assert len(server.turns) == 0
+        assert server.turns.granted_bytes == server.turns.waiting_bytes == 0
+    finally:
+        for lane in lanes:
+            lane.close()
+        server.close()
+
+
+def half_a_frame(opened: Lane, size: int) -> None:
+    """Send the beginning of a large frame, and no more of it."""
+    opened._stream.sendall(pack_header(size, ECHO, 0, 0, 99, checked=opened._checked) + bytes(70_000))
+
+
+def test_when_the_turn_would_come_late_the_client_is_told_how_late(monkeypatch):
+    monkeypatch.setattr(lane_server, "LARGE_FRAMES_BYTES", 1 << 20)
+    monkeypatch.setattr(lane_server, "LONGEST_TURN_WAIT_S", 0.0)
+    server = echo_server()
+    holder, other = Lane(server.address), Lane(server.address)
+    try:
+        half_a_frame(holder, 1 << 20)
+        eventually(lambda: server.turns.granted_bytes, "the turn is taken")
+        with pytest.raises(SystemBusyError, match="nothing was stored, send again") as caught:
+            echo(other, bytes(500_000))
+        assert caught.value.retry_after_s is not None
+        assert caught.value.retry_after_s >= 0
+        assert echo(other, b"small") == b"small"
+        holder.close()
+        eventually(lambda: not len(server.turns), "the turn is given back")
+        assert echo(other, bytes(500_000)) == bytes(500_000)
+    finally:
+        holder.close()
+        other.close()
+        server.close()
+
+
+def test_a_frame_that_waits_too_long_for_its_turn_is_refused(monkeypatch):
+    monkeypatch.setattr(lane_server, "LARGE_FRAMES_BYTES", 1 << 20)
+    monkeypatch.setattr(lane_server, "LONGEST_TURN_WAIT_S", 0.2)
+    server = echo_server()
+    holder, other = Lane(server.address), Lane(server.address)
+    try:
+        half_a_frame(holder, 1 << 20)
+        eventually(lambda: server.turns.granted_bytes, "the turn is taken")
+        with pytest.raises(SystemBusyError):
+            echo(other, bytes(500_000))
+    finally:
+        holder.close()
+        other.close()
+        server.close()
+
+
+def test_a_client_that_stands_still_within_a_large_frame_is_dropped(monkeypatch, server, connect):
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.1)
+    stalled = connect()
+    half_a_frame(stalled, 1 << 20)
+    with pytest.raises(LOST):
+        stalled.receive(float("inf"))
+    eventually(lambda: not len(server.turns), "its turn is given back")
+    assert echo(connect(), bytes(200_000)) == bytes(200_000)
+
+
+def test_a_client_that_does_not_read_its_answers_is_dropped(monkeypatch, server, connect):
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.2)
+    deaf, other = connect(), connect()
+    try:
+        for _ in repeat(None, 40):
+            deaf.send(ECHO, (bytes(3_000_000),), float("inf"))
+    except LOST:
+        pass  # dropped already
+    eventually(lambda: server.connections == 1, "it is dropped")
+    assert server.unsent_bytes == 0
+    assert echo(other, b"1") == b"1"
+
+
+def test_a_client_may_have_many_requests_under_way(server, connect):
+    opened = connect()
+    frames = b"".join(
+        pack_header(3, ECHO, 0, 0, number, checked=opened._checked) + b"%03d" % number for number in range(200)
+    )
+    opened._stream.sendall(frames)
+    opened._correlation = 199
+    assert bytes(opened.receive(float("inf")).payload) == b"199"
+
+
+def test_more_requests_than_a_connection_may_have_without_an_answer_wait_in_the_socket(server, connect, late):
+    opened, other = connect(), connect()
+    count = 3 * connection.PIPELINE_MAX
+    for number in range(count):
+        opened._stream.sendall(pack_header(1, LATER, 0, 0, number, checked=opened._checked) + b"x")
+    eventually(lambda: len(late) == connection.PIPELINE_MAX, "as many as are allowed are there")
+    assert echo(other, b"1") == b"1"
+    assert len(late) == connection.PIPELINE_MAX
+    for number in range(count):
+        eventually(partial(late.__getitem__, slice(number, None)), "one more is there")
+        late[number].answer(b"")
+    opened._correlation = count - 1
+    assert bytes(opened.receive(float("inf")).payload) == b""
