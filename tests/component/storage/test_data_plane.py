@@ -284,9 +284,13 @@ def test_ids_that_are_a_range_and_tag_codes_arrive(connect, monkeypatch):
     actor, client, _ = connect()
     batch = make_batch([b"1", b"2"], tags="paid")
     seen = []
-    start_append, append = actor.store.start_append, actor.store.append
-    monkeypatch.setattr(actor.store, "start_append", lambda batches: seen.extend(batches) or start_append(batches))
-    monkeypatch.setattr(actor.store, "append", lambda batches: seen.extend(batches) or append(batches))
+    start_append = actor.store.start_append
+
+    def start(batches, **options):
+        seen.extend(batches)
+        return start_append(batches, **options)
+
+    monkeypatch.setattr(actor.store, "start_append", start)
     ids = IdRange("0" * 28, 65_535, 2)
     fields = {name: getattr(batch, name) for name in EncodedBatch.__dataclass_fields__} | {"message_ids": ids}
     client.append([EncodedBatch(**fields)], WAIT_S)
