@@ -49,6 +49,8 @@ class AppendPlan(NamedTuple):
     spans: list[list[AppendSpan]]
     # The queues that get units, and how many; a queue may be there several times.
     units: list[tuple[ConsumeQueue, int]]
+    # The end of the log behind the last span.
+    log_end: int
 
 
 class Appender:
@@ -140,7 +142,7 @@ class Appender:
             checked.without(len(prefix)) if prefix else checked for checked, prefix in zip(batches, stored, strict=True)
         ]
         plan = self._plan(rests)
-        self._reserve(plan.units, plan.spans)
+        self._reserve(plan.units, plan.log_end)
         return self._write_batches(batches, rests, stored, plan)
 
     def _append_record(self, batch: EncodedBatch, size: int) -> list[AppendResult]:
@@ -151,7 +153,7 @@ class Appender:
         queue = self._queues.get_or_create(topic, queue_id)
         if not is_repeat and log.has_room_for(size):
             if not queue.has_room_for(1):
-                self._reserve([(queue, 1)], [])
+                self._reserve([(queue, 1)], log.end_offset)
             self.read_clock()
             store_ms = self.last_store_timestamp_ms = self._earliest_ms
             queue_offset, physical_offset = queue.next_offset, log.end_offset
@@ -172,7 +174,7 @@ class Appender:
         the disk failed in the middle.
         """
         plan, _ = self._plan_deliveries(deliveries)
-        self._reserve(plan.units, plan.spans)
+        self._reserve(plan.units, plan.log_end)
         self._write_planned_deliveries(source, deliveries, plan)
 
     def _stored_before(self, batches: Sequence[CheckedBatch]) -> list[list[int]]:
@@ -184,10 +186,11 @@ class Appender:
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan:
         """Plan where new messages go, and run the checks that depend on it."""
         queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
-        spans = self._log.plan_append([rest.ends for rest in rests])
+        spans, log_end = self._log.plan_append([rest.ends for rest in rests])
         for check in self._space_checks:
             check(sum([len(rest.records) for rest in rests]))
-        return AppendPlan(queues, spans, [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)])
+        units = [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)]
+        return AppendPlan(queues, spans, units, log_end)
 
     def _write_batches(
         self,
@@ -214,10 +217,10 @@ class Appender:
                 raise _negative_queue_id(item.queue_id)
         queues = [self._queues.get_or_create(item.topic, item.queue_id) for item in deliveries]
         ends = np.cumsum([len(item.record) for item in deliveries])
-        spans = self._log.plan_append([ends])
+        spans, log_end = self._log.plan_append([ends])
         for check in self._space_checks:
             check(int(ends[-1]))
-        return AppendPlan(queues, spans, [(queue, 1) for queue in queues]), ends
+        return AppendPlan(queues, spans, [(queue, 1) for queue in queues], log_end), ends
 
     def _write_planned_deliveries(self, source: Source, deliveries: Sequence[Delivery], plan: AppendPlan) -> None:
         """Write deliveries as planned and reserved, and note that `source` is delivered up to the last of them."""
@@ -292,16 +295,15 @@ class Appender:
             return []
         return self._dedup.stored_prefix(batch.producer, batch.topic, batch.queue_id, len(batch))
 
-    def _reserve(self, units: Sequence[tuple[ConsumeQueue, int]], spans: list[list[AppendSpan]]) -> None:
-        """Make every file that so many units and these spans need, or raise StoreNotWritableError and leave all as it
-        was."""
+    def _reserve(self, units: Sequence[tuple[ConsumeQueue, int]], log_end: int) -> None:
+        """Make every file that so many units and a log that ends at `log_end` need, or raise StoreNotWritableError and
+        leave all as it was."""
         needed: dict[ConsumeQueue, int] = {}
         for queue, count in units:
             needed[queue] = needed.get(queue, 0) + count
-        written = [span for batch_spans in spans for span in batch_spans]
         try:
-            if written:
-                self._log.reserve(written[-1].physical_offset)
+            if log_end > self._log.end_offset:
+                self._log.reserve(log_end)
             for queue, count in needed.items():
                 queue.reserve(count)
         except OSError as error:

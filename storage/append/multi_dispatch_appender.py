@@ -74,7 +74,7 @@ class MultiDispatchAppender(Appender):
             _dispatched(multi, checked.without(len(prefix))) for checked, prefix in zip(batches, stored, strict=True)
         ]
         plan = self._plan(rests)
-        self._reserve(plan.units + multi.count_units(), plan.spans)
+        self._reserve(plan.units + multi.count_units(), plan.log_end)
         results = self._write_batches(batches, rests, stored, plan)
         self._show_with_log(multi.write_units(plan.spans))
         return results
@@ -84,7 +84,7 @@ class MultiDispatchAppender(Appender):
         multi = self._new_multi_append()
         deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         plan, ends = self._plan_deliveries(deliveries)
-        self._reserve(plan.units + multi.count_units(), plan.spans)
+        self._reserve(plan.units + multi.count_units(), plan.log_end)
         self._write_planned_deliveries(source, deliveries, plan)
         starts = starts_of(plan.spans[0], np.diff(ends, prepend=0))
         self._show_with_log(multi.write_units([[AppendSpan(0, 1, start)] for start in starts.tolist()]))

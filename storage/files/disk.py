@@ -63,14 +63,12 @@ def preallocate(descriptor: int, size: int) -> None:
     os.posix_fallocate(descriptor, 0, size)
 
 
-def map_for_writing(descriptor: int, size: int, *, ahead: bool) -> mmap.mmap | None:
+def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
     """A shared, writable map of a file of `size` bytes that `preallocate` was called for; None where a store into it
     might need space that is not there, which would be SIGBUS: such a file is written with `pwrite_all`.
 
-    A store into the map is seen at once by whoever reads the file, and `flush` brings it to the disk. With `ahead` the
-    kernel makes many pages at a time where one is stored to, as many as it reads ahead on this disk: a tenth of the
-    cost for a writer that comes to all of them soon, megabytes for nothing for one that does not. OSError: the disk is
-    full, or fails.
+    A store into the map is seen at once by whoever reads the file, and `flush` brings it to the disk. OSError: the disk
+    is full, or fails.
     """
     name = _NEVER_MAPPED.get(_file_system_of(descriptor))
     reason = f"{name} may need new blocks for it" if name else _refusal_to_allocate(descriptor, size)
@@ -80,8 +78,8 @@ def map_for_writing(descriptor: int, size: int, *, ahead: bool) -> mmap.mmap | N
         except (OSError, ValueError) as error:
             reason = str(error)
         else:
-            if not ahead:
-                mapped.madvise(mmap.MADV_RANDOM)
+            # Else the first store into a new part of the file makes as many pages as the disk reads ahead: megabytes.
+            mapped.madvise(mmap.MADV_RANDOM)
             return mapped
     logger.info("/proc/self/fd/%d is written with pwrite, not through a map: %s", descriptor, reason)
     return None

@@ -40,7 +40,7 @@ class MappedFile:
         closed: it stays valid for whoever holds it."""
         try:
             disk.preallocate(self._descriptor, size)
-            self.mapped = disk.map_for_writing(self._descriptor, size, ahead=True)
+            self.mapped = disk.map_for_writing(self._descriptor, size)
         except BaseException:
             self.close()
             raise

@@ -74,7 +74,7 @@ class WriteHandles:
 def _open(path: Path) -> int | mmap.mmap:
     descriptor = disk.open_file(path, os.O_RDWR)
     try:
-        mapped = disk.map_for_writing(descriptor, os.fstat(descriptor).st_size, ahead=False)
+        mapped = disk.map_for_writing(descriptor, os.fstat(descriptor).st_size)
     except BaseException:
         os.close(descriptor)
         raise

@@ -23,8 +23,10 @@ class AppendSpan(NamedTuple):
     physical_offset: int
 
 
-def plan_append(batches: Sequence[NDArray[np.int64]], end_offset: int, file_size: int) -> list[list[AppendSpan]]:
-    """The spans of each batch, if they are the next in a log that ends at `end_offset`.
+def plan_append(
+    batches: Sequence[NDArray[np.int64]], end_offset: int, file_size: int
+) -> tuple[list[list[AppendSpan]], int]:
+    """The spans of each batch, if they are the next in a log that ends at `end_offset`; and where it ends then.
 
     `batches`: for each, the bytes of it at which its records end, ascending. A batch goes to one span, in the next file
     if the current one is too full (spec §1, classic batch). A batch longer than a file is split between records.
@@ -42,7 +44,7 @@ def plan_append(batches: Sequence[NDArray[np.int64]], end_offset: int, file_size
             # Behind the last span of this batch, which holds its records from `first` on.
             first, _, start = plan[-1][-1]
             cursor = start + total - (int(ends[first - 1]) if first else 0)
-    return plan
+    return plan, cursor
 
 
 def _space_at(cursor: int, file_size: int) -> int:

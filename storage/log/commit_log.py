@@ -21,7 +21,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.config.store import StoreSettings
+from raymq.config.store import FlushDiskType, StoreSettings
 from raymq.errors import InvalidArgumentError
 from raymq.record.layout import BLANK_LENGTH
 from storage.files import disk
@@ -140,18 +140,20 @@ class CommitLog:
             )
         self._begin(physical_offset)
 
-    def plan_append(self, batches: Sequence[NDArray[np.int64]]) -> list[list[AppendSpan]]:
-        """The spans of each batch, if they are the next to be written; writes nothing. `batches`: where the records of
-        each end, in bytes of it. MessageIllegalError if a record is longer than a file."""
+    def plan_append(self, batches: Sequence[NDArray[np.int64]]) -> tuple[list[list[AppendSpan]], int]:
+        """The spans of each batch, if they are the next to be written, and the log's end then; writes nothing.
+        `batches`: where the records of each end, in bytes of it. MessageIllegalError if a record is longer than a
+        file."""
         return plan_append(batches, self.end_offset, self.file_size)
 
-    def reserve(self, last_offset: int) -> None:
-        """Make the files up to the one that holds `last_offset`, so that writing needs no more space on the disk.
+    def reserve(self, new_end: int) -> None:
+        """Make the files up to the one that holds the byte before `new_end`, so that writing up to there needs no more
+        space on the disk.
 
         OSError if that fails; the log is as before then, but for files that are still empty.
         """
         assert self._allocator is not None
-        last = last_offset - last_offset % self.file_size
+        last = (new_end - 1) // self.file_size * self.file_size
         while not self.starts or self.starts[-1] < last:
             start = (
                 self.starts[-1] + self.file_size if self.starts else self.end_offset - self.end_offset % self.file_size
@@ -161,10 +163,11 @@ class CommitLog:
             self.starts.append(start)
         file_end = last + self.file_size
         prepare_from = file_end - max(self.file_size // 2, PREPARE_BYTES)
-        self._easy_end = prepare_from
-        if last_offset >= prepare_from:
+        easy_end = prepare_from
+        if new_end > prepare_from:
             self._allocator.prepare_file(file_end)
-            self._easy_end = file_end
+            easy_end = file_end
+        self._easy_end = min(easy_end, self._writer.make_pages(self.end_offset, new_end))
 
     def has_room_for(self, size: int) -> bool:
         """True if a record of `size` bytes may be written at the log's end without planning and reserving."""
@@ -261,10 +264,11 @@ def _choose_writer(settings: StoreSettings, file_size: int) -> LogWriter:
         from storage.log.transient_store_pool import TransientStorePool
 
         return PoolWriter(file_size, TransientStorePool(file_size, settings.transient_store_pool_size))
+    is_async = settings.flush_disk_type is FlushDiskType.ASYNC_FLUSH
     if settings.warms_up_log:
         from storage.log.warm_up import WarmUp
         from storage.log.warm_writer import WarmWriter
 
         if WarmUp.fits(file_size):
-            return WarmWriter(file_size)
-    return LogWriter(file_size)
+            return WarmWriter(file_size, makes_pages=True)
+    return LogWriter(file_size, makes_pages=is_async)

@@ -6,11 +6,15 @@ A `CommitLog` has one writer, chosen when the store opens, and does not ask whic
     WarmWriter (warm_writer.py)     does so, and has a thread make the pages ahead of a fast writer (warm_up.py)
     PoolWriter (pool_writer.py)     copies into memory, and into the files at a commit (transient_store_pool.py)
 
-A store into a map costs the copy alone and, every 4 KiB, a page; `pwrite` costs a call each time, and gives the
-interpreter away to other threads. It cannot fail for want of space: the blocks of a log file are allocated before it is
-used. (A disk that dies when it has to read a page, or somebody who cuts the file short, is SIGBUS here, which ends the
-process as SIGKILL would.) Long appends are written with `pwrite` all the same, which makes pages faster than a map
-does; so is all of a file that has no map, because its file system does not allocate (disk.map_for_writing).
+A store into a map costs the copy alone, and a page where it is the first; `pwrite` costs a call each time, and gives
+the interpreter away to other threads. It cannot fail for want of space: the blocks of a log file are allocated before
+it is used. (A disk that dies when it has to read a page, or somebody who cuts the file short, is SIGBUS here, which
+ends the process as SIGKILL would.) A file that cannot be mapped for writing (disk.map_for_writing) is written with
+`pwrite`.
+
+Pages are cheap to make by the hundred and dear one by one. With ASYNC_FLUSH the writer makes PAGES_AHEAD_BYTES at a
+time ahead of itself (`make_pages`), by writing zeros with `pwrite`. With SYNC_FLUSH it does not: a store to one of them
+would have the next flush write all that were made together. Appends that fill whole pages go by `pwrite` there.
 
 The first 8 bytes of what one append writes to a span are written last. Until then the log ends there for every reader,
 so a process killed in the middle of an append leaves all of a batch or nothing, not a record cut short.
@@ -27,8 +31,13 @@ from raymq.record.layout import BLANK_LENGTH, encode_blank
 from storage.files.disk import Bytes
 from storage.files.mapped_file import MappedFile
 
-PWRITE_MIN_BYTES: Final = 1 << 20
-"""Appends that are so long are written with `pwrite`."""
+PAGES_AHEAD_BYTES: Final = 128 << 10
+STORE_MAX_BYTES: Final = 1 << 20
+"""Longer appends are written with `pwrite`: it makes the pages as it goes."""
+STORE_MAX_BYTES_WITHOUT_PAGES: Final = 8 << 10
+"""The same where no pages are made ahead."""
+
+_ZEROS: Final = memoryview(bytes(PAGES_AHEAD_BYTES + STORE_MAX_BYTES))
 
 Stamp = Callable[[memoryview], None]
 """Fills in, in the memory given, the fields of records that only the store knows."""
@@ -40,12 +49,17 @@ class LogWriter:
     is_buffered: ClassVar[bool] = False
     """True if appends are not in the files before they are committed."""
 
-    def __init__(self, file_size: int) -> None:
+    def __init__(self, file_size: int, *, makes_pages: bool = False) -> None:
+        """`makes_pages`: see above."""
         self.files: dict[int, MappedFile] = {}
         """The files open for writing, by their first physical offset; the log adds and removes them."""
         self.on_commit: Callable[[int], None] | None = None
         """Called with the end of what a commit brought to the files, before that commit returns."""
         self._file_size = file_size
+        self._makes_pages = makes_pages
+        self._store_max_bytes = STORE_MAX_BYTES if makes_pages else STORE_MAX_BYTES_WITHOUT_PAGES
+        self._pages_end = 0
+        """The end of the pages made ahead."""
 
     def start(self, path_of: Callable[[int], Path]) -> None:
         """Get ready to write. `path_of` gives the path of the file that starts at an offset."""
@@ -61,6 +75,21 @@ class LogWriter:
         """True if `size` bytes behind `end_offset` can be written without waiting for a commit."""
         return True
 
+    def make_pages(self, end_offset: int, new_end: int) -> int:
+        """Get ready to write from the log's end up to `new_end`, in a file that is there; returns the offset, there or
+        behind it, up to which that holds. OSError: the disk failed, or is full; nothing is changed."""
+        file_start = (new_end - 1) // self._file_size * self._file_size
+        file_end = file_start + self._file_size
+        if not self._makes_pages or self.files[file_start].mapped is None:
+            return file_end
+        first = max(end_offset, self._pages_end, file_start)
+        if new_end > first and new_end - first <= STORE_MAX_BYTES:
+            last = min(new_end - new_end % -PAGES_AHEAD_BYTES, file_end)
+            # All is zero there already.
+            self.files[file_start].write(first - file_start, _ZEROS[: last - first])
+            self._pages_end = last
+        return max(self._pages_end, new_end)
+
     def write(
         self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None, *, whole: bool
     ) -> None:
@@ -74,10 +103,12 @@ class LogWriter:
         position = physical_offset % self._file_size
         file = self.files[physical_offset - position]
         mapped = file.mapped
-        if stamp is not None and (whole or mapped is None or len(records) >= PWRITE_MIN_BYTES):
+        if len(records) > self._store_max_bytes:
+            mapped = None
+        if stamp is not None and (whole or mapped is None):
             # In the file, `stamp` cannot have the first 8 bytes: they come last.
             records, stamp = _stamped(records, stamp), None
-        if mapped is None or len(records) >= PWRITE_MIN_BYTES:
+        if mapped is None:
             file.write_whole(position, records)
             return
         end = position + len(records)
@@ -99,7 +130,7 @@ class LogWriter:
         fewer steps. False, and nothing is written, if it has to go by `write`."""
         position = physical_offset % self._file_size
         mapped = self.files[physical_offset - position].mapped
-        if mapped is None or size >= PWRITE_MIN_BYTES:
+        if mapped is None or size > self._store_max_bytes:
             return False
         mapped[position + BLANK_LENGTH : position + size] = record[BLANK_LENGTH:]
         stamp_at(mapped, position, queue_offset, physical_offset, store_timestamp_ms, store_host)

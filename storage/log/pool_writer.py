@@ -45,6 +45,10 @@ class PoolWriter(LogWriter):
         if stamp is not None:
             stamp(window)
 
+    def make_pages(self, end_offset: int, new_end: int) -> int:
+        """Nothing to do: a commit writes long stretches."""
+        return (new_end - 1) // self._file_size * self._file_size + self._file_size
+
     def write_record(
         self,
         physical_offset: int,

@@ -53,12 +53,15 @@ class WarmUp:
         """True if files of this size consist of whole segments."""
         return file_size % SEGMENT_BYTES == 0
 
-    def note_writer_at(self, physical_offset: int) -> None:
-        """Note that the writer is at an offset. Called by the thread that appends."""
+    def note_writer_at(self, physical_offset: int) -> tuple[int, int]:
+        """Note that the writer is at an offset. Called by the thread that appends. Returns the end of the warm pages
+        there, 0 if there are none, and that of the segment."""
         segment = physical_offset // SEGMENT_BYTES
         if segment != self._segment:
             self._segment = segment
             self._wake.set()
+        segment_end = (segment + 1) * SEGMENT_BYTES
+        return (segment_end if segment in self.segments else 0), segment_end
 
     def close(self) -> None:
         """Stop the thread. Idempotent."""

@@ -8,38 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from storage.files.disk import Bytes
-from storage.log.log_writer import LogWriter, Stamp
+from storage.log.log_writer import LogWriter
 from storage.log.warm_up import WarmUp
 
 
 class WarmWriter(LogWriter):
-    """Tells a WarmUp how far it is. `warm_up` is None before `start` and after `close`."""
+    """Tells a WarmUp how far it is, and makes no pages where that has. `warm_up` is None before `start` and after
+    `close`."""
 
     warm_up: WarmUp | None = None
 
     def start(self, path_of: Callable[[int], Path]) -> None:
         self.warm_up = WarmUp(self._file_size, self.files)
 
-    def write(
-        self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None, *, whole: bool
-    ) -> None:
+    def make_pages(self, end_offset: int, new_end: int) -> int:
         assert self.warm_up is not None
-        self.warm_up.note_writer_at(physical_offset)
-        super().write(end_offset, physical_offset, records, stamp, whole=whole)
-
-    def write_record(
-        self,
-        physical_offset: int,
-        record: Bytes,
-        size: int,
-        queue_offset: int,
-        store_timestamp_ms: int,
-        store_host: bytes,
-    ) -> bool:
-        assert self.warm_up is not None
-        self.warm_up.note_writer_at(physical_offset)
-        return super().write_record(physical_offset, record, size, queue_offset, store_timestamp_ms, store_host)
+        # Asked again at the end of the segment at the latest.
+        warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
+        if new_end <= warm_end:
+            return warm_end
+        return min(super().make_pages(end_offset, new_end), max(segment_end, new_end))
 
     def close(self) -> None:
         if self.warm_up is not None:

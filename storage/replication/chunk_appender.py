@@ -255,7 +255,7 @@ class ChunkAppender:
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[_Units]) -> None:
         """Write a chunk that was found good, and its units. `last` is None for a chunk without a record."""
-        self._log.reserve(physical_offset + len(data) - 1)
+        self._log.reserve(physical_offset + len(data))
         queues: list[ConsumeQueue] = []
         for one in units:
             queue = self._queues.get_or_create(*one.key)

@@ -176,7 +176,7 @@ class TestAppend:
         assert batch.records == before
 
     def test_an_append_that_does_not_get_its_turn_in_time_says_busy_and_stores_nothing(self, root, monkeypatch):
-        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments, ahead: None)
+        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments: None)
         store = open_store(root, wait_time_in_send_queue_ms=200)
         entered, leave = threading.Event(), threading.Event()
         pwrite = os.pwrite
@@ -508,7 +508,7 @@ class TestFlush:
         def fail(*arguments):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments, ahead: None)
+        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments: None)
         store = open_store(root)
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", fail)
@@ -577,7 +577,7 @@ class TestKilledInTheMiddle:
         """Copies the directory at every write of an append that goes over the end of a file, and opens the copies.
         Files without maps are written in few pieces; those with maps: test_warm_up.py."""
         copies: list[Path] = []
-        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments, ahead: None)
+        monkeypatch.setattr(disk, "map_for_writing", lambda *arguments: None)
         pwrite = os.pwrite
 
         def copying_pwrite(descriptor, data, position):

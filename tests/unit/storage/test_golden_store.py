@@ -24,8 +24,8 @@ RECORD_8 = bytes.fromhex(
 
 
 def append_record_8(log: CommitLog) -> int:
-    [[place]] = log.plan_append([np.array([len(RECORD_8)], np.int32)])
-    log.reserve(place.physical_offset)
+    [[place]], end = log.plan_append([np.array([len(RECORD_8)], np.int32)])
+    log.reserve(end)
     log.write(place.physical_offset, np.frombuffer(RECORD_8, np.uint8), 1)
     return place.physical_offset
 
