@@ -5,6 +5,7 @@ The numbers are RocketMQ's. Flags are not on disk: a store that is opened again 
 
 from __future__ import annotations
 
+import threading
 from enum import IntFlag
 
 
@@ -27,27 +28,31 @@ AGAINST_REPLICATION = AGAINST_APPENDS & ~RunningFlag.FENCED
 
 
 class RunningFlags:
-    """The flags of one store, each with the reason why it is set. Plain reads; one dict operation per change."""
+    """The flags of one store, each with the reason why it is set. Thread-safe; plain reads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Changed with the lock, which keeps `any_set` right.
         self._reasons: dict[RunningFlag, str] = {}
+        self.any_set = False
+        """True if any flag is set."""
 
     def set_flag(self, flag: RunningFlag, reason: str) -> bool:
         """Forbid reading or writing until `clear_flag`; callers are told the reason. True if the flag was not set
         before. The first reason stays."""
-        if flag in self._reasons:
-            return False
-        self._reasons[flag] = reason
-        return True
+        with self._lock:
+            if flag in self._reasons:
+                return False
+            self._reasons[flag] = reason
+            self.any_set = True
+            return True
 
     def clear_flag(self, flag: RunningFlag) -> bool:
         """Remove a flag with its reason; True if it was set."""
-        return self._reasons.pop(flag, None) is not None
-
-    @property
-    def any_set(self) -> bool:
-        """True if any flag is set."""
-        return bool(self._reasons)
+        with self._lock:
+            was_set = self._reasons.pop(flag, None) is not None
+            self.any_set = bool(self._reasons)
+            return was_set
 
     @property
     def bits(self) -> int:

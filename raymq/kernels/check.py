@@ -37,6 +37,8 @@ class BatchFacts(NamedTuple):
     """The sys flags of all records, or'ed together."""
     first_properties: bytes
     """The first record's properties; all records of a batch share their reserved names."""
+    stride: int = 0
+    """The size of every record, if they are known to be alike in all their lengths; else 0."""
 
 
 def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
@@ -58,12 +60,38 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
         facts = _facts_of_one(records, batch.queue_id, magic, topic_text)
         if facts is not None:
             return facts
+    alike = _facts_of_alike(batch, magic, topic_text)
+    if alike is not None:
+        return alike
     try:
         return _facts_of_many(batch, record_ends(sizes) if ends is None else ends, magic, topic_text)
     except IndexError:
         raise MessageIllegalError("a record is too short for its fields") from None
     except struct.error:
         raise MessageIllegalError(f"queue id {batch.queue_id} does not fit in a record") from None
+
+
+def _facts_of_alike(batch: EncodedBatch, magic: int, topic_text: bytes) -> BatchFacts | None:
+    """`validate_batch` for records that have the lengths of the first: their fields are columns of one table, and
+    nothing is gathered. None when the first is not legal, or others differ."""
+    sizes, data = batch.sizes, batch.records
+    count, size = len(sizes), int(sizes[0])
+    if size * count != len(data) or sizes.tobytes() != sizes[:1].tobytes() * count:
+        return None
+    first = _facts_of_one(data[:size], batch.queue_id, magic, topic_text)
+    if first is None:
+        return None
+    fixed_size = layout.header_size(first.sys_flags)
+    head = np.ndarray((count, fixed_size // 4), _BIG_ENDIAN_INT, data, 0, (size, 4))
+    # Total size and magic, queue id, sys flag, body size; what lies between them may differ.
+    for columns in (slice(0, 2), slice(3, 4), slice(9, 10), slice(-1, None)):
+        if head[:, columns].tobytes() != head[0, columns].tobytes() * count:
+            return None
+    width = len(topic_text) + 2
+    middle = np.ndarray((count, width), np.uint8, data, fixed_size + first.longest_body, (size, 1))
+    if middle.tobytes() != middle[0].tobytes() * count:
+        return None
+    return first._replace(messages=count, stride=size)
 
 
 def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:

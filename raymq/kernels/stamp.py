@@ -114,6 +114,24 @@ def stamp_many(
             start = end
 
 
+def stamp_alike(
+    stride: int,
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    data: bytearray | memoryview,
+) -> None:
+    """`stamp_many` for records of `stride` bytes each, which fill `data` and have no property CRC: their fields are
+    columns of one table."""
+    count = len(data) // stride
+    offsets = np.ndarray((count, 2), _BIG_ENDIAN_LONG, data, layout.QUEUE_OFFSET_OFFSET, (stride, 8))
+    offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + count)
+    offsets[:, 1] = np.arange(first_physical_offset, first_physical_offset + count * stride, stride)
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    np.ndarray((count,), void_dtype(len(stored)), data, _store_timestamp_at(data), (stride,))[:] = np.void(stored)
+
+
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
     """True if the last record in `data` carries a property CRC; all records of a batch do, or none."""
     tail = data[-PROPERTY_CRC_LENGTH:]

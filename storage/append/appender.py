@@ -17,7 +17,7 @@ from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError
 from raymq.kernels.check import BatchFacts, validate_batch
 from raymq.kernels.fields import Ints
-from raymq.kernels.stamp import is_sealed, stamp_many, stamp_one
+from raymq.kernels.stamp import is_sealed, stamp_alike, stamp_many, stamp_one
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
 from raymq.record.dispatch import dispatch_view
@@ -109,8 +109,8 @@ class Appender:
 
     def _check(self, batch: EncodedBatch) -> CheckedBatch:
         ends = record_ends(batch.sizes)
-        self._check_facts(batch, ends)
-        return CheckedBatch(batch, memoryview(batch.records), ends)
+        facts = self._check_facts(batch, ends)
+        return CheckedBatch(batch, memoryview(batch.records), ends, facts.stride)
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
         """The facts of a batch that can be stored, else MessageIllegalError. `ends`: `record_ends` of its sizes."""
@@ -328,8 +328,14 @@ class Appender:
         """Stamp and write messages that lie back to back in one file, from `physical_offset` on, and their units."""
         batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
         values = (queue.next_offset, physical_offset, store_ms, self.store_host)
-        stamp = partial(stamp_one, *values) if len(batch) == 1 else partial(stamp_many, checked.ends, *values)
-        self._log.write(physical_offset, records, store_ms, stamp, whole=is_sealed(records))
+        sealed = is_sealed(records)
+        if len(batch) == 1:
+            stamp = partial(stamp_one, *values)
+        elif checked.stride and not sealed:
+            stamp = partial(stamp_alike, checked.stride, *values)
+        else:
+            stamp = partial(stamp_many, checked.ends, *values)
+        self._log.write(physical_offset, records, store_ms, stamp, whole=sealed)
         self.last_record_offset = self._log.end_offset - int(batch.sizes[-1])
         codes = batch.tag_codes
         if is_waiting_topic(batch.topic):

@@ -23,6 +23,8 @@ class CheckedBatch(NamedTuple):
     records: memoryview
     # For each message, the end of its record in `records`.
     ends: NDArray[np.int64]
+    # The size of every record, if they are known to be alike in all their lengths (BatchFacts); else 0.
+    stride: int = 0
 
     def without(self, count: int) -> CheckedBatch:
         """The batch without its first `count` messages; itself for 0. The producer's sequence goes on behind them."""
@@ -39,7 +41,7 @@ class CheckedBatch(NamedTuple):
             producer=producer,
             message_ids=batch.message_ids[count:],
         )
-        return CheckedBatch(rest, self.records[start:], self.ends[count:] - start)
+        return CheckedBatch(rest, self.records[start:], self.ends[count:] - start, self.stride)
 
     def part(self, first: int, last: int) -> CheckedBatch:
         """The messages from `first` to `last` (exclusive)."""
@@ -53,4 +55,4 @@ class CheckedBatch(NamedTuple):
             tag_codes=rest.batch.tag_codes[:count],
             message_ids=rest.batch.message_ids[:count],
         )
-        return CheckedBatch(batch, rest.records[: int(rest.ends[count - 1])], rest.ends[:count])
+        return CheckedBatch(batch, rest.records[: int(rest.ends[count - 1])], rest.ends[:count], self.stride)

@@ -97,11 +97,11 @@ class WriteGate:
         Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
         StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
         """
-        self.require_writable(against)
         if not self._append_lock.acquire(blocking=False):
-            self._wait_for_turn(timeout_s)
+            self._wait_for_turn(timeout_s, against)
         try:
-            self.require_writable(against)
+            if self.closed or self.failure or self._flags.any_set:
+                self.require_writable(against)
             self._entered_s = time.monotonic()
             try:
                 result = write()
@@ -120,8 +120,10 @@ class WriteGate:
             self._flush.request(end_offset)
         return result, end_offset
 
-    def _wait_for_turn(self, timeout_s: float | None) -> None:
-        """Take the append lock. SystemBusyError if that takes too long."""
+    def _wait_for_turn(self, timeout_s: float | None, against: RunningFlag) -> None:
+        """Take the append lock, which somebody has. SystemBusyError if that takes too long, or will; the other errors
+        of `require_writable` at once."""
+        self.require_writable(against)
         wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, self._queue_wait_ms / 1000), 0)
         if not self._append_lock.acquire(timeout=wait_s):
             raise SystemBusyError(

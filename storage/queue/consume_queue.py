@@ -145,7 +145,9 @@ class ConsumeQueue(BaseConsumeQueue):
         OSError: some of the unit may be written, `next_offset` has not moved.
         """
         position = self.next_offset * UNIT_BYTES
-        mapped = self._map_at(position)
+        mapped = self._map
+        if self._map_known != self._handles.closed_count or not 0 <= position - self._map_start < self._file_size:
+            mapped = self._map_at(position)
         if mapped is None:
             self._write(_UNIT.pack(physical_offset, size, tags_code))
         else:

@@ -6,10 +6,12 @@ import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import storage.index.index_service
+import storage.log.log_writer
 from raymq.config.store import FlushDiskType
 from raymq.errors import ServiceNotAvailableError, StoreError, StoreNotWritableError
 from raymq.message import SendStatus
@@ -26,6 +28,15 @@ FILES = {
     "flush_interval_consume_queue_ms": 60_000,
 }
 
+WAYS: dict[str, dict[str, Any]] = {
+    "maps": {},
+    "maps, pages ahead": {"flush_disk_type": FlushDiskType.ASYNC_FLUSH},
+    "pwrite": {},
+}
+"""The ways that appends take to the files, with the settings for them."""
+CASES = [*((kind, "maps") for kind in KINDS), ("pwrite_all", "maps, pages ahead"), ("pwrite_all", "pwrite")]
+"""A disk fails alike whichever way is taken, but for the writes."""
+
 POOL = {
     "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
     "transient_store_pool_enable": True,
@@ -40,6 +51,7 @@ class Script:
 
     root: Path
     disk: FailingDisk
+    changes: dict[str, Any]
     acknowledged: int = 0
     sent: int = 0
     texts: set[str | None] = field(default_factory=lambda: {None})
@@ -65,7 +77,7 @@ class Script:
             self.store.close()
 
     def open(self) -> None:
-        self.store = open_store(self.root, **FILES)
+        self.store = open_store(self.root, **FILES, **self.changes)
         self.failed_before = len(self.disk.failed)
 
     def append(self) -> None:
@@ -121,26 +133,27 @@ class Script:
             self.store._gate.fail(error)
 
 
-def counted_calls(tmp_path: Path) -> dict[str, int]:
-    disk = FailingDisk()
+def counted_calls(tmp_path: Path, way: str) -> dict[str, int]:
+    disk = FailingDisk(maps=way != "pwrite")
     with disk.installed():
-        script = Script(tmp_path / "counted", disk)
+        script = Script(tmp_path / "counted", disk, WAYS[way])
         script.run()
     assert script.acknowledged == 12
     return dict(disk.calls)
 
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_error_of_the_disk_breaks_a_promise(tmp_path, monkeypatch, kind, for_good):
+@pytest.mark.parametrize(("kind", "way"), CASES)
+def test_no_error_of_the_disk_breaks_a_promise(tmp_path, monkeypatch, kind, way, for_good):
     monkeypatch.setattr(storage.index.index_service, "INDEX_RETRY_S", 0.001)
-    calls = counted_calls(tmp_path)[kind]
+    monkeypatch.setattr(storage.log.log_writer, "PAGES_AHEAD_BYTES", 1024)
+    calls = counted_calls(tmp_path, way)[kind]
     assert calls
     for nth in range(calls):
         error = errno.EIO if nth % 2 else errno.ENOSPC
         where = f"{kind} {nth} of {calls}, {errno.errorcode[error]}"
-        disk = FailingDisk(kind, nth, error=error, for_good=for_good)
-        script = Script(tmp_path / str(nth), disk)
+        disk = FailingDisk(kind, nth, error=error, for_good=for_good, maps=way != "pwrite")
+        script = Script(tmp_path / str(nth), disk, WAYS[way])
         try:
             with disk.installed():
                 script.run()

@@ -32,6 +32,7 @@ from raymq.protocol.store import Boundary, FetchRequest, QueueBounds
 from raymq.record.decode import decode_records
 from raymq.record.hashing import tags_code
 from storage.files import disk
+from storage.log import log_writer
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import (
@@ -882,3 +883,25 @@ def test_with_async_flush_a_started_append_is_settled_at_once(root):
     with contextlib.closing(open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as store:
         started = store.start_append([make_batch([b"one"])])
         assert [result.status for result in started.settle(time.monotonic()) or ()] == [SendStatus.SEND_OK]
+
+
+def test_a_disk_that_is_full_when_pages_are_made_refuses_the_append_before_anything_is_written(root, monkeypatch):
+    """As a file system does that needs new blocks for bytes that have some."""
+    with contextlib.closing(open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as store:
+        store.append([make_batch([b"first"])])
+        end_offset = store.end_offset
+
+        def fail(*arguments):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(log_writer, "PAGES_AHEAD_BYTES", 4096)
+            store._log._easy_end = 0
+            store._log._writer._pages_end = 0
+            patched.setattr(disk, "pwrite_all", fail)
+            for batch in (make_batch([b"one"]), make_batch([b"one", b"two"])):
+                with pytest.raises(StoreNotWritableError, match=r"No space left.*nothing was stored"):
+                    store.append([batch])
+            assert store.end_offset == end_offset
+        store.append([make_batch([b"second"])])
+        assert bodies_of(store) == [b"first", b"second"]

@@ -27,6 +27,8 @@ OPTIONS = {
     "raymq/logfiles/batch_queue_units.py",
     "raymq/logfiles/ext_units.py",
     "raymq/record/inner_batch.py",
+    "storage/append/fit_batch.py",
+    "storage/append/multi_dispatch_appender.py",
     "storage/dispatch/batch_dispatch.py",
     "storage/dispatch/held_units.py",
     "storage/log/commit_service.py",
@@ -37,7 +39,8 @@ OPTIONS = {
     "storage/queue/batch_consume_queue.py",
     "storage/queue/consume_queue_ext.py",
 }
-"""The modules of the transient store pool, warm-up, the queue extension and inner batches."""
+"""The modules of the transient store pool, warm-up, the queue extension, inner batches, fitted batches and dispatch to
+several queues."""
 
 
 @contextmanager
@@ -66,9 +69,10 @@ def called_modules() -> Iterator[set[str]]:
 def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
     assert all((ROOT / name).is_file() for name in OPTIONS)
     store = open_store(tmp_path, flush_disk_type=flush, warm_mapped_file_enable=False)
-    store.append([make_batch([b"the queue is made, of the class that it shall have"])])
+    store.append([make_batch([b"the queue is made, of the class that it shall have"], queue_id=id_) for id_ in (0, 1)])
     with closing(store), called_modules() as used:
         store.append([make_batch([b"one"], tags="t")])
+        store.append([make_batch([b"one"]), make_batch([b"two"], queue_id=1)])
         store.append([make_batch([b"two" * 100] * 400, producer=("p", 0, 0))])
         store._log.flush()
         tagged = FetchRequest("orders", 0, 0, 10, frozenset([tags_code("t")]))

@@ -14,14 +14,28 @@ from unittest import mock
 
 from storage.files import disk
 
-KINDS = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "write_file", "sync_directory")
+KINDS = (
+    "open_file",
+    "preallocate",
+    "map_for_writing",
+    "pwrite_all",
+    "flush",
+    "rename",
+    "unlink",
+    "write_file",
+    "sync_directory",
+)
 
 
 class FailingDisk:
-    """Counts the calls of each kind; from the `nth` call (from 0) of `kind` on, one fails, or all with `for_good`."""
+    """Counts the calls of each kind; from the `nth` call (from 0) of `kind` on, one fails, or all with `for_good`.
+    Unless `maps`, no file can be mapped for writing, so that each write is a call."""
 
-    def __init__(self, kind: str = "", nth: int = 0, *, error: int = errno.EIO, for_good: bool = False) -> None:
+    def __init__(
+        self, kind: str = "", nth: int = 0, *, error: int = errno.EIO, for_good: bool = False, maps: bool = True
+    ) -> None:
         self.kind, self.nth, self.error, self._for_good = kind, nth, error, for_good
+        self._maps = maps
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         self.failed: list[str] = []
@@ -42,6 +56,6 @@ class FailingDisk:
                     self.failed.append(os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first))
             if fails:
                 raise OSError(self.error, os.strerror(self.error))
-            return real(first, *rest)
+            return real(first, *rest) if self._maps or kind != "map_for_writing" else None
 
         return call
