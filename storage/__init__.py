@@ -18,16 +18,21 @@ A store directory
 The commit log is the truth. Consume queues, the index, and the table that recognises messages sent twice are made from
 it and can be made again.
 
-An append, under one lock: recognise messages that were sent before (dedup.py), plan their spans in the log
-(append_plan.py), fill in the offsets, write the records (commit_log.py) and the queues' units (consume_queue.py). Then,
-outside the lock, wait for the flush thread (flush_service.py). Consumers see a message once it is on disk (SYNC_FLUSH)
-or written (ASYNC_FLUSH): visibility.py. Written means in the files: with a transient store pool (pool_writer.py, off by
-default) records are in memory first, and commit_service.py writes them.
+An append checks its batches (put_check.py). Then, under one lock: recognise messages that were sent before (dedup.py),
+plan their spans in the log (append_plan.py), make the files and pages they need (CommitLog.reserve), copy the records
+into the log's map, the first 8 bytes last, fill in the offsets there (log_writer.py), and write the queues' units
+(consume_queue.py). A message alone takes fewer steps to the same bytes (Appender._append_record). With that the append
+is started. It is settled, outside the lock and by whoever asks, once the flush thread (flush_service.py) and the
+replicas have it (durability.py).
 
-Files are written with pwrite (log_writer.py) and read through read-only maps (raymq.logfiles.log_reader). Writing
-through a map costs more (a page fault each 4 KiB, and slower flushes), and turns a disk error into a SIGBUS instead of
-an OSError. But where a thread has made the pages ahead of a fast writer (warm_up.py, ASYNC_FLUSH only), a store into
-them costs the copy alone (map_writer.py).
+Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py. Written means in the
+files: with a transient store pool (pool_writer.py, off by default) records are in memory first, and commit_service.py
+writes them.
+
+The files of log and queues are written through maps (log_writer.py, write_handles.py) and read through read-only maps
+(raymq.logfiles.log_reader). A file's blocks are allocated before it is mapped, so a store into it needs nothing more
+from the disk; where a file system cannot promise that (disk.map_for_writing), files are written with pwrite. With
+ASYNC_FLUSH the log's pages are made ahead of the writer.
 
 Options are parts of their own, chosen once when the store opens: the log's writer (CommitLog.of), the class of each
 queue (QueueTable), the directories of the log (LogPaths, and log_files.py for readers). Appends, flushes and fetches do

@@ -82,7 +82,7 @@ class StoreOptions(BaseModel):
     ] = CONSUME_QUEUE_EXT_FILE_BYTES
     warm_mapped_file_enable: Annotated[
         bool,
-        Field(description="ASYNC_FLUSH: write through maps, with the log's next pages in memory before a fast writer."),
+        Field(description="ASYNC_FLUSH: a thread has the log's next pages in memory before a fast writer."),
     ] = False
     mapper_file_size_batch_consume_queue_bytes: Annotated[
         int,

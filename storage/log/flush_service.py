@@ -3,6 +3,9 @@
 SYNC_FLUSH: an append asks for its end and waits. While the disk works, more appends come in; the next flush takes them
 all. ASYNC_FLUSH: nobody waits, the thread flushes in intervals (spec/storage.md §6).
 
+What appends stored into the log's maps is flushed by the file's descriptor (disk.flush), as what `pwrite` wrote is.
+Nobody has to wait in here: `is_flushed` answers without a lock, and `on_progress` says when to ask.
+
 A flush that fails ends the service: nobody knows then what is on disk, and the kernel may report success for the same
 pages next time. The store is told of the failure, and takes no more appends.
 """
