@@ -7,7 +7,6 @@ comes after its source in the log, so a power cut that takes the source takes th
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
@@ -89,19 +88,16 @@ class DelayQueueReader:
         queue = self._queues.get_plain(*source)
         if queue is None:
             return [None] * len(queue_offsets)
+        wanted = np.array(queue_offsets, np.int64)
+        found = np.zeros(len(wanted), UNIT_DTYPE)
+        found["size"] = PRE_BLANK_SIZE
+        # The units of a queue lie in several files.
         first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
-        pieces = {}  # By their first offsets: the units of a queue lie in several files.
         while first < end and len(units := queue.units(first, end - first)):
-            pieces[first] = units
+            here = (wanted >= first) & (wanted < first + len(units))
+            found[here] = units[wanted[here] - first]
             first += len(units)
-        starts = list(pieces)
-        units_of: list[NDArray[np.void]] = []
-        for queue_offset in queue_offsets:
-            index = bisect_right(starts, queue_offset) - 1
-            units_of.append(
-                pieces[starts[index]][queue_offset - starts[index] :][:1] if index >= 0 else np.empty(0, UNIT_DTYPE)
-            )
-        return self._records(np.concatenate(units_of)) if all(map(len, units_of)) else list(map(self._record, units_of))
+        return self._records(found)
 
     def _records(self, units: NDArray[np.void]) -> list[memoryview | None]:
         """The record of each unit; None for one without, or if the record is lost, which is logged."""
@@ -125,7 +121,7 @@ class DelayQueueReader:
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
         """The record of the first unit; None without one, or if the record is lost, which is logged."""
-        if not len(units) or units[0]["size"] == PRE_BLANK_SIZE:
+        if units[0]["size"] == PRE_BLANK_SIZE:
             return None
         try:
             return self._reader.views(units)[0]
