@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from raymq.kernels.columns import decode_columns
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import Message
 from raymq.record.encode import EncodedBatch, encode_batch
+from raymq.record.message_id import IdRange
 from storage.message_store import MessageStore
 
 GIB = 1 << 30
@@ -52,9 +54,9 @@ def make_batch(count: int, queue_id: int = 0, *, mixed: bool = False) -> Encoded
         )
         for index in range(count)
     ]
-    ids = [f"{index:032d}" for index in range(count)]
+    ids = IdRange(f"{0:028d}", 0, count)
     batch = encode_batch(messages, queue_id, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=ids)
-    return batch.without_ids()
+    return replace(batch, message_ids=ids)
 
 
 @contextmanager
