@@ -48,6 +48,8 @@ _FIELDS: Final = (
 
 _ROWS_PER_TEMPLATE: Final = 64
 """With more than one template for so many records, it is quicker to decode each record on its own."""
+_TRIED: Final = 4
+"""Templates that are looked at before that can be said."""
 _TAIL_MAX: Final = 4096
 """A longer tail, in bytes, is not worth a template."""
 _SCRATCH_BYTES: Final = 100_000
@@ -137,10 +139,15 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
     if not (plain & (body_size >= 0) & (tail_at + 3 <= ends) & (ends <= len(data))).all():
         return None
     templates: list[RecordTemplate] = []
+    left = len(starts)
     for template in _templates(data, tail_at, ends - tail_at):
         if template is None or len(templates) > len(starts) // _ROWS_PER_TEMPLATE:
             return None
         templates.append(template)
+        left -= len(template.rows)
+        # The commonest tails come first: where those share no templates, the others do not either.
+        if left and len(templates) >= _TRIED and len(starts) - left < len(templates) * _ROWS_PER_TEMPLATE:
+            return None
     return TemplatedRecords(head, body_at, templates)
 
 
@@ -169,12 +176,14 @@ def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
 
 
 def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | None]:
-    """The templates of the tails at `at` with these sizes in bytes; None, as the last one, for a tail that is odd."""
+    """The templates of the tails at `at` with these sizes in bytes, those of the commonest size first; None, as the
+    last one, for a tail that is odd."""
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
-    for size in np.flatnonzero(counts).tolist():
-        if size > _TAIL_MAX:
-            yield None
-            return
+    if len(counts) > _TAIL_MAX + 1:
+        yield None
+        return
+    found = np.flatnonzero(counts)
+    for size in found[np.argsort(-counts[found], kind="stable")].tolist():
         # Tails of one size at a time: only those can share a template, and they make a table.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
@@ -222,7 +231,7 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
     for start, end in values.values():
         fixed[start:end] = False
     # How many separators a tail of the template has, all of them in fixed columns.
-    separators = int(np.isin(tails[0], (1, 2)).sum())
+    separators = int(np.count_nonzero((tails[0] == 1) | (tails[0] == 2)))
     alike = np.ones(len(tails), bool)
     step = max(_SCRATCH_BYTES // tails.shape[1], 1)
     for at in range(0, len(tails), step):
