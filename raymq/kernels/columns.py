@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -53,6 +54,8 @@ null."""
 _BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
 _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in _BODY_TYPES.items()}
+_OWN_BUFFER_BYTES: Final = 1 << 30
+"""About the most bytes of decompressed bodies in one buffer."""
 _NO_TEXT: Final = text_array([""])[0]
 
 
@@ -208,20 +211,34 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
 
 
 def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_type: BodyType) -> pa.Array:
-    """The body column: views over `data`, compressed bodies in buffers of their own; copied together for "binary"."""
+    """The body column: views over the part of `data` that has the bodies, compressed bodies in buffers of their own;
+    copied together for the other types."""
     views = _views(data, body_at, body_size)
-    buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
-    for row in np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED).tolist():
-        at, size = int(body_at[row]), int(body_size[row])
-        body = decompress(data[at : at + size].tobytes(), int(sys_flag[row]))
-        own = np.frombuffer(body.ljust(INLINE_MAX, b"\0"), dtype=np.uint8)
-        views[row] = _views(own, np.array([0]), np.array([len(body)]))[0]
-        if len(body) > INLINE_MAX:
+    # A table that is pickled takes along all that its views might refer to: not more than its own records.
+    first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
+    views[body_size > INLINE_MAX, 3] -= first
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(data[first:end])]
+    compressed = np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED)
+    if len(compressed):
+        spans = zip(body_at[compressed].tolist(), body_size[compressed].tolist(), compressed.tolist(), strict=True)
+        plain = [decompress(data[at : at + size].tobytes(), int(sys_flag[row])) for at, size, row in spans]
+        sizes = np.fromiter(map(len, plain), np.int64, len(plain))
+        # Positions in a buffer have 32 bits, so there may have to be several.
+        groups = (np.cumsum(sizes) // _OWN_BUFFER_BYTES).tolist()
+        done = 0
+        for _, group in groupby(groups):
+            count = len(list(group))
+            bodies = plain[done : done + count]
+            own = np.frombuffer(b"".join([*bodies, bytes(INLINE_MAX)]), np.uint8)
+            starts = np.cumsum(sizes[done : done + count]) - sizes[done : done + count]
+            rows = compressed[done : done + count]
+            views[rows] = _views(own, starts, sizes[done : done + count])
             # Buffers 0 and 1 of an Arrow array are the validity and the views; those that views name come behind.
-            views[row, 2] = len(buffers) - 2
+            views[rows[sizes[done : done + count] > INLINE_MAX], 2] = len(buffers) - 2
             buffers.append(pa.py_buffer(own))
-    bodies = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
-    return bodies if body_type == "binary_view" else bodies.cast(_BODY_TYPES[body_type])
+            done += count
+    column = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
+    return column if body_type == "binary_view" else column.cast(_BODY_TYPES[body_type])
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from datetime import UTC, datetime
 
@@ -21,7 +22,7 @@ from raymq.record.compression import Compression, CompressionType
 from raymq.record.crc import body_crc
 from raymq.record.decode import decode_record
 from raymq.record.encode import ProducerSequence, encode_batch
-from raymq.record.layout import RecordError, encode_host
+from raymq.record.layout import BODY_OFFSET, RecordError, encode_host
 
 
 def stored(
@@ -65,12 +66,12 @@ def foreign(properties: bytes, *, topic: bytes = b"orders", body: bytes = b"a bo
 def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = None) -> pa.RecordBatch:
     """Decode both ways, both body types, and compare every value."""
     starts = record_starts(data) if starts is None else starts
-    types: tuple[BodyType, ...] = ("binary", "binary_view")
+    types: tuple[BodyType, ...] = ("binary", "large_binary", "binary_view")
     for body_type in types:
         batch = decode_columns(data, starts, broker_name="broker-a", body_type=body_type)
         batch.validate(full=True)
         assert batch.schema.names == SCHEMA.names
-        assert batch.schema.field("body").type == (pa.binary() if body_type == "binary" else pa.binary_view())
+        assert str(batch.schema.field("body").type) == body_type
         rows = batch.to_pylist()
         messages = [decode_record(data, start, broker_name="broker-a") for start in starts.tolist()]
         for row, message in zip(rows, messages, strict=True):
@@ -237,7 +238,8 @@ def test_the_last_record_of_a_buffer_is_not_read_past(body: bytes) -> None:
 def test_a_binary_view_refers_to_the_buffer() -> None:
     data = stored([Message("orders", b"body" * 50)])
     view = decode_columns(data, record_starts(data), broker_name="a", body_type="binary_view").column("body")
-    assert any(buffer and buffer.address == pa.py_buffer(data).address for buffer in view.buffers())
+    body_at = pa.py_buffer(data).address + BODY_OFFSET
+    assert any(buffer and buffer.address == body_at for buffer in view.buffers())
 
 
 @pytest.mark.parametrize("position", range(91))
@@ -284,3 +286,27 @@ def test_buffers_arrow_s_views_cannot_address_are_refused() -> None:
     huge = np.broadcast_to(np.zeros(1, dtype=np.uint8), (2**31,))
     with pytest.raises(InvalidArgumentError, match="decode parts of it"):
         decode_columns(huge, np.array([0]), broker_name="a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own_buffer_bytes", [1, 100, 1 << 30])
+def test_decompressed_bodies_are_in_one_buffer_or_several(
+    own_buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raymq.kernels.columns, "_OWN_BUFFER_BYTES", own_buffer_bytes)
+    bodies = [b"%03d" % number * (number % 50 + 1) for number in range(70)]
+    data = stored([Message("orders", body) for body in bodies], compression=CompressionType.ZSTD)
+    assert assert_columns_are_the_rows(data).column("body").to_pylist() == bodies
+
+
+def test_a_pickled_batch_takes_along_its_own_records_only() -> None:
+    data = stored([Message("orders", b"%04d" % number * 25) for number in range(1000)])
+    starts = record_starts(data)
+    batch = decode_columns(data, starts[500:510], broker_name="broker-a")
+    assert batch.column("body").to_pylist() == [b"%04d" % number * 25 for number in range(500, 510)]
+    assert len(pickle.dumps(batch)) < len(data) // 10
+
+
+def test_a_type_that_bodies_cannot_have_is_refused() -> None:
+    data = stored([Message("orders", b"x")])
+    with pytest.raises(InvalidArgumentError, match="'string' is no type of bodies: use one of binary, large_binary"):
+        decode_columns(data, record_starts(data), broker_name="a", body_type="string")  # type: ignore[arg-type]
