@@ -28,6 +28,7 @@ from raymq.record.hashing import java_hash
 from raymq.record.message_id import parse_offset_message_id
 from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_route
 from tests.support.clients.producers import Gate
+from tests.support.history.waiting import eventually
 
 QUEUE = MessageQueue("orders", "a", 0)
 AWAY = ServiceNotAvailableError("the actor is restarting")
@@ -269,6 +270,112 @@ def test_messages_that_wait_for_the_disk_and_others_go_in_requests_of_their_own_
     sent = [(batch.wait_store_msg_ok, len(batch)) for [batch] in store.attempts[1:]]
     assert sent == [(True, 2), (False, 2), (True, 1)]
     assert store.everything() == [b"held", *(b"%d" % number for number in range(5))]
+
+
+# A lone message
+
+
+def at_once(make, *stores, **settings) -> Producer:
+    """A producer that knows its stores, as after a first message."""
+    producer = make(*stores, **settings)
+    for store in stores:
+        producer.send(Message("orders", b"first"), queue=MessageQueue("orders", store.name.split("-")[1], 0))
+        store.attempts.clear()
+    return producer
+
+
+@pytest.mark.parametrize("where", [{}, {"sharding_key": "k"}, {"queue": QUEUE}])
+def test_a_lone_message_is_sent_by_its_own_thread_and_so_is_a_batch(make, where):
+    producer, threads = at_once(make, store := FakeStore()), []
+    store.script = [lambda batches: threads.append(threading.current_thread())] * 4
+    sent = [producer.send(Message("orders", b"%d" % number), **where).queue_offset for number in range(3)]
+    sent += [result.queue_offset for result in producer.send_batch(messages(b"3", b"4"), **where)]
+    assert sent == [1, 2, 3, 4, 5]
+    assert threads == [threading.current_thread()] * 4
+    sequences = [batch.producer.first_sequence for [batch] in store.attempts]
+    assert sequences == [1, 2, 3, 4]
+
+
+def test_a_lone_message_does_not_overtake_those_of_its_queue(make):
+    producer, gate = at_once(make, store := FakeStore()), Gate()
+    store.script = [gate]
+    before = [producer.send_async(Message("orders", b"a"), sharding_key="k")]
+    assert gate.entered.wait(WAIT_S)
+    before.append(producer.send_async(Message("orders", b"b"), sharding_key="k"))
+    threading.Timer(0.01, gate.opened.set).start()
+    assert producer.send(Message("orders", b"c"), sharding_key="k").queue_offset == 3
+    assert store.everything() == [b"first", b"a", b"b", b"c"]
+    assert [result.queue_offset for result in results(before)] == [1, 2]
+
+
+@pytest.mark.parametrize("script", [[AWAY], [("lost", AWAY)], [LATE, ("lost", LATE), AWAY]])
+def test_a_lone_message_without_an_answer_is_carried_on_by_the_sender_the_very_same_bytes(make, script):
+    producer, threads = at_once(make, store := FakeStore()), []
+
+    def noting(step):
+        return lambda batches: threads.append(threading.current_thread().name) or step
+
+    store.script = [noting(step) for step in [*script, None]]
+    assert producer.send(Message("orders", b"x")).queue_offset == 1
+    assert store.everything() == [b"first", b"x"]
+    assert len({(bytes(batch.records), batch.producer) for [batch] in store.attempts}) == 1
+    assert threads == [threading.current_thread().name] + ["producer-a"] * len(script)
+
+
+def test_a_lone_message_that_is_refused_goes_to_another_broker(make):
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    producer = at_once(make, a, b, route=topic_route(a=1, b=1))
+    producer._turns._next["orders"] = 0
+    producer._turns._current.clear()
+    a.script = [SystemBusyError("busy")]
+    assert producer.send(Message("orders", b"x")).queue.broker_name == "b"
+    assert (a.everything(), b.everything()) == ([b"first"], [b"first", b"x"])
+
+
+def test_a_caller_that_is_interrupted_leaves_its_message_to_the_sender(make):
+    producer = at_once(make, store := FakeStore())
+
+    def interrupt(batches):
+        raise KeyboardInterrupt
+
+    store.script = [interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        producer.send(Message("orders", b"x"))
+    producer.flush(WAIT_S)
+    assert store.everything() == [b"first", b"x"]
+    assert len({bytes(batch.records) for [batch] in store.attempts}) == 1
+    assert producer.send(Message("orders", b"y")).queue_offset == 2
+
+
+def test_many_threads_that_send_lone_messages_lose_and_repeat_none(make):
+    producer, offsets = make(store := FakeStore(), route=topic_route(a=2)), []
+
+    def send() -> None:
+        for _ in range(200):
+            result = producer.send(Message("orders", b"%d" % threading.get_ident()))
+            offsets.append((result.queue, result.queue_offset))
+
+    threads = [threading.Thread(target=send) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(set(offsets)) == len(offsets) == len(store.everything()) == 1200
+    producer.flush(WAIT_S)
+
+
+def test_a_store_that_is_busy_says_when_to_come_back(make, clock):
+    producer, busy = make(store := FakeStore()), SystemBusyError("busy")
+    busy.retry_after_s = 7.0
+    store.script = [busy]
+    future = producer.send_async(Message("orders", b"x"))
+    sender = producer._senders["a"]
+    eventually(lambda: sender._resume_s == clock.now_s + 7.0, "the sender pauses")
+    assert not future.done()
+    clock.now_s += 7.0
+    with producer._lock:
+        sender._wake.notify_all()
+    assert future.result(WAIT_S).queue_offset == 0
 
 
 # Bounds

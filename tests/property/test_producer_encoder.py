@@ -1,0 +1,83 @@
+"""A producer's batches are, byte for byte, those of raymq.record.encode, however few or many messages they have."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from raymq.message import Message, MessageQueue
+from raymq.producer.completion import Completion
+from raymq.producer.encoder import BatchEncoder
+from raymq.producer.send_batch import QueueSends, SendBatch
+from raymq.record.compression import Compression, CompressionType
+from raymq.record.encode import encode_batch
+
+SEEDS = 150
+TOPICS = ("orders", "%RETRY%" + "g" * 130)
+
+
+def message(chance: random.Random, topic: str, *, waits: bool) -> Message:
+    rich = chance.random() < 0.4
+    body = chance.choice([b"x", b"body", bytes(5000), chance.randbytes(300)])
+    if not rich:
+        return Message(topic, body, wait_store_msg_ok=waits)
+    return Message(
+        topic,
+        body,
+        chance.choice([None, "paid", "größe"]),
+        chance.choice([(), ("k1",), ("k1", "k2")]),
+        chance.choice([{}, {"shop": "Zürich", "a": "b"}]),
+        chance.choice([0, -5, 2**31 - 1]),
+        wait_store_msg_ok=waits,
+    )
+
+
+@pytest.mark.parametrize("host", [("127.0.0.1", 1), ("::1", 0)])
+def test_batches_are_those_of_the_record_encoder(monkeypatch, host):
+    now_ns = 1_700_000_000_123_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    for seed in range(SEEDS):
+        print("seed", seed)
+        chance = random.Random(seed)
+        compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
+        encoder = BatchEncoder(host, compression)
+        sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
+        sends.next_sequence = chance.choice([0, 8, 95, 10**9])
+        waits = chance.random() < 0.8
+        for _ in range(3):
+            batches = [
+                batch_of([message(chance, sends.queue.topic, waits=waits) for _ in range(count)], sends, waits=waits)
+                for count in chance.choice([[1], [2], [1, 3], [40], [41], [30, 30], [120]])
+            ]
+            check(encoder, sends, batches, host, compression, now_ns // 1_000_000)
+
+
+def batch_of(messages: list[Message], sends: QueueSends, *, waits: bool) -> SendBatch:
+    return SendBatch(sends.queue.topic, sends.queue, sends, messages, Completion(), True, waits, 30.0, 1e9, 0, 0)
+
+
+def check(encoder: BatchEncoder, sends: QueueSends, batches: list[SendBatch], host, compression, now_ms: int) -> None:
+    encoded = encoder.encode(sends, batches)
+    expected = encode_batch(
+        [message for batch in batches for message in batch.messages],
+        sends.queue.queue_id,
+        born_host=host,
+        born_timestamp_ms=now_ms,
+        message_ids=list(encoded.message_ids),
+        producer=encoded.producer,
+        compression=compression,
+    )
+    assert bytes(encoded.records) == bytes(expected.records)
+    assert encoded.sizes.tolist() == expected.sizes.tolist()
+    assert encoded.tag_codes.tolist() == expected.tag_codes.tolist()
+    assert (encoded.topic, encoded.queue_id) == (expected.topic, expected.queue_id)
+    assert (tuple(encoded.message_ids), encoded.wait_store_msg_ok) == (expected.message_ids, expected.wait_store_msg_ok)
+    assert encoded.producer.first_sequence + len(encoded) == sends.next_sequence
+    ids = encoded.message_ids
+    again = [batch for batch in batches if batch.messages]
+    for batch in again[: len(again) // 2 + 1]:
+        batch.message_ids = ids[: len(batch.messages)]
+    kept = encoder.encode(sends, batches)
+    assert list(kept.message_ids)[: len(batches[0].messages)] == list(ids)[: len(batches[0].messages)]
