@@ -257,7 +257,7 @@ class Producer(Closing):
             index = len(messages)
             messages.append(message)
             batch.cost_bytes += cost
-            batch.room_bytes = batch.room_bytes - cost if index < limits.BATCH_MAX_MESSAGES - 1 else SEALED
+            batch.room_bytes = batch.room_bytes - cost if index < batch.max_messages - 1 else SEALED
             if not plain:
                 batch.plain = False
         return SendFuture(batch.completion, index)
@@ -472,6 +472,9 @@ class Producer(Closing):
             if request.destination.sharding_key is not None:
                 self._key_queues[route.topic] = route.require_all_queues(), self._clock() + _KEY_QUEUES_VALID_S
             return request.destination.select(route, request.messages[0])
+        gathered = self._open.get(route.topic)
+        if gathered is not None:
+            self._turns.used(route.topic, len(gathered.messages) - 1)  # it was opened as one message
         return self._turns.next(route, len(request.messages), self._clock())
 
     def _parts(
@@ -558,7 +561,7 @@ class Producer(Closing):
         batch.messages.append(message)
         batch.plain = batch.plain and request.plain
         batch.cost_bytes += request.cost_bytes
-        full = index >= limits.BATCH_MAX_MESSAGES - 1
+        full = index >= batch.max_messages - 1
         batch.room_bytes = SEALED if full else batch.room_bytes - request.cost_bytes
         return _Placed([(batch, (0,), index)]), self.buffer.merge_locked(request.generation)
 
@@ -568,6 +571,12 @@ class Producer(Closing):
         batch.join_until_s = self._clock() + open_for_s
         batch.deadline_s += open_for_s
         batch.room_bytes = max(SEALED, limits.OPEN_BATCH_MAX_BYTES - batch.cost_bytes)
+        if batch.movable:
+            before = self._open.get(batch.topic)
+            full = before is not None and len(before.messages) >= before.max_messages
+            batch.max_messages = limits.FIRST_TURN_MAX_MESSAGES
+            if before is not None and full:
+                batch.max_messages = min(2 * before.max_messages, limits.BATCH_MAX_MESSAGES)
         if batch.waits and stored == batch.queue and batch.timeout_s == self.settings.send_timeout_s:
             self._open[batch.topic if batch.movable else batch.queue] = batch
 

@@ -171,6 +171,13 @@ class QueueTurns:
             turn.used += count
             return turn.queue
 
+    def used(self, topic: str, count: int) -> None:
+        """Note that `count` messages more went to the queue whose turn it is."""
+        with self._lock:
+            turn = self._current.get(topic)
+            if turn is not None:
+                turn.used += count
+
     def next_at_another_broker(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
         """A queue of another broker than the one that just failed; None while there is none that is reachable."""
         others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]

@@ -24,6 +24,10 @@ from raymq.record.encode import EncodedBatch
 
 BATCH_MAX_MESSAGES: Final = 4096
 """The most messages of one queue in a request, and in a batch that gathers."""
+FIRST_TURN_MAX_MESSAGES: Final = 256
+"""The most messages of the first batch in which messages gather that asked for no queue. While they come faster than
+batches leave, each batch may have twice as many as the one before, up to BATCH_MAX_MESSAGES: so a stream has large
+batches, and a burst is spread over the topic's queues."""
 OPEN_BATCH_MAX_BYTES: Final = 1024 * 1024
 """The bytes of messages, by their cost in the buffer pool, at which a batch that gathers is sealed."""
 REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
@@ -65,7 +69,8 @@ class SendBatch(Struct, eq=False):
     is a time of the monotonic clock, `timeout_s` the time the sender gave. `cost_bytes` of the buffer pool are held for
     them, in `generation`. `message_ids` is empty until they were encoded, and stays when that is repeated.
 
-    Further messages may join while they fit in `room_bytes` and time is not beyond `join_until_s`. `plain`: none has
+    Further messages may join while they fit in `room_bytes`, are not more than `max_messages` in all, and time is not
+    beyond `join_until_s`. `plain`: none has
     more than a topic and a body. `alone`: no other batch goes with it, since one of its messages may be what the store
     refuses.
     """
@@ -83,6 +88,7 @@ class SendBatch(Struct, eq=False):
     generation: int
     join_until_s: float = 0.0
     room_bytes: int = SEALED
+    max_messages: int = BATCH_MAX_MESSAGES
     plain: bool = False
     first: int = 0
     divided: bool = False

@@ -437,6 +437,21 @@ def test_a_request_has_a_bounded_size(make, monkeypatch):
 # Queue selection
 
 
+@pytest.mark.parametrize(("count", "most"), [(700, 512), (12_000, 4096)])
+def test_a_burst_is_spread_over_the_queues_and_a_stream_has_ever_larger_batches(make, count, most):
+    gate = Gate()
+    producer = make(store := FakeStore(script=[gate]), route=topic_route(a=8))
+    futures = [producer.send_async(Message("orders", b"first"), queue=QUEUE)]
+    assert gate.entered.wait(WAIT_S)
+    futures += [producer.send_async(Message("orders", b"x")) for _ in range(count)]
+    gate.opened.set()
+    results(futures)
+    sizes = [len(batch) for batches in store.attempts[1:] for batch in batches]
+    assert sum(sizes) == count
+    assert most / 2 < max(sizes) <= most
+    assert len(store.queues) > 1
+
+
 def test_a_sharding_key_stays_with_its_queue(make):
     producer = make(FakeStore(), route=topic_route(a=8))
     for key in ("user-9", "user-10", "kunde-ä", ""):
