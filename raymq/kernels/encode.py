@@ -283,7 +283,7 @@ def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending:
     matrix[:, body_at:middle_at] = bodies.data[bodies.offsets[0] : bodies.offsets[-1]].reshape(rows, body_size)
     matrix[:, middle_at:ending_at] = np.frombuffer(topic_text + len(ending.text).to_bytes(2), np.uint8)
     ending.write(matrix[:, ending_at:])
-    return memoryview(buffer)
+    return memoryview(buffer).cast("B")  # Arrow's bytes are signed ones, which no other view takes
 
 
 def _join(

@@ -70,6 +70,7 @@ def check(encoder: BatchEncoder, sends: QueueSends, batches: list[SendBatch], ho
         compression=compression,
     )
     assert bytes(encoded.records) == bytes(expected.records)
+    assert memoryview(encoded.records).format == "B"
     assert encoded.sizes.tolist() == expected.sizes.tolist()
     assert encoded.tag_codes.tolist() == expected.tag_codes.tolist()
     assert (encoded.topic, encoded.queue_id) == (expected.topic, expected.queue_id)
