@@ -69,7 +69,8 @@ class AsyncProducer:
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> list[SendResult]:
         """Send messages of one topic, one after another into one queue (`Producer.send_batch`)."""
-        futures = await self._hand_over(check_batch(messages), where, timeout_s, together=True)
+        batch = check_batch(messages)
+        futures = await self._hand_over(batch, where, timeout_s, together=len(batch) > 1)
         return [await future for future in futures]
 
     async def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:

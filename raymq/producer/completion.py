@@ -23,6 +23,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from raymq.errors import RaymqError
 from raymq.message import MessageQueue, SendResult, SendStatus
 from raymq.record.layout import encode_host
 from raymq.record.message_id import IdRange
@@ -141,6 +142,8 @@ class Completion(Struct, eq=False):
 
         Threads that wait are woken, each event loop with messages that wait is woken once, and callbacks are called.
         """
+        if isinstance(outcome, RaymqError):
+            outcome.__traceback__ = None  # it leads to the frames that hold what was sent
         if self.before_end is not None:
             self.before_end(first, end, outcome)
             if not divided:
@@ -313,6 +316,9 @@ if TYPE_CHECKING:
 
         def __init__(self, completion: Completion, index: int) -> None: ...
 
+        @property
+        def place(self) -> tuple[Completion, int]: ...
+
         def __await__(self) -> Generator[Any, None, SendResult]: ...
 
 else:
@@ -331,6 +337,11 @@ else:
         @property
         def __class__(self):
             return Future
+
+        @property
+        def place(self):
+            """The completion and the index in it."""
+            return self._completion, self._index
 
         def result(self, timeout=None):
             acknowledged = self._completion.acknowledged

@@ -212,8 +212,10 @@ class Producer(Closing):
         if completion is None:
             placed = self._place([message], where, timeout_s, at_once=True)
             [(batch, _, index)] = placed.batches
-            return self._wait(batch.completion, index, timeout_s)
-        return self._wait(completion, 0, timeout_s)
+            completion = batch.completion
+        else:
+            index = 0
+        return self._wait(completion, index, timeout_s)
 
     def send_async(self, message: Message, **where: Unpack[DestinationOptions]) -> Future[SendResult]:
         """Hand over one message and return at once; the future ends as `send` does.
@@ -273,6 +275,8 @@ class Producer(Closing):
         """
         _refuse_in_callback("send_batch")
         batch = check_batch(messages)
+        if len(batch) == 1:
+            return [self.send(batch[0], timeout_s=timeout_s, **where)]
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
         placed = self._place(batch, where, timeout_s, together=True, at_once=True)
         if len(placed.batches) == 1:
@@ -280,7 +284,7 @@ class Producer(Closing):
             self._wait(completion, 0, timeout_s)
             if completion.acknowledged is not None:
                 return list(completion.acknowledged.results())
-        return [future.result(timeout_s + self._patience_s) for future in placed.futures(len(batch))]
+        return [self._wait(*future.place, timeout_s) for future in placed.futures(len(batch))]
 
     def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
         """Hand over one message without learning its result. It is retried as any other."""
@@ -665,17 +669,12 @@ class Producer(Closing):
                     sender = self._senders[broker_name] = Sender(broker_name, self._context)
         return sender
 
-    @property
-    def _patience_s(self) -> float:
-        """The time beyond its deadline after which a message has its end: the attempt under way is over then."""
-        return self.settings.attempt_timeout_s + _MARGIN_S
-
     def _wait(self, completion: Completion, index: int, timeout_s: float) -> SendResult:
         """The result of a message. SendUnknownError if it has no end long after its deadline."""
         if completion.acknowledged is not None:
             return completion.acknowledged.results()[index]
         try:
-            return completion.result(index, timeout_s + self._patience_s)
+            return completion.result(index, timeout_s + self.settings.attempt_timeout_s + _MARGIN_S)
         except FutureTimeoutError:
             if completion.done(index):
                 raise

@@ -296,6 +296,17 @@ def test_a_lone_message_is_sent_by_its_own_thread_and_so_is_a_batch(make, where)
     assert sequences == [1, 2, 3, 4]
 
 
+def test_a_batch_of_one_is_a_lone_message_also_behind_others(make):
+    producer, gate = at_once(make, store := FakeStore()), Gate()
+    store.script = [gate]
+    before = [producer.send_async(Message("orders", b"a"))]
+    assert gate.entered.wait(WAIT_S)
+    before.append(producer.send_async(Message("orders", b"b")))
+    threading.Timer(0.01, gate.opened.set).start()
+    assert [result.queue_offset for result in producer.send_batch(messages(b"c"))] == [3]
+    assert [result.queue_offset for result in results(before)] == [1, 2]
+
+
 def test_a_lone_message_does_not_overtake_those_of_its_queue(make):
     producer, gate = at_once(make, store := FakeStore()), Gate()
     store.script = [gate]
