@@ -360,6 +360,8 @@ class Sender:
 
     def _carry_out(self, verdict: Verdict, error: RaymqError | None = None, topic: str = "") -> None:
         """Carry out a verdict, which on a failure was about `error`."""
+        if error is not None:
+            error.__traceback__ = None  # it leads to the frames that hold what was sent
         if verdict.broker_failed and error is not None:
             with self._context.lock:
                 self.target, self.state.last_failure = None, error

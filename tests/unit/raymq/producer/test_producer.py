@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pickle
 import random
 import threading
@@ -14,6 +16,7 @@ from raymq.errors import (
     IllegalNameError,
     InvalidArgumentError,
     MessageIllegalError,
+    RaymqError,
     RequestTimeoutError,
     SendUnknownError,
     ServiceNotAvailableError,
@@ -22,6 +25,7 @@ from raymq.errors import (
 )
 from raymq.message import Message, MessageQueue, SendStatus
 from raymq.producer import send_batch
+from raymq.producer.completion import Completion
 from raymq.producer.producer import Producer
 from raymq.record.decode import decode_records
 from raymq.record.hashing import java_hash
@@ -582,3 +586,45 @@ def test_bad_arguments_are_refused(make):
         make(FakeStore(), send_timeout_s=0)
     with pytest.raises(IllegalNameError):
         Producer("a.b", routes=FakeRoutes(), storage=lambda name: None, born_host=("127.0.0.1", 0))
+
+
+def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
+    """Messages and futures are not tracked, so what leads to them and back would never be freed."""
+    store = FakeStore()
+    producer = make(store, hooks=[NotingHook()])
+    plain = make(store, send_timeout_s=5.0)
+    plain.send(Message("orders", b"first"))
+
+    def send_in_all_ways() -> None:
+        store.script = [None, AWAY, None, clock.passes(AWAY), MessageIllegalError("cursed")]
+        for sender in (producer, plain):
+            futures = [sender.send_async(Message("orders", b"x", properties={"a": "b"})) for _ in range(300)]
+            futures[0].add_done_callback(lambda done, futures=futures: futures)
+            wait(futures, WAIT_S)
+            for future in futures:
+                with contextlib.suppress(RaymqError):
+                    future.result(WAIT_S)
+            for send in (sender.send, lambda message, sender=sender: sender.send_batch([message] * 3)):
+                with contextlib.suppress(RaymqError):
+                    send(Message("orders", b"y"))
+            sender.flush(WAIT_S)
+
+    def left() -> int:
+        gc.collect()
+        return sum(type(thing) in (Completion, send_batch.SendBatch, send_batch.Flight) for thing in gc.get_objects())
+
+    send_in_all_ways()
+    before = left()
+    for _ in range(3):
+        send_in_all_ways()
+    assert left() <= before
+
+
+class NotingHook:
+    """A hook that keeps what it was told of the last message."""
+
+    def before_send(self, context) -> None:
+        self.context = context
+
+    def after_send(self, context) -> None:
+        self.context = context
