@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from concurrent.futures import ThreadPoolExecutor
+
 import pyarrow as pa
 import pytest
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError, ServiceNotAvailableError
-from raymq.message import MessageQueue, SendStatus
+from raymq.message import Message, MessageQueue, SendStatus
 from raymq.producer import table as table_send
 from raymq.producer.table import QueueRange
 from raymq.record.decode import decode_records
 from raymq.record.hashing import java_hash
-from tests.support.clients.fakes import FakeStore, topic_route
+from tests.support.clients.fakes import WAIT_S, FakeStore, topic_route
+from tests.support.clients.producers import Gate
+from tests.support.history.waiting import eventually
 
 TEXT_MAP = pa.map_(pa.string(), pa.string())
 
@@ -141,3 +146,109 @@ def test_a_failure_says_how_many_rows_are_stored(make, clock):
     acknowledged = len(store.everything())
     assert acknowledged
     assert raised.value.__notes__ == [f"{acknowledged} of the table's 20000 rows were acknowledged"]
+
+
+def rich_table(rows: range) -> pa.Table:
+    """Rows with every property, all different."""
+    return pa.table(
+        {
+            "body": [b"%d" % n for n in rows],
+            "tags": [f"tag{n}" for n in rows],
+            "keys": [[f"k{n}", "all"] for n in rows],
+            "properties": pa.array([[("n", str(n))] for n in rows], TEXT_MAP),
+        }
+    )
+
+
+def assert_is_row(message, n: int) -> None:
+    assert (message.body, message.tags, message.keys) == (b"%d" % n, f"tag{n}", (f"k{n}", "all"))
+    assert dict(message.properties) == {"n": str(n)}
+
+
+def test_rows_and_messages_that_gather_go_together_as_they_are(make):
+    producer = make(store := FakeStore(script=[gate := Gate()]))
+    producer.send_async(Message("orders", b"first"))
+    assert gate.entered.wait(WAIT_S)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(producer.send_table, "orders", rich_table(range(20)))
+        assert eventually(lambda: producer.buffer._count >= 21, "the rows wait")
+        later = producer.send_async(Message("orders", b"later", "tag", ("key",)))
+        gate.opened.set()
+        assert sent.result(WAIT_S).count == 20
+    later.result(WAIT_S)
+    assert [len(batches) for batches in store.attempts] == [1, 1]
+    [messages] = stored(store).values()
+    for n, message in enumerate(messages[1:21]):
+        assert_is_row(message, n)
+    assert (messages[0].body, messages[0].tags) == (b"first", None)
+    assert (messages[21].body, messages[21].tags, messages[21].keys) == (b"later", "tag", ("key",))
+
+
+def test_several_parts_of_a_table_are_encoded_as_one_batch(make, monkeypatch):
+    monkeypatch.setattr(table_send, "TABLE_SLICE_ROWS", 7)
+    producer = make(store := FakeStore(script=[gate := Gate()]))
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(producer.send_table, "orders", rich_table(range(100)))
+        assert eventually(lambda: producer.buffer._count == 100, "the rows wait")
+        gate.opened.set()
+        assert sent.result(WAIT_S).count == 100
+    assert max(len(batch) for batches in store.attempts for batch in batches) > 7
+    [messages] = stored(store).values()
+    for n, message in enumerate(messages):
+        assert_is_row(message, n)
+
+
+def test_rows_that_a_store_refuses_are_told_apart_from_the_others(make):
+    def refuse(batches):
+        bodies = [m.body for batch in batches for m in decode_records(batch.records, broker_name="a")]
+        return MessageIllegalError("the store does not like 13") if b"13" in bodies else None
+
+    producer = make(store := FakeStore(script=[refuse] * 1000))
+    with pytest.raises(MessageIllegalError, match="does not like 13") as raised:
+        producer.send_table("orders", rich_table(range(40)))
+    assert raised.value.__notes__ == ["39 of the table's 40 rows were acknowledged"]
+    assert sorted(map(int, store.everything())) == [n for n in range(40) if n != 13]
+    for messages in stored(store).values():
+        for message in messages:
+            assert_is_row(message, int(message.body))
+
+
+def test_a_body_that_the_store_finds_too_long_is_refused(make):
+    producer = make(store := FakeStore())
+    store.max_message_size_bytes = 1000
+    compressible = b"x" * 100_000
+    assert producer.send_table("orders", pa.table({"body": [compressible, b"y"]})).count == 2
+    with pytest.raises(MessageIllegalError, match="exceeds the store's limit of 1000"):
+        producer.send_table("orders", pa.table({"body": [b"z", random.Random(1).randbytes(5000)]}))
+    assert sorted(store.everything()) == [compressible, b"y", b"z"]
+
+
+def test_a_body_longer_than_the_producer_allows_is_refused(make):
+    producer = make(store := FakeStore(), max_message_size_bytes=10)
+    with pytest.raises(MessageIllegalError, match="row 1: a body of 11 bytes exceeds this producer's max_message_size"):
+        producer.send_table("orders", pa.table({"body": [b"x" * 10, b"y" * 11]}))
+    assert store.attempts == []
+
+
+def test_hooks_see_each_row_as_a_message(make):
+    seen = []
+
+    class Watch:
+        def before_send(self, context):
+            seen.append(("before", context.message))
+
+        def after_send(self, context):
+            seen.append(("after", context.result.queue_offset))
+
+    make(FakeStore(), hooks=(Watch(),)).send_table("orders", rich_table(range(3)))
+    for n in range(3):
+        assert_is_row(seen[n][1], n)
+    assert seen[3:] == [("after", 0), ("after", 1), ("after", 2)]
+
+
+def test_large_tables_are_handed_over_in_parts_of_bounded_size(make, monkeypatch):
+    monkeypatch.setattr(table_send, "PART_MAX_BYTES", 1000)
+    producer = make(store := FakeStore(), route=topic_route(a=2))
+    bodies = [bytes([n]) * size for n, size in enumerate([10, 990, 1, 5000, 999, 1, 1])]
+    assert producer.send_table("orders", pa.table({"body": bodies})).count == 7
+    assert sorted(store.everything()) == bodies
