@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from raymq.message import Message, MessageQueue, SendResult
-from raymq.producer.completion import Acknowledged, Outcome
+from raymq.producer.completion import Acknowledged, BeforeEnd, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +82,15 @@ class SendHooks:
 class Watched:
     """Messages that hooks watch; called when some of them end (Completion.before_end), it tells the hooks."""
 
-    def __init__(self, contexts: Sequence[Sequence[tuple[SendMessageHook, SendContext]]]) -> None:
+    def __init__(
+        self, contexts: Sequence[Sequence[tuple[SendMessageHook, SendContext]]], then: BeforeEnd | None = None
+    ) -> None:
         self._contexts = contexts
+        self._then = then
 
-    def part(self, indices: Iterable[int]) -> Watched:
-        """The messages at these indices."""
-        return Watched([self._contexts[index] for index in indices])
+    def part(self, indices: Iterable[int], then: BeforeEnd | None) -> Watched:
+        """The messages at these indices, whose ends are told to the hooks, and to `then`."""
+        return Watched([self._contexts[index] for index in indices], then)
 
     def __call__(self, first: int, end: int, outcome: Outcome) -> None:
         results = outcome.results() if isinstance(outcome, Acknowledged) else repeat(None)
@@ -96,6 +99,8 @@ class Watched:
                 context.result = result
                 context.error = outcome if isinstance(outcome, BaseException) else None
                 _call(hook.after_send, context)
+        if self._then is not None:
+            self._then(first, end, outcome)
 
 
 def _call(hook: Callable[[SendContext], None], context: SendContext) -> None:

@@ -522,7 +522,7 @@ class Producer(Closing):
             return joined
         placed = _Placed([])
         for number, (stored, indices, members, cost) in enumerate(parts):
-            ending = request.before_end if watched is None else watched.part(indices)
+            ending = request.before_end if watched is None else watched.part(indices, request.before_end)
             batch = SendBatch(
                 queue.topic, queue, sender.state.sends(stored), members, Completion(ending), request.movable,
                 members[0].wait_store_msg_ok, request.timeout_s, request.deadline_s, cost, request.generation,
