@@ -181,9 +181,13 @@ class Fetcher:
         with self._lock:
             again = self._which.answered(queue, name, pull_from, time.monotonic())
         if again:
-            self._names.pop(queue, None)
-            self._call_finder()
+            self.find_again(queue)
         return again
+
+    def find_again(self, queue: MessageQueue) -> None:
+        """Find the storage actor to read a queue from once more, after which `found` is called."""
+        self._names.pop(queue, None)
+        self._call_finder()
 
     def unanswered(self, name: str, queues: Sequence[MessageQueue]) -> None:
         """Find out anew which storage actor has these queues: `name` does not answer for them any more."""

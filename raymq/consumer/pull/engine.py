@@ -390,6 +390,8 @@ class PullEngine:
             self._unraised.discard(queue)
             self._core.fetched(queue, offset, fetched)
         self._in_place.take_up([queue])
+        if self._in_place.is_to_be_found_again(queue):
+            self._fetcher.find_again(queue)
         self.on_wakeup()
 
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:

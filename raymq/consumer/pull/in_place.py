@@ -14,6 +14,7 @@ by the thread or task that polls.
 from __future__ import annotations
 
 import logging
+import math
 import select
 import threading
 import time
@@ -38,8 +39,10 @@ READ_AHEAD: Final = 64
 """Records are found so many at a time at least, though a poll may want fewer: they stay in the map."""
 READ_MAX_BYTES: Final = 64 << 20
 """The most bytes of records that one poll finds."""
-READ_MAX_S: Final = 0.1
+READ_MAX_S: Final = 0.02
 """How long one look may go past messages that the tags exclude, until the poll looks at its time again."""
+OPEN_AGAIN_AFTER_S: Final = 1.0
+"""How long a storage actor is read by fetches after its watch has ended, or could not be opened."""
 STAY_CHECK_S: Final = 1.0
 """How often it is looked at if a queue has been read from a slave for long enough."""
 
@@ -121,10 +124,14 @@ class InPlaceReader:
         self._storage = storage
         self._replaced, self._lost, self._by_fetches = replaced, lost, by_fetches
         self._open_lock = threading.Lock()
-        """Guards `_stores` and `_closed`; held over no call."""
+        """Guards `_stores`, `_not_before_s` and `_closed`; held over no call."""
         self._stores: dict[str, _MappedStore] = {}
+        self._not_before_s: dict[str, float] = {}
+        """The time before which no watch of a storage actor is opened, for those that could be on this node."""
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
+        self._retried_s: dict[MessageQueue, float] = {}
+        """The time at which it is to be tried again to read a queue in place, for those that could be."""
         self._with_batches: set[MessageQueue] = set()
         """Queues whose records hold many messages each: these have no units to read."""
 
@@ -134,9 +141,13 @@ class InPlaceReader:
         """Read a queue in place if the storage actor `name`, from which it is to be read, is on this node; else by
         fetches. Blocks for calls to it. True if it is read in place."""
         store = self._open(name)
+        with self._open_lock:
+            again_s = self._not_before_s.get(name)
         with self._lock:
             if store is None:
                 self._store_of.pop(queue, None)
+                if again_s is not None:
+                    self._retried_s[queue] = again_s
                 self._core.read_by_fetches(queue)
                 return False
             self._store_of[queue] = store
@@ -144,6 +155,14 @@ class InPlaceReader:
                 return False
             self._core.read_in_place(queue)
             return True
+
+    def is_to_be_found_again(self, queue: MessageQueue) -> bool:
+        """True, once, if it is time to call `found` again for a queue whose storage actor could not be watched."""
+        with self._lock:
+            due = self._retried_s.get(queue, math.inf) <= time.monotonic()
+            if due:
+                del self._retried_s[queue]
+            return due
 
     def take_up(self, queues: Sequence[MessageQueue]) -> None:
         """Read those of these queues in place whose storage actor is known to be on this node."""
@@ -155,18 +174,26 @@ class InPlaceReader:
     def _open(self, name: str) -> _MappedStore | None:
         with self._open_lock:
             store = self._stores.get(name)
-        if store is not None:
+            too_early = time.monotonic() < self._not_before_s.get(name, 0.0)
+        if store is not None or too_early:
             return store
+        reader: LogReader | None = None
+        watch: EndsWatch | None = None
+        failed = True
         try:
             storage = self._storage(name)
             reader = storage.reader()
             watch = None if reader is None else storage.open_watch()
+            failed = reader is not None and watch is None
         except (RaymqError, OSError) as error:
-            logger.info("%s is read by fetches, its files cannot be watched: %s", name, error)
-            return None
-        if reader is None or watch is None:
-            return None
+            logger.info("%s is read by fetches, its files cannot be watched now: %s", name, error)
         with self._open_lock:
+            if failed:
+                self._not_before_s[name] = time.monotonic() + OPEN_AGAIN_AFTER_S
+            else:
+                self._not_before_s.pop(name, None)
+            if reader is None or watch is None:
+                return None
             if not self._closed:
                 return self._stores.setdefault(name, _MappedStore(name, reader, watch))
         watch.close()
@@ -300,6 +327,7 @@ class InPlaceReader:
         logger.info("the watch of %s has ended: %s", store.name, error)
         with self._open_lock:
             self._stores.pop(store.name, None)
+            self._not_before_s[store.name] = time.monotonic() + OPEN_AGAIN_AFTER_S
         store.watch.close()
         with self._lock:
             queues = [queue for queue, of_queue in self._store_of.items() if of_queue is store]

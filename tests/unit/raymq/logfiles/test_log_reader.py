@@ -118,6 +118,49 @@ def test_fetch_does_not_look_behind_the_end_it_is_given(reader):
     assert (result.status, result.next_offset) == (PullStatus.OFFSET_ILLEGAL, 33)
 
 
+def found(reader: LogReader, request: FetchRequest, end: int, max_bytes: int = 1 << 30) -> tuple[list[bytes], int]:
+    """The records that `find` says, one by one."""
+    parts, next_offset = reader.find(request, end, max_bytes)
+    records = []
+    for part in parts:
+        assert len(part.starts) == len(part.sizes) == len(part.offsets) > 0
+        for start, size in zip(part.starts.tolist(), part.sizes.tolist(), strict=True):
+            records.append(bytes(part.data[start : start + size]))
+    return records, next_offset
+
+
+@pytest.mark.parametrize("tag", [None, "even", "none"])
+@pytest.mark.parametrize("limits", [(1000, 1 << 30), (7, 1 << 30), (1000, 5000), (1000, 1)])
+def test_records_that_are_found_in_place_are_those_that_are_fetched(reader, tag, limits):
+    codes = None if tag is None else frozenset({tags_code(tag)})
+    offset = 3
+    while offset < 250:
+        request = FetchRequest("orders", 0, offset, limits[0], codes)
+        result = reader.fetch(request, 0, 250, limits[1])
+        records, next_offset = found(reader, request, 250, limits[1])
+        assert b"".join(records) == result.records
+        assert next_offset == result.next_offset > offset
+        offset = next_offset
+
+
+def test_records_before_a_lost_one_are_found_and_then_the_loss(reader, root):
+    everything, _ = found(reader, FetchRequest("orders", 0, 0, 250), 250)
+    os.truncate(root / "commitlog" / f"{0:020d}", 30_000)
+    records, next_offset = found(reader, FetchRequest("orders", 0, 0, 250), 250)
+    assert records == everything[:next_offset]
+    assert 0 < next_offset < 250
+    with pytest.raises(DataLossError):
+        found(reader, FetchRequest("orders", 0, next_offset, 250), 250)
+    os.unlink(root / "commitlog" / f"{LOG_FILE_BYTES:020d}")
+    first = next(number for number, record in enumerate(everything) if offset_in_log(record) >= LOG_FILE_BYTES)
+    with pytest.raises(DataLossError):
+        found(reader, FetchRequest("orders", 0, first, 250), 250)
+
+
+def offset_in_log(record: bytes) -> int:
+    return decode_records(record)[0].physical_offset
+
+
 def test_a_unit_that_leads_to_an_extension_passes_every_tag(reader, root):
     """RocketMQ put the address where the tag's code would be; the low half of it may be any tag's."""
     path = root / "consumequeue" / "orders" / "0" / "00000000000000000000"

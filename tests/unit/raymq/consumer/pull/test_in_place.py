@@ -65,6 +65,7 @@ def consume(monkeypatch, storages, routes):
     """Makes consumers of chosen queues."""
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: Offsets())
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
+    monkeypatch.setattr(in_place, "OPEN_AGAIN_AFTER_S", 0.02)
     consumers = []
 
     def consume(*queues: MessageQueue, expression: str = "*") -> PullConsumer:
@@ -162,13 +163,40 @@ def test_after_a_watch_has_ended_reading_goes_on(consume, store, storages):
     eventually(lambda: len(here(storages).watches) == 2, "another watch", WAIT_S)
 
 
-def test_without_a_watch_the_queue_is_fetched(consume, storages, monkeypatch):
+@pytest.mark.parametrize("refusal", [ServiceNotAvailableError("restarting"), None])
+def test_without_a_watch_the_queue_is_fetched_until_one_can_be_opened(consume, store, storages, monkeypatch, refusal):
     def refuse():
-        raise ServiceNotAvailableError("restarting")
+        if refusal is not None:
+            raise refusal
 
-    here(storages).open_watch = refuse
-    assert poll(consume(Q0), 5) == [b"0", b"1", b"2", b"3", b"4"]
-    assert here(storages).fetched
+    storage = here(storages)
+    monkeypatch.setattr(storage, "open_watch", refuse)
+    consumer = consume(Q0)
+    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    assert storage.fetched
+    monkeypatch.undo()
+    eventually(lambda: consumer.poll(timeout_s=0.01) == [] and storage.watches and storage.watches[0].asks, "it", WAIT_S)
+    store.append([make_batch([b"5"])])
+    assert poll(consumer, 1) == [b"5"]
+
+
+def test_a_store_that_refuses_to_tell_is_not_asked_without_pause(consume, store, storages, monkeypatch):
+    """As a replica that may not show anything now: its watch opens, and each answer is an error."""
+    monkeypatch.setattr(in_place, "OPEN_AGAIN_AFTER_S", 3600.0)
+    storage = here(storages)
+    opened = storage.open_watch
+
+    def refusing():
+        watch = opened()
+        watch.cut()
+        return watch
+
+    monkeypatch.setattr(storage, "open_watch", refusing)
+    consumer = consume(Q0)
+    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    store.append([make_batch([b"5"])])
+    assert poll(consumer, 1) == [b"5"]
+    assert len(storage.watches) == 1
 
 
 def test_a_slave_that_the_master_names_is_read_in_its_place(consume, store, storages, routes):
