@@ -175,7 +175,7 @@ def test_without_a_watch_the_queue_is_fetched_until_one_can_be_opened(consume, s
     assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
     assert storage.fetched
     monkeypatch.undo()
-    eventually(lambda: consumer.poll(timeout_s=0.01) == [] and storage.watches and storage.watches[0].asks, "it", WAIT_S)
+    eventually(lambda: consumer.poll(timeout_s=0.01) == [] and [w.asks for w in storage.watches], "a watch", WAIT_S)
     store.append([make_batch([b"5"])])
     assert poll(consumer, 1) == [b"5"]
 
