@@ -168,7 +168,8 @@ def as_table(parts: Columns, body_type: BodyType = "binary_view") -> pa.Table:
 
     from raymq.kernels.columns import SCHEMA
 
-    body = pa.field("body", pa.binary() if body_type == "binary" else pa.binary_view())
+    # `body_type` is the name of Arrow's function that makes the type.
+    body = pa.field("body", getattr(pa, body_type)())
     schema = SCHEMA.set(SCHEMA.get_field_index("body"), body)
     return pa.Table.from_batches([batch for _, batch in parts], schema=schema)
 
