@@ -86,6 +86,7 @@ class _MappedStore:
         self.asked: list[tuple[MessageQueue, FetchRequest]] = []
         """The queues of the ask under way; none if there is none."""
         self.asked_s = 0.0
+        self.answered_s = -math.inf
         self.version = -1
         """The core's version at the time of the last ask."""
         self.stay_checked_s = 0.0
@@ -273,7 +274,7 @@ class InPlaceReader:
         ends = store.watch.receive()
         if not ends:
             return
-        asked, store.asked = store.asked, []
+        asked, store.asked, store.answered_s = store.asked, [], now_s
         if len(ends) != len(asked):
             raise ConnectionError(f"{store.name} answers for {len(ends)} queues, not {len(asked)}")
         check_all = now_s - store.stay_checked_s > STAY_CHECK_S
@@ -305,8 +306,8 @@ class InPlaceReader:
             version = self._core.version
             if store.asked and store.version == version:
                 return
-            if store.version == version and self._core.has_unread and now_s - store.asked_s < WATCH_AGAIN_AFTER_S:
-                return
+            if store.version == version and self._core.has_unread and now_s - store.answered_s < WATCH_AGAIN_AFTER_S:
+                return  # what has come is returned first; the next poll asks
             waits = self._core.waits()
             if len(self._stores) > 1:
                 waits = [wait for wait in waits if self._store_of.get(wait[0]) is store]
