@@ -157,12 +157,12 @@ class Model:
         core, queues = self.core, self.core._queues
         assert set(core._buffered) == {queue for queue, one in queues.items() if one.buffered}
         assert set(core._unread) == {queue for queue, one in queues.items() if one.unread}
-        assert set(core._unfinished) == {queue for queue, one in queues.items() if one.unfinished}
+        assert set(core._unsettled) == {queue for queue, one in queues.items() if not one.settled}
+        assert set(core._unfinished) == {queue for queue, one in queues.items() if one.done != one.position}
         assert set(core._dirty) == {queue for queue, one in queues.items() if one.dirty}
         assert set(core._revoked) == {queue for queue, one in queues.items() if one.revoked}
         assert core._hungry == {queue: one.fetch_offset for queue, one in queues.items() if core._is_hungry(one)}
         mapped = {queue: one for queue, one in queues.items() if one.mapped and not one.silent}
-        assert core._mapped == mapped
         assert {queue: request.queue_offset for queue, request in core.waits()} == {
             queue: max(one.fetch_offset, one.known_end) for queue, one in mapped.items()
         }

@@ -71,6 +71,21 @@ ASSIGNMENT_TRANSITIONS: Final[Mapping[AssignmentState, Mapping[AssignmentEvent, 
 
 
 @dataclass(slots=True)
+class Noted:
+    """The state of one queue as SubscriptionState's tables have it."""
+
+    tables: tuple[bool, ...] = ()
+    """The tables that have the queue."""
+    hungry_at: int = -1
+    """The offset to fetch; -1 if it is not to be fetched."""
+    news_at: int = -1
+    """The offset to wait behind; -1 if it is not read in place."""
+    count: int = 0
+    """The `buffered_count` and `buffered_bytes` that the totals have."""
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
 class AssignedMessageQueue:
     """One assignment of a queue, from its grant to its release. Its offsets: done ≤ position ≤ fetch_offset."""
 
@@ -92,8 +107,8 @@ class AssignedMessageQueue:
     """The records that wait for a poll; none while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
-    counted: tuple[int, int] = (0, 0)
-    """The `buffered_count` and `buffered_bytes` that the consumer's totals have of this queue."""
+    noted: Noted = field(default_factory=Noted)
+    """The state of this queue that the consumer's tables show."""
     mapped: bool = False
     """The queue is read in place, from mapped files of a storage actor on this node; else by fetches."""
     known_end: int = 0
@@ -148,11 +163,6 @@ class AssignedMessageQueue:
     def unread(self) -> bool:
         """True if the mapped files have more of the queue than was found."""
         return self.mapped and not self.silent and self.fetch_offset < self.known_end
-
-    @property
-    def unfinished(self) -> bool:
-        """True if the next poll of a program with auto-commit finishes something."""
-        return not self.settled or self.done != self.position
 
     @property
     def releasable(self) -> bool:

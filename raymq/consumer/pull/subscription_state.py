@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from raymq.consumer.pull.assigned_queue import AssignedMessageQueue, AssignmentEvent
+from raymq.consumer.pull.assigned_queue import AssignedMessageQueue, AssignmentEvent, Noted
 from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.subscription import Subscription
@@ -50,18 +50,20 @@ class SubscriptionState:
         self._buffered_bytes = 0
         self._hungry: dict[MessageQueue, int] = {}
         """The next offset to fetch, of queues of which so little is buffered that more is fetched."""
-        self._mapped: dict[MessageQueue, AssignedMessageQueue] = {}
-        """Queues that are read in place and not silent."""
         self._waits: dict[MessageQueue, FetchRequest] = {}
-        """For each of them a request with the offset behind what is known of it: news lie there."""
+        """For each queue that is read in place and not silent a request with the offset behind what is known of it:
+        news lie there."""
         self._unread: dict[MessageQueue, None] = {}
         """Those of them whose mapped files have more, in turn."""
+        self._unsettled: dict[MessageQueue, None] = {}
+        """Queues of which the last poll returned something."""
         self._unfinished: dict[MessageQueue, None] = {}
-        """Queues of which the program has not finished everything that polls returned."""
+        """Queues whose position is not what the program has finished."""
         self._dirty: dict[MessageQueue, None] = {}
         """Queues with something to commit."""
         self._revoked: dict[MessageQueue, None] = {}
         """Revoked queues that are not released."""
+        self._tables = (*(self._buffered, self._unread, self._unsettled, self._unfinished, self._dirty, self._revoked),)
         self._version = 0
         self._fenced: dict[MessageQueue, int] = {}
         """Queues that a broker has refused to commit, with the generation it refused: only a newer grant counts."""
@@ -263,9 +265,11 @@ class SubscriptionState:
             raise ClientStateError("another thread or task polls this consumer now; one may at a time")
         self._polling = True
         self._polled_s = now_s
-        for assigned in [self._queues[queue] for queue in self._unfinished]:
+        auto = self._settings.auto_commit
+        for queue in self._unsettled | self._unfinished if auto else list(self._unsettled):
+            assigned = self._queues[queue]
             assigned.settled = True
-            if self._settings.auto_commit:
+            if auto:
                 assigned.done = assigned.position
             self._note(assigned)
 
@@ -298,7 +302,9 @@ class SubscriptionState:
         others'."""
         assigned = self._queues[part.queue]
         assigned.returned(part)
-        del self._buffered[part.queue]
+        if assigned.buffered:
+            del self._buffered[part.queue]
+            self._buffered[part.queue] = None
         self._note(assigned)
 
     def refetch(self, queue: MessageQueue) -> None:
@@ -403,9 +409,9 @@ class SubscriptionState:
     def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
         """Take the offsets that a queue holds, [`min_offset`, `max_offset`), as the answer to a wait behind `offset`
         tells. False if they show that the queue's next offset is none of them: then a fetch is to find out more."""
-        assigned = self._mapped.get(queue)
-        if assigned is None or offset < assigned.fetch_offset:
-            return True  # the position was moved meanwhile, beyond what this answer can tell
+        assigned = self._queues.get(queue)
+        if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
+            return True  # it is not waited for any more; or it was moved, beyond what this answer can tell
         if not min_offset <= assigned.fetch_offset <= max_offset:
             return False
         assigned.known_end = max_offset
@@ -451,9 +457,9 @@ class SubscriptionState:
 
     def finish_all(self) -> None:
         """Count everything that polls returned as finished by the program."""
-        for assigned in [self._queues[queue] for queue in self._unfinished]:
-            assigned.finish()
-            self._note(assigned)
+        for queue in self._unsettled | self._unfinished:
+            self._queues[queue].finish()
+            self._note(self._queues[queue])
 
     def finish(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Count the messages before these offsets as finished by the program, in revoked queues too. All are checked
@@ -528,47 +534,58 @@ class SubscriptionState:
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
         """Bring the tables up to date for one queue that has changed. `moved`: not just by reading on."""
-        queue = assigned.queue
-        _keep(self._buffered, queue, bool(assigned.buffered))
-        _keep(self._unread, queue, assigned.unread)
-        _keep(self._unfinished, queue, assigned.unfinished)
-        _keep(self._dirty, queue, assigned.dirty)
-        _keep(self._revoked, queue, assigned.revoked)
-        if self._is_hungry(assigned):
-            self._hungry[queue] = assigned.fetch_offset
-        else:
-            self._hungry.pop(queue, None)
-        if assigned.mapped and not assigned.silent:
-            self._mapped[queue] = assigned
-            news, wait = max(assigned.fetch_offset, assigned.known_end), self._waits.get(queue)
-            if wait is None or wait.queue_offset != news:
-                self._waits[queue] = FetchRequest(queue.topic, queue.queue_id, news, 1)
-        else:
-            self._mapped.pop(queue, None)
-            self._waits.pop(queue, None)
+        queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
+        in_tables = (
+            bool(assigned.buffered),
+            assigned.unread,
+            not assigned.settled,
+            assigned.done != assigned.position,
+            assigned.dirty,
+            assigned.revoked,
+        )
+        if in_tables != noted.tables:
+            self._set_tables(assigned, in_tables)
+        hungry_at = assigned.fetch_offset if self._is_hungry(assigned) else -1
+        if hungry_at != noted.hungry_at:
+            noted.hungry_at = hungry_at
+            if hungry_at < 0:
+                del self._hungry[queue]
+            else:
+                self._hungry[queue] = hungry_at
+        news_at = max(assigned.fetch_offset, assigned.known_end) if assigned.mapped and not silent else -1
+        if news_at != noted.news_at:
+            noted.news_at = news_at
+            if news_at < 0:
+                del self._waits[queue]
+            else:
+                self._waits[queue] = FetchRequest(queue.topic, queue.queue_id, news_at, 1)
         self._count(assigned, assigned.buffered_count, assigned.buffered_bytes)
         self._version += moved
 
     def _forget(self, assigned: AssignedMessageQueue) -> None:
         """Take a queue that is not this consumer's any more out of the tables."""
-        for table in (self._buffered, self._unread, self._unfinished, self._dirty, self._revoked):
-            table.pop(assigned.queue, None)
-        self._hungry.pop(assigned.queue, None)
-        self._mapped.pop(assigned.queue, None)
-        self._waits.pop(assigned.queue, None)
+        self._set_tables(assigned, (False,) * len(self._tables))
+        if assigned.noted.hungry_at >= 0:
+            del self._hungry[assigned.queue]
+        if assigned.noted.news_at >= 0:
+            del self._waits[assigned.queue]
         self._count(assigned, 0, 0)
+        assigned.noted = Noted()
         self._version += 1
+
+    def _set_tables(self, assigned: AssignedMessageQueue, in_tables: tuple[bool, ...]) -> None:
+        """Have a queue in these tables, where it is already or at their ends, and in no others."""
+        before = assigned.noted.tables or (False,) * len(in_tables)
+        assigned.noted.tables = in_tables
+        for table, is_in, was_in in zip(self._tables, in_tables, before, strict=True):
+            if is_in and not was_in:
+                table[assigned.queue] = None
+            elif was_in and not is_in:
+                del table[assigned.queue]
 
     def _count(self, assigned: AssignedMessageQueue, count: int, size_bytes: int) -> None:
         """Have the totals count so much of a queue."""
-        self._buffered_count += count - assigned.counted[0]
-        self._buffered_bytes += size_bytes - assigned.counted[1]
-        assigned.counted = (count, size_bytes)
-
-
-def _keep(table: dict[MessageQueue, None], queue: MessageQueue, wanted: bool) -> None:
-    """Have `queue` in the table, where it is already or at its end, or not."""
-    if wanted:
-        table.setdefault(queue)
-    else:
-        table.pop(queue, None)
+        noted = assigned.noted
+        self._buffered_count += count - noted.count
+        self._buffered_bytes += size_bytes - noted.size_bytes
+        noted.count, noted.size_bytes = count, size_bytes
