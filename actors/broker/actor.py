@@ -267,7 +267,8 @@ class Broker(GroupMethods):
     def heartbeat(self, heartbeat: ClientHeartbeat) -> None:
         """Note a client's producers and consumers, in place of those noted before; create its groups if they are
         new."""
-        for group in {consumer.group for consumer in heartbeat.consumers} - set(self._log.ready().groups):
+        known = self._log.ready().groups
+        for group in {consumer.group for consumer in heartbeat.consumers if consumer.group not in known}:
             self.ensure_group(group)
         with self._clients_lock:
             self._clients.heartbeat(heartbeat, time.monotonic())

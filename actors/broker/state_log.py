@@ -236,8 +236,11 @@ class StateLog:
     def submit(self, decide: Decide) -> Future[bool]:
         """As `change`, without waiting: the future has its result or its error, from the writer's thread.
 
-        `decide` runs in that thread, on the newest state, and must not block. SystemBusyError if too many changes wait.
+        `decide` runs in that thread, on the newest state, and must not block. SystemBusyError if too many changes wait,
+        ServiceNotAvailableError after `close`.
         """
+        if self._closed:
+            raise ServiceNotAvailableError(f"{self._broker_name} is being stopped")
         if self._waiting.qsize() >= CHANGES_MAX:
             raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
         future: Future[bool] = Future()

@@ -18,7 +18,7 @@ from raymq.errors import GroupNotExistError, NoPermissionError, RaymqError, Topi
 from raymq.message import MessageQueue
 from raymq.names import NAMESPACE
 from raymq.protocol.clients import ConsumerData
-from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.protocol.group import GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.decode import decode_records
 from raymq.retry import persist_until
@@ -146,6 +146,35 @@ def test_a_topic_gets_more_queues_and_never_fewer(mq: raymq.Client, topic: str) 
     assert len(mq.admin.topic_route(topic).publish_queues) == 7
     with pytest.raises(raymq.InvalidArgumentError):
         mq.admin.update_topic(topic, queues=6)
+
+
+def test_many_topics_and_groups_are_created_with_few_calls(mq: raymq.Client) -> None:
+    topics = {f"many-{index}": 1 + index % 5 for index in range(600)}
+    mq.admin.create_topics(topics)
+    for servers_topics in mq.routes.call_all("topics"):  # each NameServer knows them on return
+        assert topics.keys() <= set(servers_topics)
+    mq.routes.fetch(topics)
+    assert {topic: len(mq.routes.get(topic).publish_queues) for topic in topics} == topics
+    mq.admin.create_topics({**topics, "many-more": 2})
+    assert len(mq.admin.topic_route("many-more").publish_queues) == 2
+    with pytest.raises(raymq.TopicExistsError):
+        mq.admin.create_topics({"many-none": 2, "many-0": 7})
+    groups = [GroupConfig(f"many-{index}", retry_max_times=3) for index in range(600)]
+    mq.admin.create_groups(groups)
+    assert {config.group for config in groups} <= set(mq.admin.list_groups())
+    assert mq.admin.group_config("many-599").retry_max_times == 3
+    kill_actors("Broker")
+    assert {config.group for config in groups} <= set(mq.admin.list_groups())
+
+
+def test_the_starts_of_many_queues_are_committed_at_once(mq: raymq.Client, topic: str, group: str) -> None:
+    put(mq, topic, b"a", b"b")
+    offsets, queues = GroupOffsets(group), mq.admin.topic_route(topic).subscribe_queues
+    for broker_name in ("broker-a", "broker-b"):
+        offsets.ensure_group(broker_name)
+    wanted = {**dict.fromkeys(queues, 1), MessageQueue("nothing", "broker-a", 0): 1}
+    assert offsets.start_offsets(wanted, FROM_FIRST) == dict.fromkeys(queues, QueueOffset(0))
+    assert [offsets.committed_offset(queue) for queue in queues] == [0] * len(queues)
 
 
 def test_a_topic_is_created_by_who_sends_to_it(mq: raymq.Client) -> None:

@@ -537,3 +537,18 @@ def test_a_change_that_no_master_takes_in_time_is_told_so(scene: Scene, monkeypa
     futures = [scene.log.submit(group(name)) for name in ("g", "h")]
     assert {type(future.exception(WAIT_S)) for future in futures} == {ServiceNotAvailableError}
     assert scene.send.writes == []
+
+
+def test_a_log_that_is_closed_carries_out_what_waits_and_takes_no_more(scene: Scene) -> None:
+    gate = Gate()
+    scene.send.before = gate
+    first = scene.log.submit(group("g"))
+    gate.wait()
+    waiting = scene.log.submit(group("h"))
+    scene.send.before = lambda: None
+    gate.open()
+    scene.log.close()
+    assert first.result(WAIT_S)
+    assert waiting.result(WAIT_S)
+    with pytest.raises(ServiceNotAvailableError, match="is being stopped"):
+        scene.log.submit(group("i"))
