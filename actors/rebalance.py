@@ -1,20 +1,23 @@
-"""Rebalance: shares a consumer group's queues among its members.
+"""Rebalance: a few of these actors share the queues of every consumer group among its members.
 
-A change of its remote methods or threads belongs here; a change of who gets which queue in actors.core.rebalance.
+A change of its remote methods or threads belongs here; a change of who gets which queue in actors.core.rebalance.group,
+of which actor serves a group in actors.core.rebalance.slot_lease.
 
-What survives its death: nothing. A new instance is rebuilt from the members' heartbeats (actors.core.rebalance.group).
-Every call is safe to repeat. The actor ends itself when the group has had no member for IDLE_EXIT_S.
+What survives its death: nothing but its claims in the register. A process that follows it, or takes a slot over from
+it, is rebuilt from the members' heartbeats. Every call is safe to repeat.
 
-    heartbeats → RebalanceGroup ← route thread, once every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
+    heartbeats → RebalanceServer ← register thread, once a second: which slots are held
+                                 ← route thread, every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
 
-Routes are read in a thread of their own, so heartbeats are answered also while no NameServer answers.
+Heartbeats wait for neither: they are answered also while no NameServer answers.
 
-May wait for: NameServers.
+May wait for: NameServers, Ray's GCS.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -22,116 +25,147 @@ from typing import Any, Final
 
 import ray
 
+from actors import register
 from actors.actor_class import actor_class
-from actors.core.rebalance.group import RebalanceGroup
+from actors.core.rebalance.server import RebalanceServer, TopicQueues
+from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S
 from actors.options import PERSISTENT
 from raymq.errors import RaymqError, TopicNotExistError
-from raymq.names import NameServerName
-from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
+from raymq.names import NameServerName, RebalanceName
+from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupHeartbeat, HeartbeatAnswer, OtherServer
 from raymq.protocol.route import MASTER_ID, TopicRoute
 from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_ROUTE_INTERVAL_S: Final = 5.0
-FIRST_ROUTE_WAIT_S: Final = 1.0
-"""A heartbeat with a new topic waits so long for the route, so that its answer has queues already."""
+ROUTES_AT_ONCE: Final = 500
+"""Topics whose routes are asked for in one call."""
 TOPIC_GONE_AFTER_S: Final = 30.0
 """A topic unknown for longer is deleted. Restarted NameServers know no topic until brokers have registered."""
-IDLE_EXIT_S: Final = 120.0
+SWEEP_INTERVAL_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class Rebalance:
-    """The shell around one RebalanceGroup."""
+    """The shell around one RebalanceServer. It is number `index` of `servers` actors."""
 
-    def __init__(self, group: str, nameservers: Sequence[NameServerName]) -> None:
-        self._group = group
+    def __init__(self, index: int, servers: int, nameservers: Sequence[NameServerName]) -> None:
         self._routes = RouteCache(nameservers)
-        self._lock = threading.Lock()
-        self._core = RebalanceGroup(
-            time.monotonic(),
-            session_timeout_s=SESSION_TIMEOUT_S,
-            # A restarted instance must wait for a heartbeat of every living member; the first instance need not.
-            grace=ray.get_runtime_context().was_current_actor_reconstructed,
-            first_version=time.time_ns(),
-        )
-        self._routes_read = threading.Condition(self._lock)  # for `_read_topics`
-        self._read_topics: set[str] = set()
+        self._server = RebalanceServer(index, servers, secrets.token_hex(8), session_timeout_s=SESSION_TIMEOUT_S)
         self._unknown_since_s: dict[str, float] = {}
-        self._wake = threading.Event()
-        self._last_member_s = time.monotonic()
-        threading.Thread(target=self._follow_routes, name="routes", daemon=True).start()
-        threading.Thread(target=self._end_when_idle, name="idle", daemon=True).start()
+        self._new_topics = threading.Event()
+        self._closed = threading.Event()
+        self._looking = threading.Lock()
+        """Held over a look at the register."""
+        for name, target in (("register", self._follow_register), ("routes", self._follow_routes)):
+            threading.Thread(target=target, name=name, daemon=True).start()
 
-    def heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
-        """Note a member's heartbeat; returns the queues that it may hold."""
-        with self._lock:
-            assignment = self._note_heartbeat(heartbeat)
-            if not heartbeat.topics <= self._read_topics and not heartbeat.leaving:
-                self._wake.set()
-                self._routes_read.wait_for(lambda: heartbeat.topics <= self._read_topics, FIRST_ROUTE_WAIT_S)
-                assignment = self._note_heartbeat(heartbeat)
-        return assignment
+    def heartbeats(self, heartbeats: Sequence[tuple[str, GroupHeartbeat]]) -> list[HeartbeatAnswer]:
+        """Note the heartbeats of members, each with its group; returns an answer for each: the queues that it may hold
+        (`GroupAssignment`), or why there are none."""
+        answers, incomplete = [], False
+        for group, heartbeat in heartbeats:
+            answer = self._server.heartbeat(group, heartbeat, time.monotonic())
+            incomplete = incomplete or getattr(answer, "incomplete", False)
+            answers.append(answer)
+        if incomplete:
+            self._new_topics.set()
+        return answers
 
-    def offsets_reset(self) -> int:
-        """Note that brokers have reset offsets of this group; returns the new offsets version, by which members see
-        it."""
-        with self._lock:
-            return self._core.offsets_reset()
+    def offsets_reset(self, group: str) -> int | OtherServer:
+        """Note that brokers have reset offsets of a group; returns the new offsets version, by which members see it; 0
+        for a group without members."""
+        return self._server.offsets_reset(group, time.monotonic())
+
+    def describe_group(self, group: str) -> dict[str, Any] | OtherServer:
+        """One group, for `raymq group describe`; see RebalanceGroup.describe."""
+        return self._server.describe_group(group, time.monotonic())
 
     def status(self) -> dict[str, Any]:
-        """The group for `raymq group describe`; see RebalanceGroup.describe."""
+        """The slots this actor holds, and the groups that have members here; for `raymq status`."""
         now_s = time.monotonic()
-        with self._lock:
-            self._core.expire(now_s)
-            return {"group": self._group, **self._core.describe(now_s)}
+        described = [self._server.describe_group(group, now_s) for group in self._server.groups()]
+        return {
+            "server": self._server.name,
+            "slots": [slot for slot, lease in self._server.leases.items() if lease.valid(now_s)],
+            "groups": [group for group in described if isinstance(group, dict)],
+        }
 
-    def _note_heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
-        """Called with the lock."""
-        now_s = time.monotonic()
-        assignment = self._core.heartbeat(heartbeat, now_s)
-        if self._core.members:
-            self._last_member_s = now_s
-        return assignment
+    def close(self) -> None:
+        """Answer no more heartbeats. Slots without members are given up, so that the next holder need not wait."""
+        self._closed.set()
+        self._new_topics.set()
+        with self._looking:
+            for slot, lease in self._server.leases.items():
+                if self._server.releasable(slot):
+                    register.run(lease.release())
 
-    def _end_when_idle(self) -> None:
-        while True:
-            time.sleep(IDLE_EXIT_S / 4)
-            with self._lock:
-                self._core.expire(time.monotonic())
-                idle_s = 0.0 if self._core.members else time.monotonic() - self._last_member_s
-            if idle_s > IDLE_EXIT_S:
-                logger.info("group %s has had no member for %.0f s: its Rebalance actor ends", self._group, idle_s)
-                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+    # Threads
+
+    def _follow_register(self) -> None:
+        sweep_at_s = 0.0
+        while not self._closed.is_set():
+            for slot, lease in self._server.leases.items():
+                held = lease.held
+                try:
+                    with self._looking:
+                        register.run(lease.look(time.monotonic, time.time_ns))
+                except Exception:  # whatever Ray raises where its GCS does not answer: a held slot lapses by itself
+                    logger.exception("slot %d: the register cannot be read, trying again", slot)
+                if lease.held != held:
+                    logger.info("slot %d: epoch %d is held by %s", slot, lease.epoch, lease.holder)
+            if time.monotonic() >= sweep_at_s:
+                sweep_at_s = time.monotonic() + SWEEP_INTERVAL_S
+                self._server.sweep(time.monotonic())
+            self._closed.wait(LOOK_INTERVAL_S)
 
     def _follow_routes(self) -> None:
-        while True:
-            self._wake.wait(REBALANCE_ROUTE_INTERVAL_S)
-            self._wake.clear()
-            with self._lock:
-                topics = self._core.topics
-                self._read_topics &= topics
-            for topic in sorted(topics):
-                self._refresh_route(topic)
+        read_all_at_s = 0.0
+        while not self._closed.is_set():
+            self._new_topics.wait(max(0.0, read_all_at_s - time.monotonic()))
+            self._new_topics.clear()
+            topics = self._server.unknown_topics()
+            if time.monotonic() >= read_all_at_s:
+                read_all_at_s = time.monotonic() + REBALANCE_ROUTE_INTERVAL_S
+                topics = self._server.topics()
+                self._server.forget_topics(topics)
+            try:
+                self._read_routes(sorted(topics))
+            except Exception:  # a bug: without this thread groups would never hear of new queues
+                logger.exception("reading routes failed, trying again")
+                self._closed.wait(LOOK_INTERVAL_S)
 
-    def _refresh_route(self, topic: str) -> None:
-        """Read a topic's route. Without one the assignment stays (spec/messaging.md §5.2), unless the topic is
-        deleted."""
-        route: TopicRoute | None = None
+    def _read_routes(self, topics: Sequence[str]) -> None:
+        for first in range(0, len(topics), ROUTES_AT_ONCE):
+            some = topics[first : first + ROUTES_AT_ONCE]
+            try:
+                known = self._routes.read(some)
+            except RaymqError as error:
+                logger.info("groups keep their queues of %d topics: %s", len(some), error)
+                for topic in some:
+                    self._server.set_queues(topic, None)
+                continue
+            for topic in some:
+                self._take_route(topic, known.get(topic) or self._ask_again(topic))
+
+    def _ask_again(self, topic: str) -> TopicRoute | None:
+        """The route of a topic that the NameServer asked first does not know, or not completely. Without one, groups
+        keep what they have (spec/messaging.md §5.2), unless the topic is deleted."""
         try:
             self._routes.invalidate(topic)
-            route = self._routes.get(topic)
+            return self._routes.get(topic)
         except RaymqError as error:
-            logger.info("group %s keeps its assignment of %s: %s", self._group, topic, error)
-            gone = isinstance(error, TopicNotExistError) and self._gone_for_long(topic)
-        with self._lock:
-            if route is not None:
-                self._unknown_since_s.pop(topic, None)
-                self._core.set_queues(topic, route.subscribe_queues, _machine_rooms(route))
-            elif gone:
-                self._core.set_queues(topic, ())
-            self._read_topics.add(topic)
-            self._routes_read.notify_all()
+            logger.info("groups keep their queues of %s: %s", topic, error)
+            if isinstance(error, TopicNotExistError) and self._gone_for_long(topic):
+                self._server.set_queues(topic, TopicQueues(()))
+            return None
+
+    def _take_route(self, topic: str, route: TopicRoute | None) -> None:
+        if route is None:
+            self._server.set_queues(topic, None)
+            return
+        self._unknown_since_s.pop(topic, None)
+        self._server.set_queues(topic, TopicQueues(tuple(route.subscribe_queues), _machine_rooms(route)))
 
     def _gone_for_long(self, topic: str) -> bool:
         now_s = time.monotonic()
@@ -143,5 +177,13 @@ def _machine_rooms(route: TopicRoute) -> dict[str, str]:
     return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 
-REBALANCE_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 16}
+def start_rebalance(servers: int, nameservers: Sequence[NameServerName]) -> list[str]:
+    """Create the Rebalance actors that do not exist; returns the names of all. Does not wait for them to answer."""
+    names = [str(RebalanceName(index)) for index in range(servers)]
+    for index, name in enumerate(names):
+        RebalanceActor.options(name=name, get_if_exists=True).remote(index, servers, nameservers)
+    return names
+
+
+REBALANCE_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 16, "scheduling_strategy": "SPREAD"}
 RebalanceActor = ray.remote(**REBALANCE_OPTIONS)(actor_class(Rebalance))

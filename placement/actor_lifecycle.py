@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -33,14 +33,9 @@ def end_actor(name: str) -> None:
         handle = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return  # gone meanwhile
-    closing: tuple[str, tuple[Any, ...]] | None = None
-    if name.startswith("pull-"):
-        closing = ("stop", (CLOSE_TIMEOUT_S,))
-    elif name == CONTROLLER or name.startswith(("broker-", "storage-", "replicator-")):
-        closing = ("close", ())
-    if closing is not None:
+    if name == CONTROLLER or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
         try:
-            ActorRef(name).call(closing[0], *closing[1], timeout_s=CLOSE_TIMEOUT_S)
+            ActorRef(name).call("close", timeout_s=CLOSE_TIMEOUT_S)
         except RaymqError as error:
             logger.warning("%s did not close cleanly and is killed: %s", name, error)
     ray.kill(handle, no_restart=True)

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.broker.actor import BrokerActor
 from actors.nameserver import NameServerActor
+from actors.rebalance import start_rebalance
 from placement.actor_lifecycle import end_actor, start_storage
 from placement.controller import ControllerActor
 from placement.inventory import head_node_id, running
@@ -68,11 +69,14 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float) -> None:
             plan.controller
         )
         _wait(CONTROLLER, "status", deadline_s)
+    rebalances = start_rebalance(plan.rebalance_servers, [nameserver.name for nameserver in plan.nameservers])
     progress("starting the brokers")
     for broker in plan.brokers:
         BrokerActor.options(name=broker.broker_name, get_if_exists=True).remote(broker)
     for broker in plan.brokers:
         _wait(broker.broker_name, "groups", deadline_s)
+    for name in rebalances:
+        _wait(name, "status", deadline_s)
     progress("waiting for the brokers to register")
     expected = {broker.broker_name for broker in plan.brokers}
     for nameserver in plan.nameservers:

@@ -41,6 +41,7 @@ class Plan:
     storages: tuple[StoragePlan, ...]
     brokers: tuple[BrokerSettings, ...]
     controller: ControllerSettings | None
+    rebalance_servers: int
 
 
 def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[StorageName, str] | None = None) -> Plan:
@@ -61,12 +62,22 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
         storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication))
     brokers = tuple(
         BrokerSettings(
-            settings.cluster_name, name, servers, settings.broker, replication.replicas, replication.slave_read_enable
+            settings.cluster_name,
+            name,
+            servers,
+            settings.broker,
+            replication.replicas,
+            replication.slave_read_enable,
+            settings.rebalance_servers,
         )
         for name in settings.broker_names
     )
     return Plan(
-        nameservers, tuple(storages), brokers, _controller(settings, storages) if replication.replicas > 1 else None
+        nameservers,
+        tuple(storages),
+        brokers,
+        _controller(settings, storages) if replication.replicas > 1 else None,
+        settings.rebalance_servers,
     )
 
 

@@ -23,7 +23,7 @@ def cluster_status() -> dict[str, Any]:
     An actor that does not answer appears with its error, so the call succeeds also on a cluster with dead actors.
     """
     names = running()
-    brokers, stores, groups, instances, controller = [], [], [], [], []
+    brokers, stores, rebalances, pulls, groups, instances, controller = [], [], [], [], [], [], []
     for name in names:
         kind = name.split("-", 1)[0]
         if kind == "storage":
@@ -31,15 +31,21 @@ def cluster_status() -> dict[str, Any]:
         elif kind == "broker":
             brokers.append(_ask(name, "status"))
         elif kind == "rebalance":
-            groups.append(_ask(name, "status"))
+            answer = _ask(name, "status")
+            groups += [{"actor": name, "error": "", **group} for group in answer.pop("groups", [])]
+            rebalances.append(answer)
         elif kind == "pull":
-            instances.append(_ask(name, "status"))
+            answer = _ask(name, "status")
+            instances += [{"actor": name, "error": "", **instance} for instance in answer.pop("instances", [])]
+            pulls.append(answer)
         elif name == CONTROLLER:
             controller.append(_replication(name))
     return {
         "actors": names,
         "brokers": brokers,
         "stores": stores,
+        "rebalances": rebalances,
+        "pulls": pulls,
         "groups": groups,
         "instances": instances,
         "replication": controller,

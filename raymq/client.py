@@ -17,6 +17,7 @@ from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
 from raymq.cluster.launcher import ProgressCallback
 from raymq.config.cluster import ClusterSettings, load_settings
+from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.message import ConsumeFromWhere
 from raymq.names import NAMESPACE, NameServerName
@@ -125,6 +126,7 @@ class Client(Closing):
         self.routes = RouteCache(_nameservers())
         self.storages = StorageClients(self.node_id)
         self.heartbeats = Heartbeats(self.routes, self._born_host[0])
+        self.rebalance = RebalanceClient(self.routes)
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -180,6 +182,7 @@ class Client(Closing):
             settings,
             routes=self.routes,
             storages=self.storages,
+            rebalance=self.rebalance,
             node_id=self.node_id,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
@@ -229,6 +232,7 @@ class Client(Closing):
                 item.close()
             except Exception as error:  # close the rest all the same, then say so
                 failures.append(error)
+        self.rebalance.close()
         self.heartbeats.close()
         self.storages.close()
         close_broker_clients()

@@ -15,6 +15,9 @@ from raymq.errors import IllegalNameError
 NAMESPACE: Final = "raymq"
 """The Ray namespace of every raymq actor."""
 
+INSTANCES: Final = "raymq-instances"
+"""The Ray namespace of the Listener actors of push consumers, which belong to users' programs."""
+
 CONTROLLER: Final = "controller"
 """The actor that decides who leads each broker group of several replicas."""
 
@@ -42,6 +45,12 @@ SYSTEM_GROUPS: Final = frozenset(
     CID_ONSAPI_OWNER CID_RMQ_SYS_TRANS""".split()
 )
 """RocketMQ's predefined groups (spec/messaging.md §2.7)."""
+
+REBALANCE_SLOTS: Final = 4
+"""The shares into which all consumer groups are divided, by name; also the most Rebalance actors of a cluster."""
+
+NODE_ID_SHOWN: Final = 16
+"""Hexadecimal digits of a Ray node's id that tell nodes apart; the whole id has 56."""
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RULE: Final = "use letters, digits and the characters % | - _"
@@ -142,17 +151,27 @@ class ReplicatorName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RebalanceName:
-    """`rebalance-GROUP`"""
+    """`rebalance-0`: one of the actors that serve all consumer groups."""
 
-    group: str
+    index: int
 
     def __str__(self) -> str:
-        return f"rebalance-{self.group}"
+        return f"rebalance-{self.index}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PullName:
-    """`pull-GROUP-0`: instance 0 of a push consumer."""
+    """`pull-3f9a2c…`: serves all push-consumer instances of a Ray node, by the beginning of the node's id."""
+
+    node_id: str
+
+    def __str__(self) -> str:
+        return f"pull-{self.node_id[:NODE_ID_SHOWN]}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InstanceName:
+    """`pull-GROUP-0`: instance 0 of a push consumer, a member of its group under this name."""
 
     group: str
     instance: int

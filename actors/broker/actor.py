@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.actor_class import actor_class
 from actors.broker.group_methods import GroupMethods
@@ -40,15 +41,14 @@ from actors.core.broker.client_registry import ClientRegistry
 from actors.core.broker.state import BrokerState
 from actors.options import PERSISTENT
 from actors.pull.actor import PullActor
-from actors.rebalance import RebalanceActor
+from actors.rebalance import start_rebalance
 from actors.threads import take_turns_quickly
 from raymq.config.cluster import BrokerSettings
 from raymq.consumer.pull_once import pull_messages
-from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import RaymqError, TopicNotExistError
 from raymq.message import Message
-from raymq.names import AUTO_CREATE_TOPIC, PullName, RebalanceName, check_group, is_internal_topic
+from raymq.names import AUTO_CREATE_TOPIC, PullName, check_group, is_internal_topic
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
@@ -180,23 +180,18 @@ class Broker(GroupMethods):
         """A topic's configuration in this broker group; TopicNotExistError."""
         return self._log.ready().require_topic(topic)
 
-    def open_group(self, group: str) -> str:
-        """Make sure that the group's Rebalance actor runs; returns its name."""
-        check_group(group)
-        name = str(RebalanceName(group))
-        RebalanceActor.options(name=name, get_if_exists=True).remote(group, self._settings.nameservers)
-        return name
+    def start_rebalance(self) -> list[str]:
+        """Make sure that the Rebalance actors run; returns their names."""
+        return start_rebalance(self._settings.rebalance_servers, self._settings.nameservers)
 
-    def start_pull(self, settings: PushSettings, listener: Any) -> str:
-        """Start a Pull actor for one push-consumer instance, under the first free name; returns it."""
-        index = 0
-        while True:
-            name = str(PullName(settings.group, index))
-            try:
-                PullActor.options(name=name).remote(name, settings, self._settings.nameservers, listener)
-                return name
-            except ValueError:  # the name is taken
-                index += 1
+    def start_pull(self, node_id: str) -> str:
+        """Make sure that the Pull actor of a Ray node runs, there if the node can take it; returns its name."""
+        name = str(PullName(node_id))
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
+        PullActor.options(name=name, get_if_exists=True, scheduling_strategy=strategy).remote(
+            self._settings.nameservers
+        )
+        return name
 
     # Messages, in two hops
 

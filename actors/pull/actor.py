@@ -1,14 +1,18 @@
-"""Pull is the actor of one push-consumer instance: it fetches from its queues, feeds its Listener and commits offsets.
+"""Pull serves all push-consumer instances of one Ray node: it fetches, feeds their Listeners, and commits offsets.
 
 Only the committed offsets survive its death, at the brokers (BROADCASTING: in a file on this node). Ray starts it
-again; it joins its group anew and goes on from there, so the messages that were in flight are delivered again. Its
-Listener remembers for it which queues the user has paused, and whether the instance is suspended. It ends by itself
-when its Listener is gone for good, which happens when the user's program ends.
+again, its Listeners call within seconds and have their instances made anew (raymq.consumer.push.hosting), these join
+their groups and go on from what was committed; so the messages that were in flight are delivered again. A Listener
+remembers for its instance which queues the user has paused, and whether it is suspended.
 
-    Fetcher threads → ProcessQueues (actors.core.consume) → ListenerFeed → Listener
-    GroupMember: heartbeats, grants, revocations           OffsetCommitter: start offsets, commits
+An instance ends when it is stopped, or when its Listener is gone for good, which happens when the user's program ends.
+The actor ends itself when it has had no instance for IDLE_EXIT_S.
 
-May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull.
+    member thread     turns of all instances: fences, releases, ends       routes thread   queues, in BROADCASTING
+    and the threads of PullServices: fetching, feeding, committing, heartbeats
+
+May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull, but for a Listener's
+thread that has its instance hosted.
 """
 
 from __future__ import annotations
@@ -16,229 +20,169 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import ray
 
 from actors.actor_class import actor_class
-from actors.core.consume.process_queue import ProcessQueue
 from actors.options import PERSISTENT
-from actors.pull.group_member import BroadcastMember, GroupMember
-from actors.pull.instance_state import InstanceState
-from actors.pull.listener_feed import ListenerFeed
-from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter, RemoteBrokerOffsetStore
-from raymq.consumer.fetcher import Fetcher
-from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.rebalance_client import RebalanceClient
-from raymq.errors import DataLossError
-from raymq.message import MessageQueue, PullStatus
+from actors.pull.group_member import MEMBER_ROUTE_INTERVAL_S
+from actors.pull.push_instance import PushInstance
+from actors.pull.services import PullServices
+from raymq.consumer.push.hosting import HostAnswer, Hosting
+from raymq.errors import ServiceNotAvailableError
+from raymq.message import MessageQueue
 from raymq.names import NameServerName
-from raymq.protocol.clients import ConsumerData
-from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.memory_records import MemoryRecords
-from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.heartbeats import Heartbeats
-from raymq.remoting.route_cache import RouteCache
-from raymq.remoting.storage_clients import StorageClients
 
-PULL_STOP_TIMEOUT_S: Final = 30.0
-SEND_BACK_TIMEOUT_S: Final = 5.0
+TURN_INTERVAL_S: Final = 0.5
+STOPPING_INTERVAL_S: Final = 0.02
+IDLE_EXIT_S: Final = 60.0
+CLOSE_WITHIN_S: Final = 25.0
+STOPPED_KEPT: Final = 1000
+"""Keys of instances that were stopped: their Listeners may call once more."""
 
 logger = logging.getLogger(__name__)
 
 
 class Pull:
-    """The shell around one ProcessQueues. `listener` is the handle of the instance's Listener actor."""
+    """The shell around the instances of one node."""
 
-    def __init__(self, name: str, settings: PushSettings, nameservers: Sequence[NameServerName], listener: Any) -> None:
-        self._settings = settings
-        self._instance = instance = InstanceState(name, settings)
-        node_id = ray.get_runtime_context().get_node_id()
-        routes = RouteCache(nameservers)
-        self._storages = StorageClients(node_id)
-        self._stopped = threading.Event()
-        offsets = GroupOffsets(settings.group)
-        self._brokers: dict[str, ActorRef] = {}
-        if settings.clustering:
-            self._committer = OffsetCommitter(
-                instance, lambda broker: RemoteBrokerOffsetStore(instance, offsets, broker)
-            )
-            rebalance = RebalanceClient(settings.group, routes)
-            self._member: GroupMember | BroadcastMember = GroupMember(
-                instance, rebalance, node_id, self._committer.ask_about_resets
-            )
-        else:
-            local = LocalFileOffsetStore(instance, offsets)
-            self._committer = OffsetCommitter(instance, lambda broker: local)
-            self._member = BroadcastMember(instance, routes)
-        self._feed = ListenerFeed(
-            instance,
-            listener,
-            send_back=self._send_back,
-            before_delivery=self._member.fence_when_late,
-            on_gone=self._end,
-        )
-        self._fetcher = Fetcher.by_routes(
-            routes,
-            self._storages,
-            wanted=self._wanted,
-            assigned=instance.holding,
-            request=self._request,
-            deliver=self._deliver,
-            lost=self._lose,
-        )
-        instance.on_fetchable, instance.on_committable = self._fetcher.wake_readers, self._committer.wake_committers
-        instance.on_released = self._member.wake_member
-        self._heartbeats = Heartbeats(routes, ray.util.get_node_ip_address())
-        self._heartbeats.set_consumer(self, consumer_data(settings))
-        self._feed.start()
-        threading.Thread(target=self._live, name="member", daemon=True).start()
+    def __init__(self, nameservers: Sequence[NameServerName]) -> None:
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address())
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._instances: dict[str, PushInstance] = {}
+        self._stopped: deque[str] = deque(maxlen=STOPPED_KEPT)
+        self._closing = False
+        self._last_instance_s = time.monotonic()
+        self._work = threading.Event()
+        self._new = threading.Event()
+        """Wakes the routes thread: there is a new instance."""
+        self._services.wake_members = self._work.set
+        for name, target in (("members", self._turn_members), ("routes", self._follow_routes)):
+            threading.Thread(target=target, name=name, daemon=True).start()
+
+    def host(self, call: Hosting) -> HostAnswer:
+        """Host an instance, or go on hosting it: its Listener calls again and again. Safe to repeat."""
+        name, key = call.instance.name, call.instance.key
+        with self._lock:
+            if self._closing or key in self._stopped:
+                return HostAnswer(False)
+            instance = self._instances.get(name)
+            if instance is not None and instance.key != key:  # its Listener is gone: Ray lets one have the name
+                instance.drop()
+                raise ServiceNotAvailableError(f"an instance called {name} is just ending")
+            new = instance is None or instance.ended.is_set()
+            if instance is None or new:
+                instance = self._instances[name] = PushInstance(name, key, call.settings, self._services)
+        answer = instance.hosted(call)
+        if new:
+            instance.start()
+            self._new.set()
+        return answer
 
     def status(self) -> dict[str, Any]:
-        """The fields of the instance's InstanceStatus, by name (raymq.consumer.push.subscription)."""
-        instance, feed = self._instance, self._feed
-        now_s = time.monotonic()
-        with instance.lock:
-            queues = sorted(instance.core.process_queues(), key=lambda process_queue: process_queue.queue)
-            troubles = [process_queue.trouble for process_queue in queues if process_queue.trouble]
-            return {
-                "instance": instance.name,
-                "holding": [str(process_queue.queue) for process_queue in queues],
-                "buffered": sum(process_queue.count for process_queue in queues),
-                "consumed": feed.consumed,
-                "failures": feed.failures,
-                "last_error": troubles[0] if troubles else feed.broken,
-                "suspended": instance.core.suspended,
-                "listener_deaths": feed.deaths,
-                "listener_away": feed.away_because,
-                "listener_silent_s": feed.silent_s(),
-                "stuck_threads": feed.stuck,
-                "queues": [self._queue_status(process_queue) for process_queue in queues],
-                "stats": instance.stats.figures(now_s),
-            }
+        """All instances, for `raymq status`."""
+        with self._lock:
+            instances = sorted(self._instances.items())
+        return {"node": self._node_id, "instances": [instance.status() for _, instance in instances]}
 
-    def _queue_status(self, process_queue: ProcessQueue) -> dict[str, Any]:
-        return {
-            "queue": process_queue.queue,
-            "state": self._instance.core.pull_state(process_queue).value,
-            "fetch_offset": process_queue.fetch_offset or 0,
-            "commit_offset": process_queue.commit_offset,
-            "committed_offset": process_queue.committed_offset,
-            "buffered": process_queue.count,
-            "buffered_bytes": process_queue.size_bytes,
-            "in_flight": process_queue.in_flight_count,
-            "trouble": process_queue.trouble,
-        }
+    def instance_status(self, name: str) -> dict[str, Any]:
+        """One instance; see PushInstance.status. ServiceNotAvailableError while it is not here."""
+        return self._instance(name).status()
 
-    def suspend(self) -> None:
+    def suspend(self, name: str) -> None:
         """Fetch and deliver nothing until `resume`. The queues are kept; the listener finishes its messages."""
-        self._change_pauses(suspended=True)
+        self._instance(name).change_pauses(suspended=True)
 
-    def resume(self) -> None:
+    def resume(self, name: str) -> None:
         """Go on after `suspend`."""
-        self._change_pauses(suspended=False)
+        self._instance(name).change_pauses(suspended=False)
 
-    def pause_queues(self, queues: Iterable[MessageQueue]) -> None:
+    def pause_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
         """Fetch and deliver nothing of these queues, whether they are held now or later."""
-        self._change_pauses(pause=frozenset(queues))
+        self._instance(name).change_pauses(pause=frozenset(queues))
 
-    def resume_queues(self, queues: Iterable[MessageQueue]) -> None:
+    def resume_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
         """Go on with paused queues."""
-        self._change_pauses(resume=frozenset(queues))
+        self._instance(name).change_pauses(resume=frozenset(queues))
 
-    def stop(self, timeout_s: float) -> bool:
-        """Finish the messages in flight, commit, leave the group. False when that was not done within `timeout_s`."""
-        self._instance.stopping.set()
-        self._member.wake_member()
-        return self._stopped.wait(timeout_s)
+    def stop(self, name: str, key: str, wait_s: float) -> bool:
+        """Have an instance finish the messages in flight, commit and leave its group. False when that is not done
+        within `wait_s`; it goes on then, and this may be called again. True also for an instance that is not here."""
+        with self._lock:
+            if key not in self._stopped:
+                self._stopped.append(key)
+            instance = self._instances.get(name)
+        if instance is None or instance.key != key:
+            return True
+        instance.stop()
+        return instance.ended.wait(wait_s)
 
-    def _change_pauses(
-        self,
-        *,
-        suspended: bool | None = None,
-        pause: frozenset[MessageQueue] = frozenset(),
-        resume: frozenset[MessageQueue] = frozenset(),
-    ) -> None:
-        with self._instance.lock:
-            core = self._instance.core
-            if suspended is not None:
-                core.suspend(suspended)
-            core.pause(pause)
-            core.resume(resume)
-            state = (core.suspended, core.paused)
-        self._instance.work.set()
-        self._fetcher.wake_readers()
-        self._feed.keep(state)  # after the lock is released: it is a call
+    def close(self) -> None:
+        """Stop all instances."""
+        with self._lock:
+            self._closing = True
+            instances = list(self._instances.values())
+        for instance in instances:
+            instance.stop()
+        deadline_s = time.monotonic() + CLOSE_WITHIN_S
+        for instance in instances:
+            instance.ended.wait(max(0.0, deadline_s - time.monotonic()))
+        self._services.close()
 
-    # Fetching
+    def _instance(self, name: str) -> PushInstance:
+        with self._lock:
+            instance = self._instances.get(name)
+        if instance is None or instance.ended.is_set():
+            raise ServiceNotAvailableError(f"instance {name} is not at this Pull actor now; its Listener will call")
+        return instance
 
-    def _wanted(self) -> dict[MessageQueue, int]:
-        with self._instance.lock:
-            return self._instance.core.wanted(time.monotonic())
+    # Threads
 
-    def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        codes = self._settings.subscription(queue.topic).tag_codes
-        return FetchRequest(queue.topic, queue.queue_id, offset, self._settings.pull_batch_size, codes)
+    def _turn_members(self) -> None:
+        pause_s = TURN_INTERVAL_S
+        while True:
+            self._work.wait(pause_s)
+            self._work.clear()
+            with self._lock:
+                instances = list(self._instances.values())
+            for instance in instances:
+                try:
+                    instance.turn()
+                except Exception:  # a bug, in one instance: the others go on
+                    logger.exception("the turn of %s failed, trying again", instance.name)
+            pause_s = STOPPING_INTERVAL_S if any(instance.stopping for instance in instances) else TURN_INTERVAL_S
+            self._forget_ended()
 
-    def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        records, now_s = MemoryRecords.read(result.records), time.monotonic()
-        with self._instance.lock:
-            if result.status is PullStatus.OFFSET_ILLEGAL:
-                logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
-                self._instance.core.jump(queue, offset, result.next_offset)
-            else:
-                self._instance.core.fetched(queue, offset, records, result.next_offset, now_s)
-                self._instance.stats.pulled(queue.topic, len(records), now_s)
-        if len(records):
-            self._instance.work.set()
-        elif result.next_offset != offset:
-            self._committer.wake_committers()
+    def _forget_ended(self) -> None:
+        with self._lock:
+            for name in [name for name, instance in self._instances.items() if instance.ended.is_set()]:
+                del self._instances[name]
+            if self._instances:
+                self._last_instance_s = time.monotonic()
+            idle = time.monotonic() - self._last_instance_s > IDLE_EXIT_S
+            self._closing = self._closing or idle
+        if idle:
+            logger.info("no instance on this node for %.0f s: its Pull actor ends", IDLE_EXIT_S)
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
-    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
-        with self._instance.lock:
-            self._instance.core.unreadable(queue, offset, error)
-
-    def _send_back(self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int) -> None:
-        broker = self._brokers.setdefault(broker_name, ActorRef(broker_name))
-        broker.call(
-            "send_back",
-            self._settings.group,
-            records,
-            delay_level=delay_level,
-            max_reconsume_times=max_reconsume_times,
-            timeout_s=SEND_BACK_TIMEOUT_S,
-        )
-
-    # Life
-
-    def _live(self) -> None:
-        self._member.run()
-        self._feed.close()
-        self._fetcher.stop()
-        self._committer.close()
-        self._heartbeats.close()
-        self._storages.close()
-        self._stopped.set()
-
-    def _end(self) -> None:
-        logger.info("%s ends: its listener is gone", self._instance.name)
-        self._instance.stopping.set()
-        threading.Thread(target=self._end_process, name="end", daemon=True).start()
-
-    def _end_process(self) -> None:
-        self._instance.drop_all()
-        self._member.wake_member()
-        self._stopped.wait(PULL_STOP_TIMEOUT_S)
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+    def _follow_routes(self) -> None:
+        while True:
+            with self._lock:
+                members = [instance.broadcast for instance in self._instances.values() if not instance.stopping]
+            for member in members:
+                if member is not None:
+                    try:
+                        member.follow_routes()
+                    except Exception:  # a bug, in one instance: the others go on
+                        logger.exception("an instance cannot follow its routes, trying again")
+            self._new.wait(MEMBER_ROUTE_INTERVAL_S)
+            self._new.clear()
 
 
-def consumer_data(settings: PushSettings) -> ConsumerData:
-    """The description of an instance for administrators."""
-    subscriptions = {subscription.topic: subscription.expression for subscription in settings.subscriptions}
-    return ConsumerData(settings.group, "PUSH", subscriptions, settings.message_model, settings.start.where)
-
-
-PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
+PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 16}
 PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))

@@ -1,21 +1,24 @@
-"""GroupMember gets a Pull actor its queues from the group; BroadcastMember, in BROADCASTING, takes all there are."""
+"""GroupMember gets an instance its queues from the group; BroadcastMember, in BROADCASTING, takes all there are.
+
+Both are turned by one thread of the Pull actor for all its instances, so nothing here waits.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from actors.pull.instance_state import InstanceState
-from raymq.consumer.rebalance_client import RebalanceClient
+from raymq.consumer.rebalance_client import Membership, RebalanceClient
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
-from raymq.protocol.membership import MEMBER_HEARTBEAT_INTERVAL_S, SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
+from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment, GroupHeartbeat
 from raymq.remoting.route_cache import RouteCache
 
-LEAVE_TIMEOUT_S: Final = 30.0
+FINISH_TIMEOUT_S: Final = 30.0
+"""How long an instance that is stopped waits for its listener and its commits."""
 MEMBER_ROUTE_INTERVAL_S: Final = 5.0
 PUSH_FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
 """How long a member may use its queues after it has sent a heartbeat that was answered. The group's own session begins
@@ -24,8 +27,24 @@ no earlier, so it is still running when the member drops the queues."""
 logger = logging.getLogger(__name__)
 
 
+class Member(Protocol):
+    """The part of an instance that gets it its queues."""
+
+    def join(self) -> None:
+        """Begin."""
+
+    def wake_member(self) -> None:
+        """Say soon that a queue was released: another member waits for it."""
+
+    def fence_when_late(self) -> None:
+        """Drop all queues if others may have them now."""
+
+    def leave(self) -> None:
+        """Say that the instance ends. May wait, for a few seconds at most."""
+
+
 class GroupMember:
-    """CLUSTERING: sends heartbeats to the group's Rebalance actor, once a second and after a queue was released.
+    """CLUSTERING: a member of its group, and the HeartbeatSource of its heartbeats.
 
     `node_id` is the Ray node this process runs on, for allocation by machine. `on_reset` is called when somebody has
     reset offsets of the group.
@@ -38,13 +57,18 @@ class GroupMember:
         self._rebalance = rebalance
         self._node_id = node_id
         self._on_reset = on_reset
-        self._beat_now = threading.Event()
+        self._membership: Membership | None = None
         self._lease_until_s = 0.0
         self._offsets_version: int | None = None
 
+    def join(self) -> None:
+        """Send heartbeats from now on."""
+        self._membership = self._rebalance.join(self._instance.settings.group, self)
+
     def wake_member(self) -> None:
         """Send the next heartbeat at once: a queue was released, and another member waits for it."""
-        self._beat_now.set()
+        if self._membership is not None:
+            self._membership.beat_soon()
 
     def fence_when_late(self) -> None:
         """Drop all queues if the group has not answered for PUSH_FENCE_AFTER_S: others may get them now."""
@@ -54,68 +78,41 @@ class GroupMember:
             )
             self._instance.drop_all()
 
-    def run(self) -> None:
-        """Take part in the group until the instance is stopped; then release the queues and leave."""
-        while not self._instance.stopping.is_set():
-            try:
-                self._follow_assignment()
-            except Exception:  # a bug: without this thread the instance would lose its queues for ever
-                logger.exception("%s failed to say a heartbeat, trying again", self._instance.name)
-            self.fence_when_late()
-            if not self._instance.release():
-                self._beat_now.wait(MEMBER_HEARTBEAT_INTERVAL_S)
-            self._beat_now.clear()
-        self._leave()
+    def leave(self) -> None:
+        """Leave the group; it will notice by itself if this cannot be said."""
+        if self._membership is not None:
+            self._membership.leave(self._heartbeat(leaving=True))
 
-    def _follow_assignment(self) -> None:
-        try:
-            assignment = self._send_heartbeat()
-        except RaymqError as error:
-            logger.info("%s: %s", self._instance.name, error)
-            return
+    def next_heartbeat(self) -> GroupHeartbeat:
+        """The heartbeat that names the queues held."""
+        return self._heartbeat()
+
+    def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
+        """Take up and give up queues as the group says. The answer renews the lease on those held."""
+        self._lease_until_s = sent_s + PUSH_FENCE_AFTER_S
         holding = self._instance.holding()
         if holding - assignment.queues:
             self._instance.revoke(holding - assignment.queues)
-        self._instance.grant(sorted(assignment.queues), assignment.generation)
+        if not self._instance.stopping.is_set():
+            self._instance.grant(sorted(assignment.queues), assignment.generation)
         if self._offsets_version not in (None, assignment.offsets_version):
             self._on_reset()
         self._offsets_version = assignment.offsets_version
 
-    def _send_heartbeat(self, *, leaving: bool = False) -> GroupAssignment:
-        """Send a heartbeat that names the queues held. The answer renews the lease on them."""
-        settings, sent_s = self._instance.settings, time.monotonic()
-        assignment = self._rebalance.heartbeat(
-            GroupHeartbeat(
-                self._instance.name,
-                settings.topics,
-                self._instance.holding(),
-                leaving,
-                allocation=settings.allocation,
-                node=self._node_id,
-            )
+    def unanswered(self, error: RaymqError) -> None:
+        """Go on while the lease lasts."""
+        logger.info("%s: %s", self._instance.name, error)
+
+    def _heartbeat(self, *, leaving: bool = False) -> GroupHeartbeat:
+        settings = self._instance.settings
+        return GroupHeartbeat(
+            self._instance.name,
+            settings.topics,
+            self._instance.holding(),
+            leaving,
+            allocation=settings.allocation,
+            node=self._node_id,
         )
-        self._lease_until_s = sent_s + PUSH_FENCE_AFTER_S
-        return assignment
-
-    def _leave(self) -> None:
-        beat_at_s = time.monotonic() + MEMBER_HEARTBEAT_INTERVAL_S
-
-        def beat() -> None:  # a slow listener must not cost the member its session
-            nonlocal beat_at_s
-            if time.monotonic() < beat_at_s:
-                return
-            beat_at_s = time.monotonic() + MEMBER_HEARTBEAT_INTERVAL_S
-            try:
-                self._send_heartbeat()
-            except RaymqError as error:
-                logger.info("%s: %s", self._instance.name, error)
-
-        finish_and_release(self._instance, self._beat_now, beat)
-        self._instance.drop_all()
-        try:
-            self._send_heartbeat(leaving=True)
-        except RaymqError as error:
-            logger.info("%s leaves without telling its group, which will notice: %s", self._instance.name, error)
 
 
 class BroadcastMember:
@@ -124,26 +121,21 @@ class BroadcastMember:
     def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
         self._instance = instance
         self._routes = routes
-        self._wake = threading.Event()
+
+    def join(self) -> None:
+        """Do nothing: `follow_routes` is called."""
 
     def wake_member(self) -> None:
-        """Look at the routes at once: a queue was released."""
-        self._wake.set()
+        """Do nothing: nobody else waits for a queue."""
 
     def fence_when_late(self) -> None:
         """Do nothing: nobody else gets the queues."""
 
-    def run(self) -> None:
-        """Hold the queues until the instance is stopped; then release them."""
-        while not self._instance.stopping.is_set():
-            self._follow_routes()
-            if not self._instance.release():
-                self._wake.wait(MEMBER_ROUTE_INTERVAL_S)
-            self._wake.clear()
-        finish_and_release(self._instance, self._wake, lambda: None)
-        self._instance.drop_all()
+    def leave(self) -> None:
+        """Do nothing: nobody else knows of this instance."""
 
-    def _follow_routes(self) -> None:
+    def follow_routes(self) -> None:
+        """Hold the queues that there are now. Waits for NameServers."""
         holding, wanted = self._instance.holding(), set[MessageQueue]()
         for topic in self._instance.settings.topics:
             try:
@@ -154,17 +146,5 @@ class BroadcastMember:
                 wanted.update(queue for queue in holding if queue.topic == topic)
         if holding - wanted:
             self._instance.revoke(holding - wanted)
-        if wanted - holding:
+        if wanted - holding and not self._instance.stopping.is_set():
             self._instance.grant(sorted(wanted - holding), 0)
-
-
-def finish_and_release(instance: InstanceState, wake: threading.Event, meanwhile: Callable[[], None]) -> None:
-    """Revoke all queues and wait, at most LEAVE_TIMEOUT_S, until the listener has ended and the commits are answered.
-    `meanwhile` is called every 50 ms or more often."""
-    deadline_s = time.monotonic() + LEAVE_TIMEOUT_S
-    instance.revoke(instance.holding())
-    while instance.holding() and time.monotonic() < deadline_s:
-        instance.release()
-        meanwhile()
-        wake.wait(0.05)
-        wake.clear()

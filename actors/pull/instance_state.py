@@ -1,4 +1,5 @@
-"""InstanceState is the state that the threads of one Pull actor share: its ProcessQueues, their lock, and callbacks.
+"""InstanceState is the state that the threads of a Pull actor share about one instance: its ProcessQueues, their lock,
+and callbacks.
 
 A change belongs here if several parts of the actor (GroupMember, OffsetCommitter, ListenerFeed, Fetcher) need it;
 decisions about queues belong into actors.core.consume.
@@ -21,16 +22,16 @@ class InstanceState:
 
     def __init__(self, name: str, settings: PushSettings) -> None:
         self.name = name
-        """The Pull actor's name, which is the member's name in its group."""
+        """The instance's name, which is the member's name in its group."""
         self.settings = settings
         self.lock = threading.Lock()
         """Guards `core` and `stats`."""
         self.core = ProcessQueues(settings)
         self.stats = ConsumeStats()
-        self.work = threading.Event()
-        """Wakes the thread that feeds the listener."""
         self.stopping = threading.Event()
         """Set once the instance is to end."""
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when something may be delivered that could not be before."""
         self.on_fetchable: Callable[[], None] = lambda: None
         """Called when something may be fetched that could not be before."""
         self.on_committable: Callable[[], None] = lambda: None

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Literal
 
-from raymq.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, ADMIN_TIMEOUT_S
+from raymq.admin.base import ADMIN_TIMEOUT_S
 from raymq.admin.dead_letters import DeadLetters
 from raymq.admin.messages import MessageAdmin
 from raymq.admin.topics import TopicAdmin
+from raymq.consumer.rebalance_client import offsets_reset
 from raymq.errors import (
     GroupNotExistError,
     InvalidArgumentError,
     OffsetOutOfRangeError,
-    ServiceNotAvailableError,
     TopicNotExistError,
 )
 from raymq.message import MessageQueue
-from raymq.names import RebalanceName, check_group, check_topic, dlq_topic, retry_topic
+from raymq.names import check_group, check_topic, dlq_topic, retry_topic
 from raymq.protocol.clients import ConsumerConnection, ProducerConnection
 from raymq.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.protocol.stats import GroupStats, add_up
-from raymq.remoting.actor_ref import ActorRef
-from raymq.retry import persist_until
 
 GROUPS_PER_CALL: Final = 500
 """The most groups that one call to a broker creates."""
@@ -170,15 +167,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         for (broker_name, topic), table in tables.items():
             self._call_broker(broker_name, "ensure_group", group)
             self._call_broker(broker_name, "reset_offsets", group, topic, table)
-        rebalance = ActorRef(str(RebalanceName(group)))
-        try:
-            rebalance.handle()
-        except ServiceNotAvailableError:
-            return  # the group has no consumers now
-        persist_until(
-            time.monotonic() + ADMIN_TIMEOUT_S,
-            lambda left_s: rebalance.call("offsets_reset", timeout_s=min(left_s, ADMIN_SHORT_CALL_TIMEOUT_S)),
-        )
+        offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def dead_letters(self, group: str) -> DeadLetters:
         """The messages that a group could not consume in all its attempts, to be looked at or brought back.

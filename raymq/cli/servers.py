@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def status(address: str | None, as_json: bool) -> None:
     report = ask(address)
     broken = [
         entry
-        for kind in ("brokers", "stores", "groups", "instances", "replication")
+        for kind in ("brokers", "stores", "rebalances", "pulls", "replication")
         for entry in report[kind]
         if entry["error"]
     ]
@@ -176,26 +177,36 @@ def _print_status(report: dict[str, Any]) -> None:
     for controller in report["replication"]:
         _print_replication(controller)
     _print_deletions(report)
+    table(
+        ["service", "state", "serves"],
+        [
+            [r["actor"], r["error"] or f"slots {_listed(r['slots'])}", _served(report, "groups", r)]
+            for r in report["rebalances"]
+        ]
+        + [[p["actor"], p["error"] or f"node {p['node']}", _served(report, "instances", p)] for p in report["pulls"]],
+    )
     if report["groups"]:
         table(
             ["group", "generation", "members", "queues held"],
-            [
-                [g["group"], g["generation"], len(g["members"]), len(g["holders"])]
-                if not g["error"]
-                else [g["actor"], None, None, g["error"]]
-                for g in report["groups"]
-            ],
+            [[g["group"], g["generation"], len(g["members"]), len(g["holders"])] for g in report["groups"]],
         )
     if report["instances"]:
         table(
             ["instance", "queues", "buffered", "consumed", "failures"],
             [
                 [i["instance"], len(i["holding"]), i["buffered"], i["consumed"], i["failures"]]
-                if not i["error"]
-                else [i["actor"], None, None, None, i["error"]]
                 for i in report["instances"]
             ],
         )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers)) or "-"
+
+
+def _served(report: dict[str, Any], kind: str, service: dict[str, Any]) -> str:
+    """The number of groups or instances at an actor."""
+    return f"{sum(entry['actor'] == service['actor'] for entry in report[kind])} {kind}"
 
 
 def _print_deletions(report: dict[str, Any]) -> None:

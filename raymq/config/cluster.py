@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from raymq.config.settings_file import read_settings_file
 from raymq.config.store import StoreOptions, absolute_path
 from raymq.errors import ConfigError
-from raymq.names import NameServerName
+from raymq.names import REBALANCE_SLOTS, NameServerName
 
 DEFAULT_FILE: Final = "raymq.yaml"
 
@@ -148,6 +148,7 @@ class BrokerSettings:
     options: BrokerOptions = field(default_factory=BrokerOptions)
     replicas: int = 1
     slave_read_enable: bool = False
+    rebalance_servers: int = 1
 
 
 class ClusterSettings(BaseModel):
@@ -166,6 +167,9 @@ class ClusterSettings(BaseModel):
         Path("~/.raymq/store")
     )
     name_servers: Annotated[int, Field(ge=1, le=3, description="How many NameServer actors run.")] = 1
+    rebalance_servers: Annotated[
+        int, Field(ge=1, le=REBALANCE_SLOTS, description="How many Rebalance actors share the consumer groups.")
+    ] = 2
     broker_groups: Annotated[int, Field(ge=1, le=26, description="How many broker groups share the queues.")] = 1
     broker: Annotated[BrokerOptions, Field(description="How the brokers behave, the same for all.")] = BrokerOptions()
     store: Annotated[StoreOptions, Field(description="How the stores are kept, the same for all.")] = StoreOptions()

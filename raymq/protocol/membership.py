@@ -3,19 +3,30 @@
 A member sends a `GroupHeartbeat` about once a second and gets a `GroupAssignment`. The protocol is cooperative
 (design §5, promise 4): a member reports the queues it *holds*; a queue that the assignment no longer names must be
 stopped and committed, and only then is left out of the next heartbeat. Only after that does anyone else get it.
+
+A few Rebalance actors serve all groups. A group belongs to a slot by its name, and one actor at a time holds the slot
+(actors.core.rebalance.slot_lease); another one answers with `OtherServer`. A program sends the heartbeats of all its
+members that belong to one actor in one call (raymq.consumer.rebalance_client).
 """
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from raymq.message import MessageQueue
+from raymq.names import REBALANCE_SLOTS
 
 MEMBER_HEARTBEAT_INTERVAL_S: Final = 1.0
 SESSION_TIMEOUT_S: Final = 15.0
 """A member silent for longer is dead: its queues go to others. The member itself stops before that."""
+
+
+def slot_of(group: str) -> int:
+    """The slot of a group, by a hash that is the same in every process."""
+    return zlib.crc32(group.encode()) % REBALANCE_SLOTS
 
 
 class AllocateStrategy(Enum):
@@ -77,6 +88,7 @@ class GroupAssignment:
     a newer one in which the queue is another's must not commit with that. `offsets_version` changes when somebody has
     reset offsets of the group: each member then asks the brokers about the queues it holds. Where `session` is not that
     of the heartbeat, the heartbeat was not heeded: it is to be said again with this session (RebalanceClient does).
+    `incomplete`: the queues of one of the member's topics are not known yet; the next heartbeat should follow soon.
     """
 
     generation: int
@@ -84,3 +96,22 @@ class GroupAssignment:
     members: int
     offsets_version: int = 0
     session: int = 0
+    incomplete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OtherServer:
+    """The answer of a Rebalance actor that may not speak for the group. `holder`: the actor that may, as far as is
+    known; this actor's own name while it must wait itself, and empty where none is known."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailure:
+    """The answer to one heartbeat of several that could not be dealt with; the others are not concerned."""
+
+    error: str
+
+
+HeartbeatAnswer = GroupAssignment | OtherServer | GroupFailure

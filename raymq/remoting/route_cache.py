@@ -171,6 +171,12 @@ class RouteCache:
             if cached is not None:
                 self._cache[topic] = _Cached(cached.route, 0.0, invalidated=True)
 
+    def read(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
+        """The routes of many topics, as one NameServer answers now, in one call; not cached. A topic that it does not
+        know, or of whose brokers it may miss one, is left out: `get` says why."""
+        routes = self._call_any(lambda server, left_s: dict(server.call("topic_routes", topics, timeout_s=left_s)))
+        return {topic: route for topic, route in routes.items() if route.complete}
+
     def topics(self) -> list[str]:
         """The names of all topics of the cluster, as one NameServer answers now."""
         return self._call_any(lambda server, left_s: list(server.call("topics", timeout_s=left_s)))

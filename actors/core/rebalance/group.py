@@ -88,13 +88,22 @@ class RebalanceGroup:
     """One consumer group.
 
     `session_timeout_s`: silence after which a member is dead. `grace`: an instance before this one may have granted
-    queues. `first_version`: where generation and offsets version begin; it must be more than in any instance before.
+    queues; its members may use them until `old_leases_end_s`, by default a session from now on. `first_version`: where
+    generation and offsets version begin; it must be more than in any instance before.
     """
 
-    def __init__(self, started_s: float, *, session_timeout_s: float, grace: bool, first_version: int) -> None:
+    def __init__(
+        self,
+        started_s: float,
+        *,
+        session_timeout_s: float,
+        grace: bool,
+        first_version: int,
+        old_leases_end_s: float | None = None,
+    ) -> None:
         self._session_timeout_s = session_timeout_s
         # Until then a member of an instance before this one may consume queues that it has not named here yet.
-        self._old_leases_end_s = started_s + session_timeout_s
+        self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
         self._grants_from_s = self._old_leases_end_s if grace else started_s  # no queue is granted before
         self._members: dict[str, _Member] = {}  # in the order of joining
         self._invited: dict[str, tuple[int, float]] = {}  # member name: its newest offered session, and when
@@ -268,6 +277,12 @@ class RebalanceGroup:
             if holder == name or (holder is None and now_s >= self._grants_from_s):
                 self._holder[queue] = name
                 granted.add(queue)
+        # After a restart no NameServer may answer: without a route there is no target, and nobody else to have them.
+        granted.update(
+            queue
+            for queue, holder in self._holder.items()
+            if holder == name and queue.topic in topics and queue.topic not in self._queues
+        )
         return frozenset(granted)
 
     def _remove(self, name: str) -> None:

@@ -59,6 +59,7 @@ class PullEngine:
         *,
         routes: RouteCache,
         storages: StorageClients,
+        rebalance: RebalanceClient,
         node_id: str,
         announce: Callable[[PullEngine, ConsumerData], None],
         on_close: Callable[[PullEngine], None],
@@ -106,7 +107,7 @@ class PullEngine:
             self._lock,
             settings,
             offsets=GroupOffsets(settings.group),
-            rebalance=RebalanceClient(settings.group, routes),
+            rebalance=rebalance,
             node_id=node_id,
             on_queues=self._fetch,
         )

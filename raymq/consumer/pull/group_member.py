@@ -1,7 +1,7 @@
-"""PullGroupMember makes a pull consumer's calls to its group and its brokers, in two threads beside the program's.
+"""PullGroupMember makes a pull consumer's calls to its group and its brokers, beside the program's thread.
 
-    member thread   heartbeats → queues granted and revoked; not used for queues assigned without a group
-    worker thread   start offsets, commits that are due, releases, resets by an administrator
+    RebalanceClient   heartbeats → queues granted and revoked; not used for queues assigned without a group
+    worker thread     start offsets, commits that are due, releases, resets by an administrator
 
 A program that stops polling for `poll_interval_max_s` is taken to hang: it leaves its group until it polls again.
 Heartbeats wait for no other call, so a slow broker costs no session.
@@ -21,11 +21,11 @@ from typing import Final
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
-from raymq.consumer.rebalance_client import RebalanceClient
+from raymq.consumer.rebalance_client import Membership, RebalanceClient
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit, QueueOffset
-from raymq.protocol.membership import MEMBER_HEARTBEAT_INTERVAL_S, GroupHeartbeat
+from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
 
 WORK_INTERVAL_S: Final = 1.0
 """How soon the worker thread tries again, or goes on with work that it waits for others with."""
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class PullGroupMember:
-    """Calls and threads around the engine's `core`, which `lock` guards.
+    """Calls and the worker thread around the engine's `core`, which `lock` guards; a HeartbeatSource.
 
     `node_id` is the Ray node this process runs on, for allocation by machine. `on_queues` is called when queues, or
     positions in them, may have become fetchable.
@@ -82,35 +82,35 @@ class PullGroupMember:
         """The error of the last heartbeat that failed."""
         self._refusal: RaymqError | None = None
         """The error of an automatic commit that cannot succeed; None once it is raised to the program."""
-        self._beat = threading.Event()
-        """Wakes the member thread."""
+        self._membership: Membership | None = None
+        """None before the consumer takes part in its group."""
         self._work = threading.Event()
         """Wakes the worker thread."""
         self._wakes_s = math.inf
         """The time at which the worker thread wakes by itself."""
         self._stopped = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._worker: threading.Thread | None = None
 
     def start(self, *, member: bool) -> None:
-        """Start the threads, once; a later call sends a heartbeat at once. `member`: take part in the group."""
-        if not self._threads:
-            for what, target in [("work", self._run_worker), ("member", self._run_member)][: 1 + member]:
-                name = f"{what}-{self._settings.group}"
-                self._threads.append(threading.Thread(target=target, name=name, daemon=True))
-            for thread in self._threads:
-                thread.start()
-        self._beat.set()
+        """Start the work, once; a later call sends a heartbeat at once. `member`: take part in the group."""
+        if self._worker is None:
+            name = f"work-{self._settings.group}"
+            self._worker = threading.Thread(target=self._run_worker, name=name, daemon=True)
+            self._worker.start()
+            if member:
+                self._membership = self._rebalance.join(self._settings.group, self)
+        self._beat_soon()
 
     def stop(self) -> None:
-        """Give up all queues, leave the group and end the threads."""
+        """Give up all queues, leave the group and end the thread."""
         self._stopped.set()
         with self._lock:
             self._core.lose_all()
-        self._beat.set()
         self._work.set()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_TIMEOUT_S)
+        if self._membership is not None:
+            self._membership.leave(self._farewell())
+        if self._worker is not None and self._worker is not threading.current_thread():
+            self._worker.join(JOIN_TIMEOUT_S)
 
     def wake_worker(self) -> None:
         """Commit, start and release at once what is due."""
@@ -199,7 +199,11 @@ class PullGroupMember:
         with self._lock:
             released = self._core.release()
         if released:  # a heartbeat at once: other members wait for them
-            self._beat.set()
+            self._beat_soon()
+
+    def _beat_soon(self) -> None:
+        if self._membership is not None:
+            self._membership.beat_soon()
 
     # The worker thread
 
@@ -276,37 +280,23 @@ class PullGroupMember:
             self._commit_offsets(reset_queries, WORK_TIMEOUT_S)
             self._queried_s, self._queried_version = now_s, version
 
-    # The member thread
+    # A HeartbeatSource: called from the client's threads
 
-    def _run_member(self) -> None:
-        while not self._stopped.is_set():
-            self._beat.clear()
-            with self._lock:
-                abandoned = self._core.abandoned(time.monotonic())
-            if abandoned:
-                self._abandon()
-            else:
-                self._send_heartbeat()
-            self._beat.wait(MEMBER_HEARTBEAT_INTERVAL_S)
-        self._leave()
-
-    def _send_heartbeat(self) -> None:
+    def next_heartbeat(self) -> GroupHeartbeat | None:
+        """The queues held, and those wanted; a farewell once the program has not polled for too long, then nothing."""
         with self._lock:
-            heartbeat = GroupHeartbeat(
+            if self._core.abandoned(time.monotonic()):
+                return self._abandon()
+            return GroupHeartbeat(
                 self._member,
                 frozenset(self._core.expressions),
                 self._core.holding,
                 allocation=self._settings.allocation,
                 node=self._node_id,
             )
-        sent_s = time.monotonic()
-        try:
-            assignment = self._rebalance.heartbeat(heartbeat)
-        except RaymqError as error:
-            self._failure = error
-            logger.info("group %s: %s", self._settings.group, error)
-            self.fence()
-            return
+
+    def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
+        """Take the group's answer."""
         if self._queried_version is None:  # before any queue is started: no reset can be new
             self._queried_version = assignment.offsets_version
         with self._lock:
@@ -315,16 +305,18 @@ class PullGroupMember:
         if work:
             self._work.set()
 
-    def _abandon(self) -> None:
-        with self._lock:
-            lost = self._core.lose_all()
-        if lost:
-            silent_s = self._settings.poll_interval_max_s
-            logger.warning("a consumer of group %s leaves it: no poll for %g s", self._settings.group, silent_s)
-            self._leave()
+    def unanswered(self, error: RaymqError) -> None:
+        """Note that the group gives no answer."""
+        self._failure = error
+        self.fence()
 
-    def _leave(self) -> None:
-        try:
-            self._rebalance.heartbeat(GroupHeartbeat(self._member, frozenset(), frozenset(), leaving=True))
-        except RaymqError as error:
-            logger.info("group %s: left without telling it, it will notice: %s", self._settings.group, error)
+    def _abandon(self) -> GroupHeartbeat | None:
+        """Give up all queues. Called with the lock."""
+        if not self._core.lose_all():
+            return None
+        silent_s = self._settings.poll_interval_max_s
+        logger.warning("a consumer of group %s leaves it: no poll for %g s", self._settings.group, silent_s)
+        return self._farewell()
+
+    def _farewell(self) -> GroupHeartbeat:
+        return GroupHeartbeat(self._member, frozenset(), frozenset(), leaving=True)

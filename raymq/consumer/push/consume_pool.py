@@ -28,6 +28,8 @@ from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, Con
 
 JOIN_AFTER_S: Final = 0.02
 """A request that is not through after this time gets further threads, more each time."""
+SOME_DONE_S: Final = 0.05
+"""How long requests that are done wait for others to be reported with them."""
 HANDLER_LEASE_S: Final = 5.0
 """A request is cancelled when its owner has not asked about it for this time."""
 SETTLE_AFTER_S: Final = 0.05
@@ -166,31 +168,44 @@ class ConsumePool:
 
     def wait(self, request: ConsumeRequest, wait_s: float) -> ConsumeReport:
         """Wait until a request is done, at most `wait_s`, and report about it."""
-        deadline_s = time.monotonic() + wait_s
-        request.lease_until_s = float("inf")
-        more = 1
-        while not request.done.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
-            with self._lock:
-                timeout_at_s = self._give_up_late(request)
-                may_join = (
-                    request.key is None
-                    and not request.invited
-                    and request.workers + len(request.ended) < len(request.calls)
-                )
-            pause_s = min(left_s, max(timeout_at_s - time.monotonic(), 0.001))
-            if request.done.wait(
-                min(pause_s, JOIN_AFTER_S) if may_join and request.workers < self._threads else pause_s
-            ):
+        return self.wait_all([request], wait_s)[0]
+
+    def wait_all(self, requests: Sequence[ConsumeRequest], wait_s: float) -> list[ConsumeReport]:
+        """Wait until requests are done, at most `wait_s`, and report about each. Where some are done and the others
+        take longer than SOME_DONE_S, it waits for those no more."""
+        begun_s = time.monotonic()
+        for request in requests:
+            request.lease_until_s = float("inf")
+        joined = dict.fromkeys(requests, 1)
+        while left := [request for request in requests if not request.done.is_set()]:
+            until_s = begun_s + (wait_s if len(left) == len(requests) else min(wait_s, SOME_DONE_S))
+            now_s = time.monotonic()
+            if now_s >= until_s:
                 break
-            if may_join:
-                with self._lock:
-                    for _ in range(min(more, self._threads - request.workers)):
+            may_join = []
+            pause_s = until_s - now_s if len(requests) == 1 else min(until_s - now_s, SOME_DONE_S)
+            with self._lock:
+                for request in left:
+                    pause_s = min(pause_s, max(self._give_up_late(request) - now_s, 0.001))
+                    if self._has_work_for_more(request):
+                        may_join.append(request)
+            if left[0].done.wait(min(pause_s, JOIN_AFTER_S) if may_join else pause_s):
+                continue
+            with self._lock:
+                for request in may_join:
+                    for _ in range(min(joined[request], self._threads - request.workers)):
                         self._invite(request)
-                more *= 2
+                    joined[request] *= 2
         with self._lock:
-            self._give_up_late(request)
-            request.lease_until_s = time.monotonic() + HANDLER_LEASE_S
-            return request.report(self._stuck)
+            for request in requests:
+                self._give_up_late(request)
+                request.lease_until_s = time.monotonic() + HANDLER_LEASE_S
+            return [request.report(self._stuck) for request in requests]
+
+    def _has_work_for_more(self, request: ConsumeRequest) -> bool:
+        """True if more threads could make calls of a request. Called with the lock."""
+        left = len(request.calls) - len(request.ended) - request.workers
+        return request.key is None and not request.invited and left > 0 and request.workers < self._threads
 
     def _invite(self, request: ConsumeRequest) -> None:
         """Have one more thread join a request, as soon as one is free."""

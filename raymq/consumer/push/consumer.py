@@ -1,17 +1,20 @@
 """PushConsumer runs a program's listener in the cluster, for as long as the program runs.
 
-`start` makes, per instance, a Listener actor in the user's environment and asks a broker for a Pull actor that feeds
-it. The instances share the group's queues with all other members of the group; in BROADCASTING each has all queues.
+`start` makes, per instance, a Listener actor in the user's environment, which has itself fed by the Pull actor of its
+node. The instances share the group's queues with all other members of the group; in BROADCASTING each has all queues.
 """
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypedDict
 
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.hook import ConsumeHook
+from raymq.consumer.push.hosting import Instance
 from raymq.consumer.push.listener import (
     CONCURRENCY,
     BatchHandler,
@@ -22,14 +25,13 @@ from raymq.consumer.push.listener import (
     ship_hook,
 )
 from raymq.consumer.push.settings import BATCH_MAX_MOST, PushSettings
-from raymq.consumer.push.subscription import PushSubscription
+from raymq.consumer.push.subscription import PushSubscription, RunningInstance
 from raymq.consumer.subscription import Subscription
-from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageModel
-from raymq.names import check_group
+from raymq.names import INSTANCES, InstanceName, check_group
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import Allocation
-from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 
 CONSUMER_START_TIMEOUT_S: Final = 60.0
@@ -120,7 +122,7 @@ class PushConsumer:
     def start(
         self, instances: int = 1, *, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0
     ) -> PushSubscription:
-        """Start `instances` instances; returns when their listeners are loaded and their Pull actors run.
+        """Start `instances` instances; returns when their listeners are loaded and Pull actors serve them.
 
         The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
         listeners' processes. Raises ClientStateError without a subscription or a listener, ListenerError when the
@@ -134,39 +136,42 @@ class PushConsumer:
         if not 1 <= instances <= INSTANCES_MAX:
             raise ClientStateError(f"instances must be 1 to {INSTANCES_MAX}, not {instances}")
         settings = replace(self._settings, subscriptions=tuple(self._subscriptions.values()))
-        options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus}
+        options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus, "namespace": INSTANCES}
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
         subscription = PushSubscription(settings.group, self._on_close)
+        brokers = tuple(sorted(self._routes.brokers()))
         try:
-            for _ in range(instances):
-                listener = ListenerActor.options(**options).remote(self._listener, settings, tuple(self._hooks))
-                subscription.listeners.append(listener)
+            for index in range(instances):
+                subscription.instances.append(self._start_listener(_named(settings, index), options, brokers))
             subscription.wait_loaded(self._listener.name, CONSUMER_START_TIMEOUT_S)
             offsets = GroupOffsets(settings.group)
-            for broker_name in self._routes.brokers():
+            for broker_name in brokers:
                 if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
                     offsets.ensure_group(broker_name)
                 else:
                     offsets.check_broadcast(broker_name)
-            for index, listener in enumerate(subscription.listeners):
-                subscription.pulls.append(ActorRef(self._start_pull(_named(settings, index), listener)))
             subscription.wait_running(CONSUMER_START_TIMEOUT_S)
         except BaseException:
             subscription.close()
             raise
         return self._track(subscription)
 
-    def _start_pull(self, settings: PushSettings, listener: Any) -> str:
-        failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
-        for broker_name in sorted(self._routes.brokers()):
+    def _start_listener(
+        self, settings: PushSettings, options: Mapping[str, Any], brokers: tuple[str, ...]
+    ) -> RunningInstance:
+        """Start the Listener of an instance, under the first free name."""
+        for index in itertools.count():
+            name = str(InstanceName(settings.group, index))
+            instance = Instance(name, secrets.token_hex(8), brokers)
             try:
-                return str(
-                    ActorRef(broker_name).call("start_pull", settings, listener, timeout_s=CONSUMER_START_TIMEOUT_S)
+                listener = ListenerActor.options(**options, name=name).remote(
+                    self._listener, settings, tuple(self._hooks), instance
                 )
-            except RaymqError as error:
-                failure = error
-        raise failure
+            except ValueError:  # the name is taken
+                continue
+            return RunningInstance(instance, listener)
+        raise AssertionError("unreachable")
 
 
 def _named(settings: PushSettings, index: int) -> PushSettings:

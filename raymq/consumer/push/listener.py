@@ -4,10 +4,11 @@ It is a part of raymq and not of the server's actors, because it runs in the use
 `runtime_env`, the user's import path, which may hold packages of any name. The listener comes as bytes of cloudpickle,
 pickled by value, so a function of the user's own module needs no installation on the workers.
 
-Its Pull actor sends it tasks, and asks about each until it has ended: a report says which messages are finished. The
-listener is called in threads of a ConsumePool, so that a call that blocks holds up neither the answers nor other calls.
+The Pull actor of its node hosts its instance (raymq.consumer.push.hosting), sends it tasks, and asks about each until
+it has ended: a report says which messages are finished. The listener is called in threads of a ConsumePool, so that a
+call that blocks holds up neither the answers nor other calls.
 
-Nothing survives its death. Ray starts it again with the same listener; its Pull actor delivers the messages it was
+Nothing survives its death. Ray starts it again with the same listener; the Pull actor delivers the messages it was
 working on again. A listener is therefore called at least once per message.
 """
 
@@ -20,7 +21,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,7 @@ import ray
 
 from raymq.consumer.push.consume_pool import ConsumePool, ConsumeRequest
 from raymq.consumer.push.hook import ConsumeHook
+from raymq.consumer.push.hosting import Hosted, Hosting, Instance
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ListenerError
@@ -62,8 +64,8 @@ class ShippedListener:
 
 @dataclass(frozen=True, slots=True)
 class ShippedTask:
-    """Messages of one queue for the listener, whole records back to back. `epoch` grows from one life of the Pull actor
-    to the next; `number` is the number of the task in that life."""
+    """Messages of one queue for the listener, whole records back to back. `epoch` grows from one life of the instance
+    at its Pull actor to the next; `number` is the number of the task in that life."""
 
     epoch: int
     number: int
@@ -126,8 +128,14 @@ class Listener:
     """The shell around the user's function."""
 
     def __init__(
-        self, shipped: ShippedListener, settings: PushSettings, hooks: tuple[ShippedListener, ...] = ()
+        self,
+        shipped: ShippedListener,
+        settings: PushSettings,
+        hooks: tuple[ShippedListener, ...] = (),
+        instance: Instance | None = None,
     ) -> None:
+        self._instance = instance
+        self._hosted: Hosted | None = None
         self._takes_batch = shipped.takes_batch
         self._settings = settings
         self._lock = threading.Lock()
@@ -153,6 +161,29 @@ class Listener:
             group=settings.group,
             hooks=made,
         )
+        if instance is not None and ray.get_runtime_context().was_current_actor_reconstructed:
+            self._begin_hosting()
+
+    def _begin_hosting(self) -> Hosted:
+        """Have the instance hosted from now on, by the Pull actor of this node."""
+        with self._lock:
+            if self._hosted is None:
+                assert self._instance is not None
+                context, instance = ray.get_runtime_context(), self._instance
+                me = context.current_actor
+
+                def make_call(life: str) -> Hosting:
+                    return Hosting(instance, self._settings, me, life, self._failure, self._state)
+
+                self._hosted = Hosted(instance, context.get_node_id(), make_call, self.keep)
+            hosted = self._hosted
+        hosted.start()
+        return hosted
+
+    def hosted_by(self, wait_s: float) -> str:
+        """Have the instance hosted, and return the name of the Pull actor that does it now; empty if none does within
+        `wait_s`."""
+        return self._begin_hosting().where(wait_s)
 
     def ready(self) -> str:
         """The traceback if the listener could not be loaded here; empty if it is loaded."""
@@ -166,34 +197,39 @@ class Listener:
         """The value of the last `keep`; None if there was none."""
         return self._state
 
-    def consume(self, task: ShippedTask) -> ConsumeReport:
-        """Begin a task, and report after REPORT_S or when it has ended.
+    def consume_all(self, tasks: Sequence[ShippedTask]) -> list[ConsumeReport]:
+        """Begin tasks, of one life of the instance at its Pull actor, and report about each: when all have ended, or
+        some have and the others take long, or after REPORT_S.
 
-        A task of a later life of the Pull actor cancels all those of earlier lives: nobody asks about them any more.
+        Tasks of a later life cancel all those of earlier lives: nobody asks about them any more.
         """
-        request = self._consume_request(task)
+        requests = [self._consume_request(task) for task in tasks]
         with self._lock:
-            if task.epoch > self._epoch:
-                left, self._requests, self._epoch = self._requests, {}, task.epoch
+            epoch = tasks[0].epoch
+            if epoch > self._epoch:
+                left, self._requests, self._epoch = self._requests, {}, epoch
                 for other in left.values():
                     self._pool.cancel(other)
-            self._requests[task.number] = request
-        self._pool.submit(request)
-        return self._report(task.number, request)
+            for task, request in zip(tasks, requests, strict=True):
+                self._requests[task.number] = request
+        for request in requests:
+            self._pool.submit(request)
+        return self._report(dict(zip([task.number for task in tasks], requests, strict=True)))
 
-    def progress(self, epoch: int, number: int) -> ConsumeReport | None:
-        """Report a task that had not ended at its last report; None if this process does not know the task."""
+    def progress_all(self, epoch: int, numbers: Sequence[int]) -> list[ConsumeReport | None]:
+        """Report about tasks that had not ended at their last report; None for one that this process does not know."""
         with self._lock:
-            request = self._requests.get(number) if epoch == self._epoch else None
-        return None if request is None else self._report(number, request)
+            known = {n: self._requests[n] for n in numbers if n in self._requests} if epoch == self._epoch else {}
+        reports = dict(zip(known, self._report(known), strict=True))
+        return [reports.get(number) for number in numbers]
 
-    def _report(self, number: int, request: ConsumeRequest) -> ConsumeReport:
-        report = self._pool.wait(request, REPORT_S)
-        if report.ended:
-            with self._lock:
-                if self._requests.get(number) is request:
+    def _report(self, requests: Mapping[int, ConsumeRequest]) -> list[ConsumeReport]:
+        reports = self._pool.wait_all(list(requests.values()), REPORT_S)
+        with self._lock:
+            for (number, request), report in zip(requests.items(), reports, strict=True):
+                if report.ended and self._requests.get(number) is request:
                     del self._requests[number]
-        return report
+        return reports
 
     def _consume_request(self, task: ShippedTask) -> ConsumeRequest:
         """The listener calls of a task; none for a message whose tag only shares its code with a subscribed tag."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
 import ray
 
+from raymq.consumer.push.hosting import Instance
 from raymq.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.message import MessageQueue
-from raymq.names import NAMESPACE
-from raymq.remoting.actor_ref import ActorRef, resolve
+from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, resolve
+from raymq.retry import persist_until
 
 CONSUMER_STOP_TIMEOUT_S: Final = 40.0
+STOP_CALL_S: Final = 2.0
+"""The wait of one call that ends an instance; it is repeated."""
+STOP_THREADS: Final = 8
+LOOK_WAIT_S: Final = 2.0
+LISTENER_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class QueueStatus:
 class InstanceStatus:
     """One instance: its name, the queues it holds, and the state of its listener.
 
-    `consumed` and `failures` count messages since the instance (its Pull actor's process) was started. `last_error` is
+    `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is
     the traceback or the reason of a failure after which no message has succeeded. `listener_away` is the reason why
     nothing is delivered now, and empty otherwise; `listener_silent_s` is how long the listener's process has not
     answered a call, which should not be more than a second. `stuck_threads` are listener calls that outlived
@@ -64,33 +71,89 @@ class InstanceStatus:
     stats: Mapping[str, Mapping[str, float]]
 
 
+class RunningInstance:
+    """One instance: its Listener actor's handle, and the Pull actor that hosts it."""
+
+    def __init__(self, instance: Instance, listener: Any) -> None:
+        self.listener = listener
+        self._instance = instance
+        self._pull: ActorRef | None = None
+
+    @property
+    def name(self) -> str:
+        return self._instance.name
+
+    def wait_running(self, timeout_s: float) -> None:
+        """Have a Pull actor host the instance; RequestTimeoutError if none does in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._pull is None:
+            if time.monotonic() > deadline_s:
+                raise RequestTimeoutError(f"a Pull actor for {self.name}", timeout_s)
+            self._look()
+
+    def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Call a method of the Pull actor about this instance. It may just be started again, or another one host the
+        instance now: so this is tried for `timeout_s`, and must be safe to repeat."""
+
+        def attempt(left_s: float) -> Any:
+            if self._pull is None:
+                self._look()
+            if self._pull is None:
+                raise ServiceNotAvailableError(f"no Pull actor hosts {self.name} at the moment")
+            try:
+                return self._pull.call(method, self.name, *args, timeout_s=left_s)
+            except RaymqError:
+                self._pull = None
+                raise
+
+        return persist_until(time.monotonic() + timeout_s, attempt)
+
+    def stop(self, timeout_s: float) -> str:
+        """End the instance; returns why it could not finish, empty if it did."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while not self.call("stop", self._instance.key, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S):
+                if time.monotonic() > deadline_s:
+                    return f"{self.name} did not finish within {timeout_s:g} s"
+        except RaymqError as error:
+            return str(error)
+        finally:
+            ray.kill(self.listener, no_restart=True)
+        return ""
+
+    def _look(self) -> None:
+        name = resolve(self.listener.hosted_by.remote(LOOK_WAIT_S), f"the listener of {self.name}", LISTENER_TIMEOUT_S)
+        self._pull = ActorRef(name) if name else None
+
+
 class PushSubscription:
     """A push consumer that runs. `stop` ends it: the messages in flight are finished and committed."""
 
     def __init__(self, group: str, on_close: Callable[[PushSubscription], None]) -> None:
         self.group = group
         self._on_close = on_close
-        self.listeners: list[Any] = []
-        self.pulls: list[ActorRef] = []
+        self.instances: list[RunningInstance] = []
         self._closed = False
 
     def wait_loaded(self, name: str, timeout_s: float) -> None:
         """Wait for the listeners' processes; ListenerError with the traceback when one cannot load its listener."""
         deadline_s = time.monotonic() + timeout_s
-        for listener in self.listeners:
-            failure = resolve(listener.ready.remote(), f"listener {name}", max(0.1, deadline_s - time.monotonic()))
+        for instance in self.instances:
+            failure = resolve(
+                instance.listener.ready.remote(), f"listener {name}", max(0.1, deadline_s - time.monotonic())
+            )
             if failure:
                 raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
 
     def wait_running(self, timeout_s: float) -> None:
-        """Wait for the Pull actors' processes; RequestTimeoutError, ServiceNotAvailableError."""
+        """Wait until Pull actors serve all instances; RequestTimeoutError, ServiceNotAvailableError."""
         deadline_s = time.monotonic() + timeout_s
-        for pull in self.pulls:
-            pull.call("status", timeout_s=max(0.1, deadline_s - time.monotonic()))
+        for instance in self.instances:
+            instance.wait_running(max(0.1, deadline_s - time.monotonic()))
 
     def status(self) -> list[InstanceStatus]:
         """The status of each instance."""
-        return [_status_of(pull.call("status")) for pull in self.pulls]
+        return [_status_of(instance.call("instance_status")) for instance in self.instances]
 
     def queues(self) -> list[MessageQueue]:
         """The queues that the instances hold."""
@@ -129,16 +192,8 @@ class PushSubscription:
         if self._closed:
             return
         self._closed = True
-        failures = []
-        for pull in self.pulls:
-            try:
-                if not pull.call("stop", timeout_s, timeout_s=timeout_s + 5.0):
-                    failures.append(f"{pull.name} did not finish within {timeout_s:g} s")
-            except (ServiceNotAvailableError, RequestTimeoutError) as error:
-                failures.append(str(error))
-            self._kill(pull)
-        for listener in self.listeners:
-            ray.kill(listener, no_restart=True)
+        with ThreadPoolExecutor(STOP_THREADS) as threads:
+            failures = [why for why in threads.map(lambda instance: instance.stop(timeout_s), self.instances) if why]
         self._on_close(self)
         if failures:
             raise ServiceNotAvailableError(
@@ -160,19 +215,13 @@ class PushSubscription:
     def _call_all(self, method: str, *args: Any) -> None:
         """Call a method of all instances; the first failure is raised when all were called."""
         failures = []
-        for pull in self.pulls:
+        for instance in self.instances:
             try:
-                pull.call(method, *args)
+                instance.call(method, *args)
             except RaymqError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
-
-    def _kill(self, pull: ActorRef) -> None:
-        try:
-            ray.kill(ray.get_actor(pull.name, namespace=NAMESPACE), no_restart=True)
-        except ValueError:
-            return  # it has ended by itself
 
 
 def _status_of(answer: dict[str, Any]) -> InstanceStatus:

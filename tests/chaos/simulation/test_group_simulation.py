@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.rebalance.group import RebalanceGroup, Sender
+from actors.core.rebalance.slot_lease import Put, SlotLease
 from raymq.protocol.group import CommitAnswer
 from tests.support.group_sim.invariants import LawBrokenError
 from tests.support.group_sim.processes import Broker, Member, Rebalance
@@ -29,13 +30,15 @@ FOUND_WITHIN_SEEDS = 1200
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_queue_has_two_owners_and_nothing_is_lost_skipped_or_reordered(block):
     first = int(ONE_SEED or block * SEEDS_PER_BLOCK)
-    deliveries = handovers = 0
+    deliveries = handovers = take_overs = 0
     for seed in range(first, first + SEEDS_PER_BLOCK):
         world = World(seed)
         world.run()
         deliveries += world.ledger.deliveries
         handovers += world.ledger.handovers
+        take_overs += world.take_overs
     if not ONE_SEED:
+        assert take_overs > SEEDS_PER_BLOCK / 5, "the seeds hardly have one Rebalance actor follow another"
         assert deliveries > 40 * SEEDS_PER_BLOCK, "the seeds put hardly any load on the group"
         assert handovers > 4 * SEEDS_PER_BLOCK, "the seeds hardly move a queue"
 
@@ -72,11 +75,31 @@ class AdmitsTheDead(RebalanceGroup):
         return Sender.INVITED if sender is Sender.STRANGER and heartbeat.session > 0 else sender
 
 
-class ForgetsGrace(Rebalance):
-    """Grants at once after a restart."""
+class ForgetsGrace(SlotLease):
+    """Grants at once after a restart, and after another was the holder."""
 
-    def start_again(self, *, grace: bool = False) -> None:
-        super().start_again(grace=False)
+    def waits_for_old_leases(self, now_s):
+        return False
+
+
+class SpeaksWithoutLooking(SlotLease):
+    """Takes itself for the holder until it hears of another."""
+
+    def valid(self, now_s):
+        return self.held
+
+
+class ClaimsWhatIsClaimed(SlotLease):
+    """Writes its claim over another's."""
+
+    def look(self, clock, wall_ns):
+        look, answer = super().look(clock, wall_ns), None
+        while True:
+            try:
+                call = look.send(answer)
+            except StopIteration:
+                return
+            answer = yield replace(call, overwrite=True) if isinstance(call, Put) else call
 
 
 class NeverFences(Member):
@@ -138,7 +161,11 @@ class BelievesEveryCommit(Broker):
 
 
 def with_core(core: type[RebalanceGroup]) -> type[Rebalance]:
-    return type("WithFault", (Rebalance,), {"core_class": core})
+    return type("WithFault", (Rebalance,), {"group_class": core})
+
+
+def with_lease(lease: type[SlotLease]) -> type[Rebalance]:
+    return type("WithFault", (Rebalance,), {"lease_class": lease})
 
 
 FAULTS = {
@@ -146,7 +173,9 @@ FAULTS = {
     "a repeated heartbeat frees queues": {"rebalance": with_core(HeedsRepetitions)},
     "a late heartbeat is believed": {"rebalance": with_core(HeedsLateHeartbeats)},
     "a process that is dead speaks for the one that follows it": {"rebalance": with_core(AdmitsTheDead)},
-    "a restarted Rebalance actor knows no grace": {"rebalance": ForgetsGrace},
+    "a restarted Rebalance actor knows no grace": {"rebalance": with_lease(ForgetsGrace)},
+    "a Rebalance actor that was taken over from speaks on": {"rebalance": with_lease(SpeaksWithoutLooking)},
+    "two Rebalance actors claim the same groups": {"rebalance": with_lease(ClaimsWhatIsClaimed)},
     "a member does not fence itself": {"member": NeverFences},
     "offsets are committed before the messages are consumed": {"member": CommitsBeforeConsumed},
     "a message is skipped when a queue is handed over": {"member": SkipsOnHandover},

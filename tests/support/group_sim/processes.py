@@ -1,8 +1,8 @@
-"""Processes of a simulated cluster, on one virtual clock: brokers, the Rebalance actor, members of a group.
+"""Processes of a simulated cluster, on one virtual clock: brokers, Rebalance actors, the register, members of a group.
 
-Each runs a pure core of the product (BrokerState, RebalanceGroup, ProcessQueues) as its real shell does, over a network
-that loses, delays and repeats calls (`World.call`). A process can be killed (what is on its way to it is gone), stand
-still (it finds everything late), and have clocks of its own: one that only runs, faster or slower than true time, and
+Each runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues) as its real shell does, over a
+network that loses, delays and repeats calls (`World.call`). A process can be killed (what is on its way to it is
+gone), stand still (it finds everything late), and have clocks of its own: one that only runs, faster or slower than true time, and
 one on the wall, which somebody may set.
 """
 
@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING, TypeVar
 from actors.core.broker.offsets import Owners
 from actors.core.broker.state import BrokerState, Change
 from actors.core.rebalance.group import RebalanceGroup
+from actors.core.rebalance.server import RebalanceServer, TopicQueues
+from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S, Drop, Get, Look, Put, SlotLease
+from raymq.consumer.rebalance_client import ServerChoice
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.membership import Allocation, GroupAssignment, GroupHeartbeat
+from raymq.protocol.membership import (
+    Allocation,
+    GroupAssignment,
+    GroupHeartbeat,
+    HeartbeatAnswer,
+    OtherServer,
+    slot_of,
+)
 from tests.support.group_sim.invariants import Tenure
 from tests.support.group_sim.queues import Delivery, MemberQueues
 
@@ -30,6 +40,8 @@ GROUP = "billing"
 SESSION_S = 6.0
 LEASE_S = SESSION_S * 0.6
 HEARTBEAT_S = 1.0
+SERVERS = 2
+VALID_S = 2.5
 CALL_TIMEOUT_S = 1.5
 POLL_S = 0.4
 
@@ -42,6 +54,7 @@ class Process:
         self.life = 0
         self.up = True
         self.frozen_until_s = 0.0
+        self.cut_off_until_s = 0.0
         self.rate = world.chance.uniform(0.88, 1.12)
         self.ahead_s = world.chance.uniform(0.0, 1000.0)
         self.wall_error_s = 0.0
@@ -117,28 +130,78 @@ class Broker(Process):
         return known
 
 
-class Rebalance(Process):
-    """The Rebalance actor."""
-
-    core_class = RebalanceGroup
+class Register(Process):
+    """Ray's GCS: it neither dies nor forgets."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, "rebalance")
-        self.start_again(grace=False)
+        super().__init__(world, "register")
+        self.values: dict[str, str] = {}
 
-    def start_again(self, *, grace: bool = True) -> None:
+    def carry_out(self, call: Get | Put | Drop) -> object:
+        if isinstance(call, Get):
+            return self.values.get(call.key)
+        if isinstance(call, Drop):
+            return self.values.pop(call.key, None)
+        if not call.overwrite and call.key in self.values:
+            return False
+        self.values[call.key] = call.value
+        return True
+
+
+class Rebalance(Process):
+    """One of the Rebalance actors. It looks at the register in turn with its heartbeats, as its real thread does."""
+
+    group_class = RebalanceGroup
+    lease_class = SlotLease
+
+    def __init__(self, world: World, index: int) -> None:
+        super().__init__(world, f"rebalance-{index}")
+        self.index = index
+        self.start_again()
+
+    def start_again(self) -> None:
         self.up = True
-        self.core = self.core_class(
-            self.now_s(), session_timeout_s=SESSION_S, grace=grace, first_version=self.wall_ns()
+        life = f"{self.name}:{self.life}"
+        slot = slot_of(GROUP)
+        self.server = RebalanceServer(
+            self.index, SERVERS, life, session_timeout_s=SESSION_S, valid_s=VALID_S, slots=[slot]
         )
+        self.server.core_class = self.group_class
+        self.lease = self.server.leases[slot]
+        self.lease.__class__ = self.lease_class
         for topic in {queue.topic for queue in self.world.queues}:
-            self.core.set_queues(topic, [queue for queue in self.world.queues if queue.topic == topic])
+            queues = [queue for queue in self.world.queues if queue.topic == topic]
+            self.server.set_queues(topic, TopicQueues(tuple(queues)))
+        self.look()
 
-    def heartbeat(self, heartbeat: GroupHeartbeat) -> GroupAssignment:
-        return self.core.heartbeat(heartbeat, self.now_s())
+    def look(self) -> None:
+        self.server.sweep(self.now_s())
+        self.step(self.lease.look(self.now_s, self.wall_ns), None)
 
-    def offsets_reset(self) -> int:
-        return self.core.offsets_reset()
+    def step(self, look: Look, answer: object) -> None:
+        held = self.lease.held
+        try:
+            call = look.send(answer)
+        except StopIteration:
+            self.world.at(self, LOOK_INTERVAL_S, self.look)
+            return
+        finally:
+            if self.lease.held and not held:
+                self.world.note("holds", self.name, self.lease.epoch)
+        register = self.world.register
+
+        def failed() -> None:
+            self.world.at(self, LOOK_INTERVAL_S, self.look)
+
+        self.world.call(
+            self, register, lambda: register.carry_out(call), lambda result: self.step(look, result), failed
+        )
+
+    def heartbeat(self, heartbeat: GroupHeartbeat) -> HeartbeatAnswer:
+        return self.server.heartbeat(GROUP, heartbeat, self.now_s())
+
+    def offsets_reset(self) -> int | OtherServer:
+        return self.server.offsets_reset(GROUP, self.now_s())
 
 
 class Member(Process):
@@ -156,6 +219,7 @@ class Member(Process):
         self.queues = MemberQueues()
         self.tenures: dict[MessageQueue, Tenure] = {}
         self.lease_until_s = -1.0
+        self.choice = ServerChoice(GROUP)
 
     def start(self) -> None:
         self.turn()
@@ -230,22 +294,42 @@ class Member(Process):
             generation=self.generation,
         )
         sent_s = self.now_s()
-        rebalance = self.world.rebalance
+        rebalance = self.rebalance()
+
+        def failed() -> None:
+            self.choice.failed(self.world.rebalance_names)
+            self.commit()
+
         self.world.call(
             self,
             rebalance,
             lambda: rebalance.heartbeat(heartbeat),
-            lambda assignment: self.take(assignment, sent_s),
-            self.commit,
+            lambda answer: self.take(answer, sent_s),
+            failed,
         )
 
-    def take(self, assignment: GroupAssignment, sent_s: float) -> None:
+    def rebalance(self) -> Rebalance:
+        name = self.choice.server(self.world.rebalance_names)
+        assert name is not None
+        return self.world.rebalances[name]
+
+    def take(self, assignment: HeartbeatAnswer, sent_s: float) -> None:
         """The lease and what it is for change together: no delivery comes in between."""
-        self.generation = max(self.generation, assignment.generation)
+        if isinstance(assignment, OtherServer):
+            if assignment.holder:
+                self.choice.redirected(assignment.holder)
+            self.commit()
+            return
+        assert isinstance(assignment, GroupAssignment), assignment
         if assignment.session != self.session:
             self.session = assignment.session
+            self.generation = max(self.generation, assignment.generation)
             self.turn()
             return
+        if assignment.generation < self.generation:
+            self.commit()
+            return
+        self.generation = assignment.generation
         self.lease_until_s = sent_s + LEASE_S
         holding = self.queues.holding
         self.queues.revoke(holding - assignment.queues, self.now_s())
@@ -329,7 +413,7 @@ class Member(Process):
         farewell = GroupHeartbeat(
             self.name, frozenset(), frozenset(), leaving=True, session=self.session, sequence=self.sequence
         )
-        rebalance = self.world.rebalance
+        rebalance = self.rebalance()
         self.world.call(self, rebalance, lambda: rebalance.heartbeat(farewell), lambda _: self.end(), self.end)
 
     def end(self) -> None:

@@ -2,8 +2,9 @@
 
     World     the clock, the network, the processes (.processes) and their ledger (.invariants)
     trouble   members join, leave, are killed, restarted and stand still; heartbeats, commits and their answers are
-              lost, late and repeated; the Rebalance actor and brokers are restarted, the former stands still, too;
-              clocks are set; offsets are reset; listeners fail and take long. Producers go on all the time.
+              lost, late and repeated; Rebalance actors and brokers are restarted, the former stand still, too, cannot
+              reach the register, and are away for so long that the other one takes over; clocks are set; offsets are
+              reset; listeners fail and take long. Producers go on all the time.
 
 After the trouble the network heals, and the group must come to rest: everything consumed and committed.
 """
@@ -16,10 +17,20 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from actors.core.rebalance.slot_lease import TAKE_OVER_AFTER_S
 from raymq.message import MessageQueue
 from raymq.protocol.membership import AllocateStrategy, Allocation
 from tests.support.group_sim.invariants import LawBrokenError, Ledger
-from tests.support.group_sim.processes import CALL_TIMEOUT_S, SESSION_S, Broker, Member, Process, Rebalance
+from tests.support.group_sim.processes import (
+    CALL_TIMEOUT_S,
+    SERVERS,
+    SESSION_S,
+    Broker,
+    Member,
+    Process,
+    Rebalance,
+    Register,
+)
 
 TOPICS = {"orders": 2, "audit": 1}
 """Queues per broker."""
@@ -35,9 +46,10 @@ STRATEGIES = (
     AllocateStrategy.CONSISTENT_HASH,
 )
 PROFILES = (
-    ((4, 2, 2, 3, 3, 1.5, 0.7, 2, 1.5, 1), 0.03),  # of everything
-    ((4, 2, 2, 3, 3, 1.5, 0.7, 2, 1.5, 1), 0.03),
-    ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.5, 4, 0), 0.3),  # planned changes, while listeners are slow
+    ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # of everything
+    ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),  # the same, but with few Rebalance actors that follow another
+    ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # planned changes, while listeners are slow
+    ((4, 2, 1, 1, 3, 0.5, 1, 3, 0.5, 0.5, 0), 0.03),  # Rebalance actors that cannot reach the register
 )
 """How often each kind of trouble comes, in the order of `_make_trouble`, and a listener that takes long."""
 
@@ -69,8 +81,16 @@ class World:
         self._member_class = member
         self._weights, self._slow_listeners = self.chance.choice(PROFILES)
         self.brokers = {name: broker(self, name, TOPICS) for name in BROKERS}
-        self.rebalance = rebalance(self)
+        self.register = Register(self)
+        self.rebalances = {f"rebalance-{index}": rebalance(self, index) for index in range(SERVERS)}
+        self.rebalance_names = sorted(self.rebalances)
         self.members: dict[str, Member] = {}
+
+    @property
+    def take_overs(self) -> int:
+        """How often a Rebalance actor has followed another as the holder of the group."""
+        holders = [line[2] for line in self.trace if line[1] == "holds"]
+        return sum(holder != before for holder, before in zip(holders[1:], holders, strict=False))
 
     # Clock
 
@@ -111,11 +131,11 @@ class World:
     ) -> None:
         """A remote call: exactly one of `answered` and `failed` runs, if the caller lives. It may have run even if it
         failed, late, and twice."""
-        ended = False
+        ended, life = False, caller.life
 
         def end(action: Callable[[], None]) -> None:
             nonlocal ended
-            if not ended:
+            if not ended and caller.life == life:
                 ended = True
                 action()
 
@@ -125,7 +145,7 @@ class World:
                 self.at(caller, self._delay_s(), lambda: end(lambda: answered(result)))
 
         self.at(caller, CALL_TIMEOUT_S, lambda: end(failed))
-        fate = self._fate()
+        fate = self._fate() if caller.cut_off_until_s <= self.now_s or server is not self.register else "lost"
         if fate != "lost":
             self.at(
                 server, self._late_s() if fate == "late" else self._delay_s(), lambda: arrive(reply=fate != "unheard")
@@ -182,13 +202,16 @@ class World:
         if not self.troubled:
             return
         kinds = [self._join, self._leave, self._kill, self._freeze, self._spoil_network]
-        kinds += [self._restart_rebalance, self._freeze_rebalance, self._restart_broker, self._reset, self._set_clock]
+        kinds += [self._restart_rebalance, self._freeze_rebalance, self._cut_off]
+        kinds += [self._restart_broker, self._reset, self._set_clock]
         self.chance.choices(kinds, self._weights)[0]()
         self.later(self.chance.expovariate(1 / 0.8), self._make_trouble)
 
     def _heal(self) -> None:
         self.troubled = False
         self._bad_network_until_s = 0.0
+        for rebalance in self.rebalances.values():
+            rebalance.cut_off_until_s = 0.0
         self._start_member("last", frozenset(TOPICS))  # the others may be leaving, or take the orders only
 
     def _any_member(self) -> Member | None:
@@ -231,7 +254,18 @@ class World:
             self._stand_still(member)
 
     def _freeze_rebalance(self) -> None:
-        self._stand_still(self.rebalance)
+        self._stand_still(self._any_rebalance())
+
+    def _cut_off(self) -> None:
+        """One Rebalance actor reaches the register no more for a while, and the members all the time."""
+        rebalance = self._any_rebalance()
+        rebalance.cut_off_until_s = self.now_s + self.chance.uniform(2.0, 4 * TAKE_OVER_AFTER_S)
+        self.note("is cut off", rebalance.name, f"until {rebalance.cut_off_until_s:.2f}")
+
+    def _any_rebalance(self) -> Rebalance:
+        """Most often the one that holds the group."""
+        holders = [rebalance for rebalance in self.rebalances.values() if rebalance.lease.held]
+        return self.chance.choice(holders * 4 + list(self.rebalances.values()))
 
     def _stand_still(self, process: Process) -> None:
         process.frozen_until_s = self.now_s + self.chance.uniform(0.5, 2 * SESSION_S)
@@ -242,16 +276,17 @@ class World:
         self.note("network is bad", f"until {self._bad_network_until_s:.2f}")
 
     def _restart_rebalance(self) -> None:
-        self._restart(self.rebalance)
+        long_s = 2 * TAKE_OVER_AFTER_S if self.chance.random() < 0.3 else 0.0
+        self._restart(self._any_rebalance(), long_s)
 
     def _restart_broker(self) -> None:
         self._restart(self.brokers[self.chance.choice(BROKERS)])
 
-    def _restart(self, process: Broker | Rebalance) -> None:
+    def _restart(self, process: Broker | Rebalance, longer_s: float = 0.0) -> None:
         if process.up:
             self.note("is killed", process.name)
             process.kill()
-            self.later(self.chance.uniform(0.3, 2.0), process.start_again)
+            self.later(self.chance.uniform(0.3, 2.0) + longer_s, process.start_again)
 
     def _reset(self) -> None:
         queue = self.chance.choice(self.queues)
@@ -260,12 +295,13 @@ class World:
             offset = self.chance.randint(0, self.ledger.end(queue))
             self.note("is reset", queue, offset)
             broker.reset(queue, offset)
-            self.at(self.rebalance, self._delay_s(), self.rebalance.offsets_reset)
+            for rebalance in self.rebalances.values():
+                self.at(rebalance, self._delay_s(), rebalance.offsets_reset)
 
     def _set_clock(self) -> None:
         """Set a wall clock, or let the clock of a process leap ahead."""
-        process = self.chance.choice([*self.members.values(), self.rebalance])
-        if process is self.rebalance:
+        process = self.chance.choice([*self.members.values(), *self.rebalances.values()])
+        if isinstance(process, Rebalance):
             process.wall_error_s += self.chance.uniform(0.0, 3600.0)
         else:
             process.ahead_s += self.chance.uniform(1.0, 2 * SESSION_S)

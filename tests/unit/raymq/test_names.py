@@ -8,6 +8,7 @@ import pytest
 
 from raymq.errors import IllegalNameError
 from raymq.names import (
+    InstanceName,
     NameServerName,
     PullName,
     RebalanceName,
@@ -55,8 +56,9 @@ def test_a_name_that_only_contains_a_system_name_is_the_users():
 def test_actor_names_print_themselves():
     assert str(NameServerName(0)) == "nameserver-0"
     assert str(StorageName("broker-a", 0)) == "storage-broker-a-0"
-    assert str(RebalanceName("billing")) == "rebalance-billing"
-    assert str(PullName("billing", 3)) == "pull-billing-3"
+    assert str(RebalanceName(1)) == "rebalance-1"
+    assert str(PullName("3f9a2c" + 50 * "0")) == "pull-3f9a2c0000000000"
+    assert str(InstanceName("billing", 3)) == "pull-billing-3"
 
 
 @pytest.mark.parametrize("name", [StorageName("broker-a", 0), StorageName("a-1-2", 13), StorageName("x", 0)])

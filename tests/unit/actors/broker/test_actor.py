@@ -36,7 +36,7 @@ REMOTE_METHODS = {
         "group_topics",
         "group_progress",
     ),
-    *("send_back", "replay", "group_stats", "open_group", "start_pull", "send", "pull"),
+    *("send_back", "replay", "group_stats", "start_rebalance", "start_pull", "send", "pull"),
     *("heartbeat", "unregister_client", "producer_connections", "consumer_connections"),
     *("describe", "status", "look_for_master", "close"),
 }

@@ -6,11 +6,11 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from actors.pull import listener_feed as pull_feed
 from actors.pull.instance_state import InstanceState
-from actors.pull.listener_feed import ListenerFeed
+from actors.pull.listener_feed import FeedThread, ListenerFeed
 from raymq.consumer.push.listener import Listener, ship
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
@@ -88,13 +88,38 @@ class Scene:
         self.handle = Handle(handle, self.instance.settings)
         self.sent: list[tuple[str, int, int]] = []
         self.refuse = False
-        self.feed = ListenerFeed(
-            self.instance, self.handle, send_back=self._send_back, before_delivery=lambda: None, on_gone=lambda: None
-        )
+        self.thread, self.senders = FeedThread(), ThreadPoolExecutor(2)
+        self.gone = threading.Event()
+        self.feed = self.make_feed(self.instance)
         core = self.instance.core
         core.grant(Q, 1)
         core.started(core.starting("broker-a")[0], QueueOffset(0))
-        self.feed.start()
+        self.call()
+
+    def make_feed(self, instance: InstanceState) -> ListenerFeed:
+        feed = ListenerFeed(
+            instance,
+            send_back=self._send_back,
+            senders=self.senders,
+            before_delivery=lambda: None,
+            on_gone=self.gone.set,
+            wake=self.thread.wake,
+        )
+        instance.on_work = feed.wake
+        self.thread.add(feed)
+        return feed
+
+    def call(self, feed: ListenerFeed | None = None) -> None:
+        """The Listener's own call, which comes every few seconds."""
+        listener = self.handle.listener
+        keep = (feed or self.feed).heard(self.handle, str(self.handle.lives), listener.ready(), listener.kept())
+        if keep is not None:
+            listener.keep(keep)
+
+    def close(self) -> None:
+        self.feed.close()
+        self.thread.close()
+        self.senders.shutdown(wait=False)
 
     def _send_back(self, broker_name: str, records: bytes, level: int, most: int) -> None:
         if self.refuse:
@@ -104,7 +129,7 @@ class Scene:
     def fetch(self, count: int, first: int = 0) -> None:
         with self.instance.lock:
             self.instance.core.fetched(Q, first, real_run(first, count), first + count, 0.0)
-        self.instance.work.set()
+        self.feed.wake()
 
     @property
     def commit_offset(self) -> int:
@@ -133,7 +158,7 @@ def scenes(monkeypatch):
 
     yield make
     for scene in made:
-        scene.feed.close()
+        scene.close()
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -187,6 +212,8 @@ def test_after_the_process_died_nothing_is_lost_and_what_was_finished_is_not_rep
     assert gate.wait(WAIT_S)
     eventually(lambda: scene.commit_offset == 5, "the report of the first five", WAIT_S)
     scene.handle.kill()
+    eventually(lambda: scene.feed.away_because, "the death to be noticed", WAIT_S)
+    scene.call()
     eventually(lambda: scene.commit_offset == 10, "the rest", WAIT_S)
     assert (scene.feed.deaths, scene.handle.lives, scene.feed.away_because) == (1, 2, "")
     assert [heard.count(number) for number in range(5)] == [1] * 5
@@ -204,24 +231,49 @@ def test_a_listener_that_cannot_be_loaded_gets_nothing_and_says_why(scenes, monk
 
 def test_what_was_suspended_is_known_to_the_next_life(scenes):
     scene = scenes(lambda message: None)
-    eventually(lambda: not scene.instance.core.listener_away, "the listener", WAIT_S)
+    assert not scene.instance.core.listener_away
     scene.feed.keep((True, frozenset({Q})))
     assert scene.handle.listener.kept() == (True, frozenset({Q}))
     after = InstanceState("pull-billing-0", scene.instance.settings)
-    feed = ListenerFeed(
-        after, scene.handle, send_back=scene._send_back, before_delivery=lambda: None, on_gone=lambda: None
-    )
-    feed.start()
-    eventually(lambda: not after.core.listener_away, "the listener", WAIT_S)
+    feed = scene.make_feed(after)
+    scene.call(feed)
+    assert not after.core.listener_away
     feed.close()
     assert after.core.suspended
     assert after.core.paused == {Q}
 
 
-def test_what_was_said_in_this_life_counts_more_than_what_the_listener_has_kept(scenes):
+def test_a_listener_that_was_started_again_is_told_what_was_said_in_this_life(scenes):
     scene = scenes(lambda message: None)
-    eventually(lambda: not scene.instance.core.listener_away, "the listener", WAIT_S)
     scene.feed.keep((True, frozenset({Q})))
-    scene.feed._back((False, frozenset()))
+    scene.handle.kill()
+    scene.call()
     assert scene.instance.core.suspended
-    eventually(lambda: scene.handle.listener.kept() == (True, frozenset({Q})), "the note", WAIT_S)
+    assert scene.handle.listener.kept() == (True, frozenset({Q}))
+    assert scene.feed.deaths == 1
+
+
+def test_a_listener_that_has_been_silent_and_is_dead_for_good_is_noticed(scenes, monkeypatch):
+    scene = scenes(lambda message: None)
+    monkeypatch.setattr(pull_feed, "SILENT_AFTER_S", 0.0)
+    monkeypatch.setattr(scene.handle.listener, "ready", ActorDiedError)
+    scene.feed.look()
+    assert not scene.gone.is_set()  # it has answered
+    monkeypatch.setattr(Method, "remote", lambda self: Reference(failed(ActorDiedError())))
+    eventually(lambda: scene.feed.look() or scene.gone.is_set(), "its end", WAIT_S)
+
+
+def failed(error: Exception) -> Future:
+    future: Future = Future()
+    future.set_exception(error)
+    return future
+
+
+def test_a_feed_that_fails_keeps_no_other_from_its_turns(scenes, monkeypatch):
+    heard = []
+    scene = scenes(heard.append)
+    bad = scene.make_feed(InstanceState("pull-bad-0", scene.instance.settings))
+    monkeypatch.setattr(bad, "_turn", lambda: 1 / 0)
+    bad.wake()
+    scene.fetch(10)
+    eventually(lambda: len(heard) == 10, "the other's messages", WAIT_S)

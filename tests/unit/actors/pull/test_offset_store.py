@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from actors.pull.instance_state import InstanceState
-from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter
+from actors.pull.offset_store import CommitThreads, LocalFileOffsetStore, OffsetCommitter
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
@@ -56,7 +56,8 @@ class Scene:
         self.instance = InstanceState("pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),)))
         self.instance.core.listener_back()
         self.brokers = {"broker-a": Broker(), "broker-b": Broker()}
-        self.committers = OffsetCommitter(self.instance, self.brokers.__getitem__)
+        self.threads = CommitThreads()
+        self.committers = OffsetCommitter(self.instance, self.brokers.__getitem__, self.threads)
         self.instance.on_committable = self.committers.wake_committers
         self.released = threading.Event()
         self.instance.on_released = self.released.set
@@ -85,6 +86,7 @@ def scene():
     for broker in made.brokers.values():
         broker.gate.set()
     made.committers.close()
+    made.threads.close()
 
 
 def test_granted_queues_begin_where_the_broker_says(scene):
@@ -157,7 +159,7 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     )
     instance = InstanceState("pull-billing-0", settings)
     before = LocalFileOffsetStore(instance, Brokers())
-    committers = OffsetCommitter(instance, lambda name: before)
+    committers = OffsetCommitter(instance, lambda name: before, CommitThreads())
     instance.on_committable = committers.wake_committers
     instance.grant([A], 0)
     eventually(lambda: instance.core.wanted(0.0) == {A: 99}, "the start", WAIT_S)

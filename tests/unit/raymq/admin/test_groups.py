@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.admin import base as admin_base, groups as admin_groups
+from raymq.admin import base as admin_base
 from raymq.admin.admin import Admin
+from raymq.consumer import rebalance_client
 from raymq.errors import GroupNotExistError, InvalidArgumentError, OffsetOutOfRangeError, ServiceNotAvailableError
 from raymq.message import MessageQueue
 from raymq.protocol.clients import ConsumerConnection, ConsumerData, ProducerConnection
@@ -35,7 +36,7 @@ class Cluster:
             offset_by_time=lambda topic, queue_id, timestamp_ms, timeout_s, boundary: 5 + (boundary is Boundary.UPPER),
         )
         monkeypatch.setattr(admin_base, "broker_client", self.actor)
-        monkeypatch.setattr(admin_groups, "ActorRef", self.actor)
+        monkeypatch.setattr(rebalance_client, "ActorRef", self.actor)
         self.admin = Admin(routes, SimpleNamespace(get=lambda name: storage))
 
     def actor(self, name):
@@ -44,7 +45,7 @@ class Cluster:
         )
 
     def handle(self, name):
-        if not self.rebalance_runs:
+        if not self.rebalance_runs or name != "rebalance-0":
             raise ServiceNotAvailableError(f"{name} does not run")
 
     def call(self, name, method, *args):
@@ -78,7 +79,7 @@ def test_a_reset_sets_every_queue_at_its_broker_and_tells_the_members(cluster, a
         ("b", "billing", "orders", {0: offset}),
     ]
     assert cluster.called("ensure_group") == [("a", "billing"), ("b", "billing")]
-    assert cluster.calls[-1] == ("rebalance-billing", "offsets_reset")
+    assert cluster.calls[-1] == ("rebalance-0", "offsets_reset", "billing")
 
 
 def test_a_reset_may_be_of_one_queue_and_of_a_group_without_consumers(cluster):

@@ -1,36 +1,70 @@
-"""A member finds its Rebalance actor, opens a session, and goes on when the actor or its node is gone."""
+"""Members find their Rebalance actor, open a session, go on when it is gone, and share one call with others."""
 
 from __future__ import annotations
+
+import threading
+import time
 
 import pytest
 
 from actors.core.rebalance.group import RebalanceGroup, Sender
+from actors.core.rebalance.server import RebalanceServer, TopicQueues
+from actors.core.rebalance.slot_lease import Get, Put
 from raymq.consumer import rebalance_client as module
-from raymq.consumer.rebalance_client import INTRODUCTIONS_MAX, RebalanceClient, offsets_reset
+from raymq.consumer.rebalance_client import RebalanceClient, call_holder, offsets_reset
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.message import MessageQueue
-from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
+from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, OtherServer, slot_of
 from raymq.remoting.actor_ref import ActorGoneError
+from tests.support.clients.fakes import WAIT_S
+from tests.support.history.waiting import eventually
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
-
-
-def new_core() -> RebalanceGroup:
-    core = RebalanceGroup(0.0, session_timeout_s=15.0, grace=False, first_version=1000)
-    core.set_queues("orders", [QUEUE])
-    return core
+NAMES = ["rebalance-0", "rebalance-1"]
+HOME = NAMES[slot_of("g") % 2]
+OTHER = NAMES[1 - slot_of("g") % 2]
 
 
 class Cluster:
-    """Its actors by name, and its NameServers. `core` is the Rebalance actor's; None when none runs."""
+    """Rebalance actors by name, which share a register, and brokers."""
 
     def __init__(self) -> None:
-        self.core: RebalanceGroup | None = None
+        self.register: dict[str, str] = {}
+        self.servers: dict[str, RebalanceServer] = {}
         self.broker_names = ["broker-a", "broker-b"]
         self.brokers_up = {"broker-a", "broker-b"}
         self.calls: list[str] = []
-        self.timeouts_s: list[float] = []
+        self.batches: list[list[str]] = []
         self.failures: list[Exception] = []
+        self.answers: list[object] = []
+        self.hangs: set[str] = set()
+        self.lock = threading.Lock()
+
+    def start(self, *names: str) -> None:
+        for name in names or NAMES:
+            index = NAMES.index(name)
+            server = RebalanceServer(index, 2, f"{name}-{time.monotonic_ns()}", session_timeout_s=15.0)
+            server.set_queues("orders", TopicQueues((QUEUE,)))
+            self.servers[name] = server
+            self.look(name)
+
+    def look(self, name: str) -> None:
+        for lease in self.servers[name].leases.values():
+            look, answer = lease.look(time.monotonic, time.time_ns), None
+            try:
+                while True:
+                    answer = self._carry_out(look.send(answer))
+            except StopIteration:
+                pass
+
+    def _carry_out(self, call):
+        if isinstance(call, Get):
+            return self.register.get(call.key)
+        assert isinstance(call, Put)
+        if not call.overwrite and call.key in self.register:
+            return False
+        self.register[call.key] = call.value
+        return True
 
     def brokers(self):
         if not self.broker_names:
@@ -40,6 +74,9 @@ class Cluster:
     def ref(self, name: str) -> Ref:
         return Ref(self, name)
 
+    def holder(self) -> RebalanceServer:
+        return next(server for server in self.servers.values() if server.other_server("g", time.monotonic()) is None)
+
 
 class Ref:
     """Stands for ActorRef."""
@@ -48,140 +85,273 @@ class Ref:
         self.cluster, self.name = cluster, name
 
     def handle(self):
-        if self.name == "rebalance-g" and self.cluster.core is None:
+        if self.name not in self.cluster.servers:
             raise ServiceNotAvailableError("there is no such actor")
-
-    def drop_handle(self) -> None:
-        pass
 
     def call(self, method, *args, timeout_s):
         cluster = self.cluster
-        cluster.timeouts_s.append(timeout_s)
-        cluster.calls.append(f"{self.name}.{method}")
-        if cluster.failures:
-            raise cluster.failures.pop(0)
-        if method == "open_group":
+        with cluster.lock:
+            cluster.calls.append(f"{self.name}.{method}")
+            if cluster.failures:
+                raise cluster.failures.pop(0)
+        if self.name in cluster.hangs:
+            raise RequestTimeoutError(f"{self.name}.{method}", timeout_s)
+        if method == "start_rebalance":
             if self.name not in cluster.brokers_up:
                 raise ServiceNotAvailableError(f"{self.name} is down")
-            cluster.core = new_core()
-            return None
-        if cluster.core is None:
+            cluster.start()
+            return NAMES
+        if self.name not in cluster.servers:
             raise ActorGoneError("dead")
-        return cluster.core.heartbeat(args[0], 1.0) if method == "heartbeat" else cluster.core.offsets_reset()
+        server, now_s = cluster.servers[self.name], time.monotonic()
+        if method == "heartbeats":
+            cluster.batches.append([group for group, _ in args[0]])
+            return [cluster.answers.pop(0) if cluster.answers else server.heartbeat(*one, now_s) for one in args[0]]
+        return getattr(server, method)(*args, now_s)
+
+
+class Source:
+    """A member that holds what it is assigned."""
+
+    def __init__(self, name: str = "m") -> None:
+        self.name = name
+        self.held: frozenset[MessageQueue] = frozenset()
+        self.assignments: list[GroupAssignment] = []
+        self.errors: list[Exception] = []
+        self.silent = False
+
+    def next_heartbeat(self):
+        return None if self.silent else GroupHeartbeat(self.name, frozenset({"orders"}), self.held)
+
+    def assigned(self, assignment, sent_s) -> None:
+        self.held = assignment.queues
+        self.assignments.append(assignment)
+
+    def unanswered(self, error) -> None:
+        self.errors.append(error)
+
+    @property
+    def farewell(self) -> GroupHeartbeat:
+        return GroupHeartbeat(self.name, frozenset(), frozenset(), leaving=True)
+
+    def holds(self, *queues: MessageQueue) -> None:
+        eventually(lambda: self.held == set(queues), f"{queues} at {self.name}, not {self.held}", WAIT_S)
+
+    def hears_more(self) -> None:
+        count = len(self.assignments)
+        eventually(lambda: len(self.assignments) > count, "another answer", WAIT_S)
 
 
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = Cluster()
     monkeypatch.setattr(module, "ActorRef", cluster.ref)
+    monkeypatch.setattr(module, "MEMBER_HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
     return cluster
 
 
-def beat(client: RebalanceClient, *holding: MessageQueue, leaving: bool = False) -> GroupAssignment:
-    return client.heartbeat(GroupHeartbeat("m", frozenset({"orders"}), frozenset(holding), leaving))
+@pytest.fixture
+def client(cluster):
+    client = RebalanceClient(cluster)
+    yield client
+    client.close()
 
 
-def test_the_first_heartbeat_starts_the_actor_and_introduces_the_member(cluster):
-    assert beat(RebalanceClient("g", cluster)).queues == {QUEUE}
-    assert cluster.calls == ["broker-a.open_group", "rebalance-g.heartbeat", "rebalance-g.heartbeat"]
+def test_the_first_heartbeat_starts_the_actors_and_introduces_the_member(cluster, client):
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
+    assert cluster.calls[:3] == ["broker-a.start_rebalance", f"{HOME}.heartbeats", f"{HOME}.heartbeats"]
 
 
-def test_an_actor_that_may_just_have_been_started_is_given_longer(cluster):
-    client = RebalanceClient("g", cluster)
-    beat(client)
-    beat(client, QUEUE)
-    assert cluster.timeouts_s == [
-        module.REBALANCE_CALL_TIMEOUT_S,
-        module.REBALANCE_FIRST_TIMEOUT_S,
-        *[module.REBALANCE_CALL_TIMEOUT_S] * 2,
-    ]
+def test_actors_that_run_are_not_asked_for_at_a_broker(cluster, client):
+    cluster.start()
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
+    assert set(cluster.calls) == {f"{HOME}.heartbeats"}
 
 
-def test_an_actor_that_runs_is_not_asked_for_at_a_broker(cluster):
-    cluster.core = new_core()
-    beat(RebalanceClient("g", cluster))
-    assert cluster.calls == ["rebalance-g.heartbeat", "rebalance-g.heartbeat"]
-
-
-def test_later_heartbeats_are_one_call_each(cluster):
-    client = RebalanceClient("g", cluster)
-    beat(client)
-    cluster.calls.clear()
-    beat(client, QUEUE)
-    assert cluster.calls == ["rebalance-g.heartbeat"]
-
-
-def test_a_broker_that_is_down_is_passed_over(cluster):
+def test_a_broker_that_is_down_is_passed_over(cluster, client):
     cluster.brokers_up = {"broker-b"}
-    assert beat(RebalanceClient("g", cluster)).queues == {QUEUE}
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
 
 
-def test_a_dead_actor_is_started_again_also_while_no_name_server_answers(cluster):
-    client = RebalanceClient("g", cluster)
-    beat(client)
-    cluster.core, cluster.broker_names = None, []
-    with pytest.raises(ActorGoneError):
-        beat(client, QUEUE)
-    beat(client, QUEUE)
-    assert cluster.core.holders() == {QUEUE: "m"}
+def test_members_of_all_groups_of_an_actor_share_one_call(cluster, client):
+    cluster.start()
+    groups = [name for name in map(str, range(40)) if NAMES[slot_of(name) % 2] == HOME]
+    sources = [Source() for _ in groups]
+    for group, source in zip(groups, sources, strict=True):
+        client.join(group, source)
+    eventually(lambda: any(sorted(batch) == sorted(groups) for batch in cluster.batches), "one call for all", WAIT_S)
+    for source in sources:
+        source.holds(QUEUE)
 
 
-def test_a_client_that_never_saw_a_broker_says_why_it_cannot_start_the_actor(cluster):
+def test_a_member_that_says_nothing_is_left_out(cluster, client):
+    cluster.start()
+    quiet, other = Source("quiet"), Source("other")
+    quiet.silent = True
+    client.join("g", quiet)
+    client.join("g", other)
+    other.holds(QUEUE)
+    assert quiet.assignments == []
+
+
+def test_a_member_whose_code_fails_costs_the_others_nothing(cluster, client):
+    cluster.start()
+    bad, good = Source("bad"), Source("good")
+    bad.assigned = lambda assignment, sent_s: 1 / 0
+    client.join("g", bad)
+    client.join("g", good)
+    eventually(lambda: good.assignments, "an answer", WAIT_S)
+    good.hears_more()
+
+
+def test_an_actor_that_hangs_is_followed_by_the_other_which_says_who_holds_the_group(cluster, client):
+    cluster.start()
+    cluster.hangs = {HOME}
+    source = Source()
+    client.join("g", source)
+    eventually(lambda: f"{OTHER}.heartbeats" in cluster.calls, "the question to the other", WAIT_S)
+    assert source.assignments == []
+    cluster.hangs = set()
+    source.holds(QUEUE)
+    assert cluster.holder().name == HOME
+
+
+def test_a_group_that_was_taken_over_is_found_at_its_new_actor(cluster, client):
+    cluster.start()
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
+    cluster.hangs = {HOME}
+    lease = cluster.servers[OTHER].leases[slot_of("g")]
+    cluster.look(OTHER)
+    lease._seen_since_s -= 60.0
+    cluster.look(OTHER)
+    assert lease.held
+    eventually(lambda: f"{OTHER}.heartbeats" in cluster.calls, "the new one", WAIT_S)
+    source.hears_more()
+    source.holds(QUEUE)  # it says that it holds the queue, so nobody waits for old leases
+    assert source.assignments[-1].generation > source.assignments[0].generation
+
+
+def test_an_assignment_older_than_one_seen_is_not_followed(cluster, client):
+    cluster.start()
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
+    newest = source.assignments[-1]
+    cluster.answers = [GroupAssignment(newest.generation - 1, frozenset(), 1, 0, newest.session)]
+    source.hears_more()
+    eventually(lambda: not cluster.answers, "the old answer", WAIT_S)
+    source.hears_more()
+    assert all(assignment.queues == {QUEUE} for assignment in source.assignments)
+
+
+def test_a_dead_actor_is_started_again_also_while_no_name_server_answers(cluster, client):
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
     cluster.broker_names = []
-    with pytest.raises(ServiceNotAvailableError, match="no NameServer answers"):
-        beat(RebalanceClient("g", cluster))
+    cluster.servers.clear()
+    cluster.register.clear()
+    eventually(lambda: cluster.servers, "actors", WAIT_S)
+    source.hears_more()
+    source.holds(QUEUE)
 
 
-def test_a_new_actor_hears_of_the_generation_of_the_one_before(cluster):
-    client = RebalanceClient("g", cluster)
-    beat(client)
-    cluster.core = RebalanceGroup(0.0, session_timeout_s=15.0, grace=False, first_version=10)
-    assert beat(client, QUEUE).generation > 1000
+def test_a_client_that_never_saw_a_broker_says_why_it_cannot_start_the_actor(cluster, client, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE_S", 0.0)
+    cluster.broker_names = []
+    source = Source()
+    client.join("g", source)
+    eventually(lambda: source.errors, "the reason", WAIT_S)
+    assert "no NameServer answers" in str(source.errors[0])
 
 
-def test_a_farewell_is_not_followed_by_an_introduction(cluster):
-    cluster.core = new_core()
-    beat(RebalanceClient("g", cluster), leaving=True)
-    assert cluster.calls == ["rebalance-g.heartbeat"]
-    assert cluster.core.members == ()
+def test_a_member_may_leave_and_come_back(cluster, client):
+    cluster.start()
+    source = Source()
+    membership = client.join("g", source)
+    source.holds(QUEUE)
+    membership.leave(source.farewell)
+    assert cluster.holder().describe_group("g", time.monotonic())["members"] == []
+    again = Source()
+    client.join("g", again)
+    again.holds(QUEUE)
 
 
-def test_a_member_may_leave_and_come_back(cluster):
-    client = RebalanceClient("g", cluster)
-    beat(client)
-    beat(client, leaving=True)
-    assert cluster.core.members == ()
-    assert beat(client).queues == {QUEUE}
+def test_leaving_ends_though_no_actor_answers(cluster, client):
+    cluster.start()
+    source = Source()
+    membership = client.join("g", source)
+    source.holds(QUEUE)
+    cluster.hangs = set(NAMES)
+    membership.leave(source.farewell, timeout_s=0.1)
+    before = len(source.assignments)
+    cluster.hangs = set()
+    other = Source("other")
+    client.join("g", other)
+    other.hears_more()
+    assert len(source.assignments) == before
 
 
-def test_an_actor_that_names_ever_new_sessions_is_given_up(cluster, monkeypatch):
-    cluster.core = new_core()
-    monkeypatch.setattr(cluster.core, "_sender", lambda heartbeat: Sender.STRANGER)
-    with pytest.raises(ServiceNotAvailableError, match="does not take up a member"):
-        beat(RebalanceClient("g", cluster))
-    assert len(cluster.calls) == INTRODUCTIONS_MAX
+def test_an_actor_that_names_ever_new_sessions_is_not_called_without_a_pause(cluster, client, monkeypatch):
+    cluster.start()
+    monkeypatch.setattr(RebalanceGroup, "_sender", lambda self, heartbeat: Sender.STRANGER)
+    monkeypatch.setattr(module, "AGAIN_S", 3600.0)
+    source = Source()
+    client.join("g", source)
+    eventually(lambda: len(cluster.calls) == module.TURNS_MAX, "the turns", WAIT_S)
+    other = Source()
+    client.join("g", other)
+    eventually(lambda: len(cluster.calls) == 2 * module.TURNS_MAX, "the other's turns, and no more", WAIT_S)
+    assert source.assignments == []
 
 
-def test_a_reset_is_told_to_the_actor_that_runs(cluster):
-    cluster.core = new_core()
+def test_a_reset_is_told_to_the_holder(cluster, client):
+    cluster.start()
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
+    before = source.assignments[-1].offsets_version
     offsets_reset("g")
-    assert cluster.core.offsets_version == 1001
+    eventually(lambda: source.assignments[-1].offsets_version == before + 1, "the news", WAIT_S)
 
 
-def test_a_group_without_an_actor_needs_no_telling(cluster):
+def test_a_cluster_without_actors_needs_no_telling(cluster):
     offsets_reset("g")
     assert cluster.calls == []
 
 
 def test_a_reset_is_told_again_when_the_answer_is_lost(cluster):
-    cluster.core = new_core()
+    cluster.start()
     cluster.failures = [RequestTimeoutError("offsets_reset", 1.0)]
     offsets_reset("g")
-    assert cluster.core.offsets_version == 1001
+    assert len(cluster.calls) > 1
+
+
+def test_the_holder_is_found_from_any_actor(cluster, monkeypatch):
+    cluster.start()
+    monkeypatch.setattr(module.ServerChoice, "server", lambda self, names: self._name or OTHER)
+    assert call_holder("g", "describe_group", 1.0)["group"] == "g"
+    assert cluster.calls == [f"{OTHER}.describe_group", f"{HOME}.describe_group"]
+
+
+def test_a_group_that_nobody_holds_is_an_error(cluster, monkeypatch):
+    cluster.start()
+    monkeypatch.setattr(RebalanceServer, "other_server", lambda self, group, now_s: OtherServer(""))
+    with pytest.raises(ServiceNotAvailableError, match="no Rebalance actor holds"):
+        offsets_reset("g", timeout_s=0.05)
 
 
 def test_an_actor_that_does_not_answer_is_an_error(cluster):
-    cluster.core = new_core()
-    cluster.failures = [RequestTimeoutError("offsets_reset", 1.0)] * 9
+    cluster.start()
+    cluster.hangs = set(NAMES)
     with pytest.raises(RequestTimeoutError):
         offsets_reset("g", timeout_s=0.05)

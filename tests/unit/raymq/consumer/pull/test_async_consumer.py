@@ -75,6 +75,7 @@ def engine(offsets, store):
         PullSettings("billing", auto_commit_interval_s=3600.0),
         routes=FakeRoutes(topic_route(a=1)),
         storages=SimpleNamespace(get=lambda name: storage),
+        rebalance=SimpleNamespace(),
         node_id="node-1",
         announce=lambda engine, data: None,
         on_close=lambda engine: None,

@@ -31,6 +31,7 @@ from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import AllocateStrategy, GroupAssignment
 from tests.support.clients.fakes import WAIT_S, FakeRoutes, topic_route
+from tests.support.clients.members import QuickClient
 from tests.support.clients.twins import KINDS, LoopThread, make_twin
 from tests.support.clients.watches import MappedStorage
 from tests.support.history.waiting import eventually
@@ -128,9 +129,7 @@ class Group:
 @pytest.fixture
 def group(monkeypatch):
     group = Group()
-    monkeypatch.setattr(pull_engine, "RebalanceClient", lambda name, routes: group)
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: group)
-    monkeypatch.setattr(pull_group, "MEMBER_HEARTBEAT_INTERVAL_S", 0.005)
     monkeypatch.setattr(pull_group, "WORK_INTERVAL_S", 0.005)
     monkeypatch.setattr(pull_group, "RESET_QUESTION_INTERVAL_S", 0.02)
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
@@ -178,6 +177,7 @@ def consume(request, group, storage, routes, loop):
             PullSettings.of("billing", **{"auto_commit_interval_s": 0.0, **options}),
             routes=routes,
             storages=SimpleNamespace(get=lambda name: storage),
+            rebalance=QuickClient(group.heartbeat),
             node_id="node-1",
             announce=lambda engine, data: group.announced.append(data),
             on_close=on_close,
@@ -772,7 +772,7 @@ def test_close_commits_what_was_finished_and_leaves_the_group(consume, group):
     assert group.committed_offsets[Q0] == 3
     assert group.heartbeats[-1].leaving
     assert closed == [consumer.engine]
-    assert not any(thread.is_alive() for thread in consumer.engine._group._threads)
+    assert not consumer.engine._group._worker.is_alive()
     consumer.close()
 
 

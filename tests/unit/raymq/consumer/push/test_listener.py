@@ -176,20 +176,33 @@ def by_reference(handler, **how) -> Listener:
     return made
 
 
+OTHER_QUEUE = MessageQueue("orders", "broker-b", 7)
+
+
+def consume(made: Listener, task: ShippedTask) -> ConsumeReport:
+    [report] = made.consume_all([task])
+    return report
+
+
+def progress(made: Listener, epoch: int, number: int) -> ConsumeReport | None:
+    [report] = made.progress_all(epoch, [number])
+    return report
+
+
 def test_messages_reach_the_listener_one_by_one_or_in_lists(received):
-    assert by_reference(lambda message: received.append(message.body)).consume(task_of(b"a", b"b")).ended
+    assert consume(by_reference(lambda message: received.append(message.body)), task_of(b"a", b"b")).ended
     assert received == [b"a", b"b"]
     received.clear()
     made = by_reference(
         lambda messages: received.append([message.body for message in messages]), takes_batch=True, batch_max=2
     )
-    assert made.consume(task_of(b"a", b"b", b"c")) == replace(ConsumeReport(), consume_s=ANY)
+    assert consume(made, task_of(b"a", b"b", b"c")) == replace(ConsumeReport(), consume_s=ANY)
     assert received == [[b"a", b"b"], [b"c"]]
 
 
 def test_what_only_shares_the_tags_code_is_finished_without_a_call(received):
     made = by_reference(received.append, tags="AaAa")
-    report = made.consume(task_of(b"a", tags="BBBB"))
+    report = consume(made, task_of(b"a", tags="BBBB"))
     assert (report.ended, report.unfinished, report.failures) == (True, (), ())
     assert received == []
 
@@ -197,13 +210,13 @@ def test_what_only_shares_the_tags_code_is_finished_without_a_call(received):
 def test_a_message_of_the_retry_topic_has_its_own_topic_and_every_tag(received):
     made = by_reference(received.append, tags="paid")
     task = task_of(b"a", tags="other", topic="%RETRY%billing", extra_properties={"RETRY_TOPIC": "orders"})
-    assert made.consume(task).failures == ()
+    assert consume(made, task).failures == ()
     [message] = received
     assert (message.topic, message.tags, message.body) == ("orders", "other", b"a")
 
 
 def test_the_messages_know_their_broker(received):
-    by_reference(received.append).consume(task_of(b"a"))
+    consume(by_reference(received.append), task_of(b"a"))
     assert received[0].broker_name == "broker-b"
 
 
@@ -211,7 +224,7 @@ def test_an_exception_is_reported_with_the_users_traceback():
     def handle_payment(message):
         raise KeyError("amount")
 
-    [failure] = by_reference(handle_payment).consume(task_of(b"a")).failures
+    [failure] = consume(by_reference(handle_payment), task_of(b"a")).failures
     assert "in handle_payment" in failure.error
     assert "KeyError: 'amount'" in failure.error
 
@@ -219,7 +232,7 @@ def test_an_exception_is_reported_with_the_users_traceback():
 def test_a_damaged_record_fails_and_the_others_are_consumed(received):
     task = task_of(b"aaaa", b"bbbb", b"cccc")
     damaged = replace(task, records=task.records.replace(b"bbbb", b"bxbb"))
-    report = by_reference(lambda message: received.append(message.body), orderly=False).consume(damaged)
+    report = consume(by_reference(lambda message: received.append(message.body), orderly=False), damaged)
     assert [(failure.first, failure.count) for failure in report.failures] == [(1, 1)]
     assert "cannot be decoded" in report.failures[0].error
     assert received == [b"aaaa", b"cccc"]
@@ -242,17 +255,17 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
         received.append(message.body)
 
     made = by_reference(handle)
-    assert not made.consume(task_of(b"a", b"b", b"c", number=4)).ended
+    assert not consume(made, task_of(b"a", b"b", b"c", number=4)).ended
     unfinished = ConsumeReport(unfinished=(1, 2), ended=False)
-    eventually(lambda: made.progress(1, 4) == unfinished, "a report without the first", WAIT_S)
+    eventually(lambda: progress(made, 1, 4) == unfinished, "a report without the first", WAIT_S)
     gate.set()
-    report = eventually(lambda: (again := made.progress(1, 4)) and again.ended and again, "the end", WAIT_S)
+    report = eventually(lambda: (again := progress(made, 1, 4)) and again.ended and again, "the end", WAIT_S)
     assert (report.unfinished, received) == ((), [b"a", b"b", b"c"])
-    assert made.progress(1, 4) is None  # reported to its end
+    assert progress(made, 1, 4) is None  # reported to its end
 
 
 def test_a_task_of_another_process_is_not_known():
-    assert listener(print).progress(1, 1) is None
+    assert progress(listener(print), 1, 1) is None
 
 
 def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received, monkeypatch):
@@ -264,12 +277,12 @@ def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received, mo
         assert gate.wait(WAIT_S)
 
     made = by_reference(handle)
-    assert not made.consume(task_of(b"a", b"b", epoch=1)).ended
+    assert not consume(made, task_of(b"a", b"b", epoch=1)).ended
     eventually(lambda: received == [b"a"], "the first call", WAIT_S)
-    assert not made.consume(task_of(b"a", b"b", epoch=2)).ended
-    assert made.progress(1, 1) is None
+    assert not consume(made, task_of(b"a", b"b", epoch=2)).ended
+    assert progress(made, 1, 1) is None
     gate.set()
-    eventually(lambda: made.progress(2, 1).ended, "the end of the new task", WAIT_S)
+    eventually(lambda: progress(made, 2, 1).ended, "the end of the new task", WAIT_S)
     assert received == [b"a", b"a", b"b"]
 
 
@@ -292,7 +305,23 @@ def test_hooks_travel_with_the_listener_and_what_is_none_is_refused():
     settings = PushSettings("billing", (Subscription.parse("orders"),))
     made = Listener(ship(print, takes_batch=False), settings, (ship_hook(CountingHook()),))
     assert made.ready() == ""
-    assert made.consume(task_of(b"a")).failures == ()
+    assert consume(made, task_of(b"a")).failures == ()
     for thing in (print, None, object()):
         with pytest.raises(ListenerError, match="must have the methods before"):
             ship_hook(thing)
+
+
+def test_tasks_that_have_ended_do_not_wait_for_one_that_takes_long(received):
+    gate = threading.Event()
+
+    def handle(message):
+        received.append(message.body)
+        assert message.body != b"slow" or gate.wait(WAIT_S)
+
+    made = by_reference(handle)
+    tasks = [task_of(b"slow", number=1), replace(task_of(b"a", b"b", number=2), queue=OTHER_QUEUE)]
+    slow, quick = made.consume_all(tasks)
+    assert (slow.ended, slow.unfinished, quick.ended) == (False, (0,), True)
+    assert made.progress_all(1, [2]) == [None]
+    gate.set()
+    eventually(lambda: progress(made, 1, 1).ended, "the end of the slow one", WAIT_S)

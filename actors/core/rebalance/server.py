@@ -1,0 +1,229 @@
+"""RebalanceServer: the groups of one Rebalance actor, in the slots that it holds.
+
+A group is made at the first heartbeat of a member, rebuilt from its members' heartbeats, and dropped when it has had no
+member for IDLE_GROUP_S, or when the actor loses its slot. Groups share nothing but the routes of topics: each has a
+lock of its own, so that a large one delays no other, and an exception in one is the answer to its own heartbeat only.
+
+No clock: times come in, in seconds (`now_s`). Thread-safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from actors.core.rebalance.group import RebalanceGroup
+from actors.core.rebalance.slot_lease import VALID_S, SlotLease
+from raymq.message import MessageQueue
+from raymq.names import REBALANCE_SLOTS, RebalanceName
+from raymq.protocol.membership import (
+    GroupFailure,
+    GroupHeartbeat,
+    HeartbeatAnswer,
+    OtherServer,
+    slot_of,
+)
+
+IDLE_GROUP_S: Final = 120.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicQueues:
+    """A topic's queues, from its route. `rooms`: broker name to machine room."""
+
+    queues: tuple[MessageQueue, ...]
+    rooms: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One group. `lock` guards `core`; `given`: the topics' queues that the core has."""
+
+    core: RebalanceGroup
+    last_member_s: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    given: dict[str, TopicQueues] = field(default_factory=dict)
+
+
+class RebalanceServer:
+    """One Rebalance actor of `servers`, with number `index`. `life` names this process."""
+
+    core_class = RebalanceGroup
+
+    def __init__(
+        self,
+        index: int,
+        servers: int,
+        life: str,
+        *,
+        session_timeout_s: float,
+        valid_s: float = VALID_S,
+        slots: Iterable[int] = range(REBALANCE_SLOTS),
+    ) -> None:
+        self.name = str(RebalanceName(index))
+        self._session_timeout_s = session_timeout_s
+        self.leases = {
+            slot: SlotLease(
+                slot, self.name, life, home=slot % servers == index, lease_s=session_timeout_s, valid_s=valid_s
+            )
+            for slot in slots
+        }
+        self._epochs = dict.fromkeys(self.leases, 0)  # by slot, the epoch in which its groups were made
+        self._versions = dict.fromkeys(self.leases, 0)  # by slot, the newest version that a dropped group had
+        self._lock = threading.Lock()  # guards everything but the entries' contents
+        self._entries: dict[str, _Entry] = {}
+        self._topics: dict[str, TopicQueues | None] = {}  # None: asked for, and no NameServer has told them yet
+
+    # Heartbeats
+
+    def heartbeat(self, group: str, heartbeat: GroupHeartbeat, now_s: float) -> HeartbeatAnswer:
+        """Answer a member; see RebalanceGroup.heartbeat. Never raises: a failure is the answer."""
+        try:
+            entry = self._entry(group, now_s)
+            if isinstance(entry, OtherServer):
+                return entry
+            with entry.lock:
+                unknown = self._give_queues(entry, heartbeat.topics)
+                assignment = entry.core.heartbeat(heartbeat, now_s)
+                if entry.core.members:
+                    entry.last_member_s = now_s
+            return replace(assignment, incomplete=True) if unknown and not heartbeat.leaving else assignment
+        except Exception as error:  # a bug, or a heartbeat that makes no sense: the other groups go on
+            logger.exception("a heartbeat of group %s failed", group)
+            return GroupFailure(f"{type(error).__name__}: {error}")
+
+    def offsets_reset(self, group: str, now_s: float) -> int | OtherServer:
+        """Note that brokers have reset offsets of a group; returns the new offsets version, 0 for a group that has no
+        member here."""
+        if (other := self.other_server(group, now_s)) is not None:
+            return other
+        with self._lock:
+            entry = self._entries.get(group)
+        if entry is None:
+            return 0
+        with entry.lock:
+            return entry.core.offsets_reset()
+
+    def describe_group(self, group: str, now_s: float) -> dict[str, Any] | OtherServer:
+        """One group; see RebalanceGroup.describe. It has no members if nobody knows it."""
+        if (other := self.other_server(group, now_s)) is not None:
+            return other
+        with self._lock:
+            entry = self._entries.get(group)
+        if entry is None:
+            return {"group": group, "generation": 0, "members": [], "holders": {}}
+        with entry.lock:
+            entry.core.expire(now_s)
+            return {"group": group, **entry.core.describe(now_s)}
+
+    def groups(self) -> list[str]:
+        """The names of the groups here, sorted."""
+        with self._lock:
+            return sorted(self._entries)
+
+    def other_server(self, group: str, now_s: float) -> OtherServer | None:
+        """The answer for a group for which this process may not speak now; None if it may."""
+        lease = self.leases[slot_of(group)]
+        return None if lease.valid(now_s) else OtherServer(lease.holder)
+
+    def _entry(self, group: str, now_s: float) -> _Entry | OtherServer:
+        with self._lock:
+            if (other := self.other_server(group, now_s)) is not None:
+                return other
+            self._drop_old_epochs(slot_of(group))
+            entry = self._entries.get(group)
+            if entry is None:
+                lease, slot = self.leases[slot_of(group)], slot_of(group)
+                core = self.core_class(
+                    now_s,
+                    session_timeout_s=self._session_timeout_s,
+                    grace=lease.waits_for_old_leases(now_s),
+                    first_version=max(lease.claim.version, self._versions[slot] + 1),
+                    old_leases_end_s=lease.grants_from_s,
+                )
+                entry = self._entries[group] = _Entry(core, now_s)
+            return entry
+
+    def _give_queues(self, entry: _Entry, topics: Iterable[str]) -> bool:
+        """Tell a group the queues of topics where they are new to it. True if those of one are not known here."""
+        unknown = False
+        for topic in topics:
+            known = self._topics.get(topic)
+            if known is None:
+                unknown = unknown or topic not in self._topics
+            elif entry.given.get(topic) is not known:
+                entry.given[topic] = known
+                entry.core.set_queues(topic, known.queues, known.rooms)
+        return unknown
+
+    # Routes
+
+    def topics(self) -> frozenset[str]:
+        """All topics that members subscribe to."""
+        with self._lock:
+            entries = list(self._entries.values())
+        topics: set[str] = set()
+        for entry in entries:
+            with entry.lock:
+                topics |= entry.core.topics
+        return frozenset(topics)
+
+    def unknown_topics(self) -> frozenset[str]:
+        """Those of `topics` that were never asked for."""
+        return self.topics() - self._topics.keys()
+
+    def set_queues(self, topic: str, queues: TopicQueues | None) -> None:
+        """Set a topic's queues; groups follow with their next heartbeat. None: the topic has no route now, and groups
+        keep the queues they know."""
+        with self._lock:
+            known = self._topics.setdefault(topic, queues)
+            if queues is not None and queues != known:
+                self._topics[topic] = queues
+
+    def forget_topics(self, used: frozenset[str]) -> None:
+        """Forget all topics but those in use."""
+        with self._lock:
+            for topic in self._topics.keys() - used:
+                del self._topics[topic]
+
+    # Life
+
+    def sweep(self, now_s: float) -> None:
+        """Drop members that were silent for too long, groups without members, and the groups of lost slots."""
+        with self._lock:
+            for slot in self.leases:
+                self._drop_old_epochs(slot)
+            entries = list(self._entries.items())
+        for group, entry in entries:
+            with entry.lock:
+                entry.core.expire(now_s)
+                idle = not entry.core.members and now_s - entry.last_member_s > IDLE_GROUP_S
+            if idle:
+                with self._lock:
+                    self._drop(group)
+
+    def releasable(self, slot: int) -> bool:
+        """True if no group of a slot has a member."""
+        with self._lock:
+            entries = [entry for group, entry in self._entries.items() if slot_of(group) == slot]
+        return not any(entry.core.members for entry in entries)
+
+    def _drop_old_epochs(self, slot: int) -> None:
+        """Drop a slot's groups if they were made in an earlier epoch: another actor may have had them since. Called
+        with the lock."""
+        lease = self.leases[slot]
+        if lease.epoch != self._epochs[slot] or not lease.held:
+            for group in [group for group in self._entries if slot_of(group) == slot]:
+                self._drop(group)
+            self._epochs[slot] = lease.epoch
+
+    def _drop(self, group: str) -> None:
+        entry = self._entries.pop(group, None)
+        if entry is not None:
+            slot = slot_of(group)
+            self._versions[slot] = max(self._versions[slot], entry.core.generation, entry.core.offsets_version)

@@ -1,0 +1,256 @@
+"""PushInstance is one push-consumer instance at a Pull actor: its queues, its group, its offsets, its feed.
+
+    SharedFetcher → ProcessQueues (actors.core.consume) → ListenerFeed → Listener
+    GroupMember: heartbeats, grants, revocations           OffsetCommitter: start offsets, commits
+
+It has no thread: those of PullServices do the work of all instances, and a fault in one concerns no other.
+
+    hosted → stopping: everything is revoked, finished, committed → left the group → ended
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from actors.core.consume.process_queue import ProcessQueue
+from actors.pull.group_member import FINISH_TIMEOUT_S, BroadcastMember, GroupMember, Member
+from actors.pull.instance_state import InstanceState
+from actors.pull.listener_feed import ListenerFeed
+from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter, RemoteBrokerOffsetStore
+from actors.pull.services import InstanceQueue, PullServices
+from raymq.consumer.group_offsets import GroupOffsets
+from raymq.consumer.push.hosting import HostAnswer, Hosting
+from raymq.consumer.push.settings import PushSettings
+from raymq.errors import DataLossError
+from raymq.message import MessageQueue, PullStatus
+from raymq.protocol.clients import ConsumerData
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.memory_records import MemoryRecords
+
+SEND_BACK_TIMEOUT_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class PushInstance:
+    """One instance, made when its Listener calls. `key` tells it from others of its name."""
+
+    def __init__(self, name: str, key: str, settings: PushSettings, services: PullServices) -> None:
+        self.name, self.key = name, key
+        self.ended = threading.Event()
+        """Set when it has left its group, and does nothing any more."""
+        self.broadcast: BroadcastMember | None = None
+        """Its member in BROADCASTING."""
+        self._settings, self._services = settings, services
+        self._state = state = InstanceState(name, settings)
+        self._finish_until_s = float("inf")
+        self._ending = False
+        self._keys: dict[MessageQueue, InstanceQueue] = {}
+        offsets = GroupOffsets(settings.group)
+        self._member: Member
+        if settings.clustering:
+            self._committer = OffsetCommitter(
+                state, lambda broker: RemoteBrokerOffsetStore(state, offsets, broker), services.commits
+            )
+            self._member = GroupMember(state, services.rebalance, services.node_id, self._committer.ask_about_resets)
+        else:
+            local = LocalFileOffsetStore(state, offsets)
+            self._committer = OffsetCommitter(state, lambda broker: local, services.commits)
+            self._member = self.broadcast = BroadcastMember(state, services.routes)
+        self._feed = ListenerFeed(
+            state,
+            send_back=self._send_back,
+            senders=services.calls,
+            before_delivery=self._member.fence_when_late,
+            on_gone=self._listener_gone,
+            wake=services.feeds.wake,
+        )
+        state.on_work = self._feed.wake
+        state.on_fetchable = lambda: services.fetcher.changed(self)
+        state.on_committable = self._committer.wake_committers
+        state.on_released = self._member.wake_member
+
+    def start(self) -> None:
+        """Take part: join the group, fetch, deliver."""
+        services = self._services
+        services.fetcher.add(self)
+        services.feeds.add(self._feed)
+        services.heartbeats.set_consumer(self, consumer_data(self._settings))
+        self._member.join()
+
+    def hosted(self, call: Hosting) -> HostAnswer:
+        """Note that the Listener has called."""
+        return HostAnswer(True, self._feed.heard(call.listener, call.life, call.broken, call.kept))  # type: ignore[arg-type]  # what `keep` was given
+
+    # The user's calls
+
+    def status(self) -> dict[str, Any]:
+        """The fields of the instance's InstanceStatus, by name (raymq.consumer.push.subscription)."""
+        state, feed = self._state, self._feed
+        now_s = time.monotonic()
+        with state.lock:
+            queues = sorted(state.core.process_queues(), key=lambda process_queue: process_queue.queue)
+            troubles = [process_queue.trouble for process_queue in queues if process_queue.trouble]
+            return {
+                "instance": self.name,
+                "holding": [str(process_queue.queue) for process_queue in queues],
+                "buffered": sum(process_queue.count for process_queue in queues),
+                "consumed": feed.consumed,
+                "failures": feed.failures,
+                "last_error": troubles[0] if troubles else feed.broken,
+                "suspended": state.core.suspended,
+                "listener_deaths": feed.deaths,
+                "listener_away": feed.away_because,
+                "listener_silent_s": feed.silent_s(),
+                "stuck_threads": feed.stuck,
+                "queues": [self._queue_status(process_queue) for process_queue in queues],
+                "stats": state.stats.figures(now_s),
+            }
+
+    def _queue_status(self, process_queue: ProcessQueue) -> dict[str, Any]:
+        return {
+            "queue": process_queue.queue,
+            "state": self._state.core.pull_state(process_queue).value,
+            "fetch_offset": process_queue.fetch_offset or 0,
+            "commit_offset": process_queue.commit_offset,
+            "committed_offset": process_queue.committed_offset,
+            "buffered": process_queue.count,
+            "buffered_bytes": process_queue.size_bytes,
+            "in_flight": process_queue.in_flight_count,
+            "trouble": process_queue.trouble,
+        }
+
+    def change_pauses(
+        self,
+        *,
+        suspended: bool | None = None,
+        pause: Iterable[MessageQueue] = (),
+        resume: Iterable[MessageQueue] = (),
+    ) -> None:
+        """Suspend or resume the instance, pause or resume queues; the Listener remembers it."""
+        with self._state.lock:
+            core = self._state.core
+            if suspended is not None:
+                core.suspend(suspended)
+            core.pause(pause)
+            core.resume(resume)
+            kept = (core.suspended, core.paused)
+        self._feed.wake()
+        self._state.on_fetchable()
+        self._feed.keep(kept)  # after the lock is released: it is a call
+
+    # Reading for the SharedFetcher
+
+    def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
+        """See services.Reader."""
+        with self._state.lock:
+            wanted = self._state.core.wanted(now_s)
+        return {self._key(queue): offset for queue, offset in wanted.items()}
+
+    def assigned(self) -> frozenset[InstanceQueue]:
+        """See services.Reader."""
+        return frozenset(self._key(queue) for queue in self._state.holding())
+
+    def _key(self, queue: MessageQueue) -> InstanceQueue:
+        key = self._keys.get(queue)
+        if key is None:
+            key = self._keys[queue] = InstanceQueue(queue.topic, queue.broker_name, queue.queue_id, self.name)
+        return key
+
+    def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
+        """See services.Reader."""
+        codes = self._settings.subscription(queue.topic).tag_codes
+        return FetchRequest(queue.topic, queue.queue_id, offset, self._settings.pull_batch_size, codes)
+
+    def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
+        """See services.Reader."""
+        records, now_s = MemoryRecords.read(result.records), time.monotonic()
+        with self._state.lock:
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
+                self._state.core.jump(queue, offset, result.next_offset)
+            else:
+                self._state.core.fetched(queue, offset, records, result.next_offset, now_s)
+                self._state.stats.pulled(queue.topic, len(records), now_s)
+        if len(records):
+            self._feed.wake()
+        elif result.next_offset != offset:
+            self._committer.wake_committers()
+
+    def lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+        """See services.Reader."""
+        with self._state.lock:
+            self._state.core.unreadable(queue, offset, error)
+
+    def _send_back(self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int) -> None:
+        self._services.broker(broker_name).call(
+            "send_back",
+            self._settings.group,
+            records,
+            delay_level=delay_level,
+            max_reconsume_times=max_reconsume_times,
+            timeout_s=SEND_BACK_TIMEOUT_S,
+        )
+
+    # Life
+
+    def stop(self) -> None:
+        """Begin to end: finish the messages in flight, commit, leave the group. `ended` is set then."""
+        if not self._state.stopping.is_set():
+            self._finish_until_s = time.monotonic() + FINISH_TIMEOUT_S
+            self._state.stopping.set()
+            self._state.revoke(self._state.holding())
+            self._services.wake_members()
+
+    @property
+    def stopping(self) -> bool:
+        return self._state.stopping.is_set()
+
+    def turn(self) -> None:
+        """Give up what must or can be given up, and end once everything is; called about twice a second, more often
+        while the instance stops. Does not wait."""
+        self._member.fence_when_late()
+        self._feed.look()
+        self._state.release()
+        if self.stopping and not self._ending:
+            held = self._state.holding()
+            if not held or time.monotonic() > self._finish_until_s:
+                self._ending = True
+                self._services.calls.submit(self._end)
+            else:
+                self._state.revoke(held)
+
+    def _listener_gone(self) -> None:
+        logger.info("%s ends: its listener is gone", self.name)
+        self.drop()
+
+    def drop(self) -> None:
+        """End at once: others may have the queues."""
+        self._finish_until_s = 0.0
+        self._state.stopping.set()
+        self._state.drop_all()
+        self._services.wake_members()
+
+    def _end(self) -> None:
+        services = self._services
+        try:
+            self._state.drop_all()
+            self._member.leave()
+        finally:
+            self._feed.close()
+            services.feeds.remove(self._feed)
+            services.fetcher.remove(self)
+            self._committer.close()
+            services.heartbeats.remove(self)
+            self.ended.set()
+            services.wake_members()
+
+
+def consumer_data(settings: PushSettings) -> ConsumerData:
+    """The description of an instance for administrators."""
+    subscriptions = {subscription.topic: subscription.expression for subscription in settings.subscriptions}
+    return ConsumerData(settings.group, "PUSH", subscriptions, settings.message_model, settings.start.where)

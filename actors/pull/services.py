@@ -1,0 +1,195 @@
+"""PullServices are shared by the instances of one Pull actor: clients, threads, and the fetching of their queues."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from actors.pull.listener_feed import FeedThread
+from actors.pull.offset_store import CommitThreads
+from raymq.consumer.fetcher import Fetcher
+from raymq.consumer.rebalance_client import RebalanceClient
+from raymq.errors import DataLossError
+from raymq.message import MessageQueue
+from raymq.names import NameServerName
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.heartbeats import Heartbeats
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_clients import StorageClients
+
+CALL_THREADS: Final = 8
+"""Threads for calls that send messages back and that leave groups, of all instances."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InstanceQueue(MessageQueue):
+    """A queue as one of the actor's instances reads it: others may read the same queue elsewhere."""
+
+    instance: str
+
+
+class Reader(Protocol):
+    """An instance, as the fetching sees it."""
+
+    name: str
+
+    def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
+        """The next offset by queue, for the queues that may be fetched from now."""
+
+    def assigned(self) -> frozenset[InstanceQueue]:
+        """All queues held."""
+
+    def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
+        """One read."""
+
+    def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
+        """Take a result."""
+
+    def lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+        """Note that the next message is lost."""
+
+
+class SharedFetcher:
+    """One Fetcher for the queues of all instances: one call to a storage actor reads for all of them.
+
+    The queues of an instance are looked at again only when `changed` says so, so that idle instances cost nothing
+    while another one is busy.
+    """
+
+    def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._readers: dict[str, Reader] = {}
+        self._changed: set[str] = set()
+        self._wanted: dict[str, dict[InstanceQueue, int]] = {}
+        self._assigned: dict[str, frozenset[InstanceQueue]] = {}
+        self._fetcher = Fetcher.by_routes(
+            routes,
+            storages,
+            wanted=self._all_wanted,
+            assigned=self._all_assigned,
+            request=lambda queue, offset: self._reader(queue).request(queue, offset),
+            deliver=self._deliver,
+            lost=self._lose,
+        )
+
+    def add(self, reader: Reader) -> None:
+        """Fetch for an instance."""
+        with self._lock:
+            self._readers[reader.name] = reader
+
+    def remove(self, reader: Reader) -> None:
+        """Fetch no more for an instance."""
+        with self._lock:
+            if self._readers.get(reader.name) is reader:
+                del self._readers[reader.name]
+                self._wanted.pop(reader.name, None)
+                self._assigned.pop(reader.name, None)
+
+    def changed(self, reader: Reader) -> None:
+        """Look at an instance's queues: something may be fetched that could not be before."""
+        with self._lock:
+            self._changed.add(reader.name)
+        self._fetcher.wake_readers()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._fetcher.stop()
+
+    def _look(self) -> None:
+        """Look at the queues of the instances that have changed. Called with the lock."""
+        changed, self._changed = self._changed, set()
+        now_s = time.monotonic()
+        for name in changed:
+            reader = self._readers.get(name)
+            if reader is not None:
+                self._wanted[name] = reader.wanted(now_s)
+                self._assigned[name] = reader.assigned()
+
+    def _all_wanted(self) -> dict[MessageQueue, int]:
+        with self._lock:
+            self._look()
+            return {queue: offset for wanted in self._wanted.values() for queue, offset in wanted.items()}
+
+    def _all_assigned(self) -> frozenset[MessageQueue]:
+        with self._lock:
+            self._look()
+            return frozenset(queue for assigned in self._assigned.values() for queue in assigned)
+
+    def _reader(self, queue: MessageQueue) -> Reader:
+        with self._lock:
+            return self._readers.get(queue.instance, _NOBODY)  # type: ignore[attr-defined]  # all here are InstanceQueues
+
+    def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
+        reader = self._reader(queue)
+        reader.deliver(_plain(queue), offset, result)
+        with self._lock:
+            self._changed.add(reader.name)
+
+    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+        self._reader(queue).lose(_plain(queue), offset, error)
+
+
+class _Nobody:
+    """Reads in place of an instance that has ended meanwhile."""
+
+    name = ""
+
+    def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
+        return {}
+
+    def assigned(self) -> frozenset[InstanceQueue]:
+        return frozenset()
+
+    def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
+        return FetchRequest(queue.topic, queue.queue_id, offset, 1)
+
+    def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
+        pass
+
+    def lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
+
+
+def _plain(queue: MessageQueue) -> MessageQueue:
+    return MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
+
+
+class PullServices:
+    """Made once per Pull actor. `node_id`: the Ray node of this process, `host` its IP address."""
+
+    def __init__(self, nameservers: Sequence[NameServerName], node_id: str, host: str) -> None:
+        self.node_id = node_id
+        self.routes = RouteCache(nameservers)
+        self.storages = StorageClients(node_id)
+        self.rebalance = RebalanceClient(self.routes)
+        self.heartbeats = Heartbeats(self.routes, host)
+        self.fetcher = SharedFetcher(self.routes, self.storages)
+        self.commits = CommitThreads()
+        self.feeds = FeedThread()
+        self.calls = ThreadPoolExecutor(CALL_THREADS, "calls")
+        self._brokers: dict[str, ActorRef] = {}
+        self.wake_members: Callable[[], None] = lambda: None
+        """Has the instances' members looked at soon."""
+
+    def broker(self, name: str) -> ActorRef:
+        """The Broker actor of a broker group."""
+        return self._brokers.setdefault(name, ActorRef(name))
+
+    def close(self) -> None:
+        """End all threads."""
+        self.feeds.close()
+        self.fetcher.stop()
+        self.commits.close()
+        self.rebalance.close()
+        self.heartbeats.close()
+        self.storages.close()
+        self.calls.shutdown(wait=False)
