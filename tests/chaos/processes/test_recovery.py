@@ -14,6 +14,8 @@ import ray
 
 import raymq
 from raymq.consumer.push.subscription import PushSubscription
+from raymq.names import PullName
+from raymq.remoting.actor_ref import ActorRef
 from tests.support.clusters.cluster import actor_processes, kill_actors, poll_until
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
@@ -136,7 +138,7 @@ sys.stdin.readline()
 
 
 def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_path: Path) -> None:
-    """Its listeners end with it, and its Pull actors by themselves."""
+    """Its listeners end with it, and so do its instances at the Pull actor."""
     address = ray.get_runtime_context().gcs_address
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, address],
@@ -155,9 +157,10 @@ def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_pa
     assert started == b"started\n", errors.decode()
     assert {"pull-widows-0", "pull-widows-1"} <= names
 
-    def gone() -> bool:
-        names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
-        return not any(name.startswith("pull-widows") for name in names)
+    pull = ActorRef(str(PullName(scene.mq.node_id)))
 
-    eventually(gone, "the end of its Pull actors")
+    def gone() -> bool:
+        return {one["instance"] for one in pull.call("status")["instances"]} == {"pull-listeners-0", "pull-listeners-1"}
+
+    eventually(gone, "the end of its instances")
     eventually(lambda: len(actor_processes("Listener")) == 2, "the end of its Listener actors")

@@ -2,8 +2,8 @@
 
 Each runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues) as its real shell does, over a
 network that loses, delays and repeats calls (`World.call`). A process can be killed (what is on its way to it is
-gone), stand still (it finds everything late), and have clocks of its own: one that only runs, faster or slower than true time, and
-one on the wall, which somebody may set.
+gone), stand still (it finds everything late), and have clocks of its own: one that only runs, faster or slower than
+true time, and one on the wall, which somebody may set.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.admin import base as admin_base
+from raymq.admin import base as admin_base, groups as admin_groups
 from raymq.admin.admin import Admin
 from raymq.consumer import rebalance_client
 from raymq.errors import GroupNotExistError, InvalidArgumentError, OffsetOutOfRangeError, ServiceNotAvailableError
