@@ -56,7 +56,7 @@ class Pull:
         """Guards everything below."""
         self._instances: dict[str, PushInstance] = {}
         self._stopped: deque[str] = deque(maxlen=STOPPED_KEPT)
-        self._closing = False
+        self._closing = self._idle = False
         self._last_instance_s = time.monotonic()
         self._work = threading.Event()
         self._new = threading.Event()
@@ -69,6 +69,8 @@ class Pull:
         """Host an instance, or go on hosting it: its Listener calls again and again. Safe to repeat."""
         name, key = call.instance.name, call.instance.key
         with self._lock:
+            if self._idle:
+                raise ServiceNotAvailableError("this Pull actor had nothing to do and is just ending")
             if self._closing or key in self._stopped:
                 return HostAnswer(False)
             instance = self._instances.get(name)
@@ -164,9 +166,8 @@ class Pull:
                 del self._instances[name]
             if self._instances:
                 self._last_instance_s = time.monotonic()
-            idle = time.monotonic() - self._last_instance_s > IDLE_EXIT_S
-            self._closing = self._closing or idle
-        if idle:
+            self._idle = time.monotonic() - self._last_instance_s > IDLE_EXIT_S
+        if self._idle:
             logger.info("no instance on this node for %.0f s: its Pull actor ends", IDLE_EXIT_S)
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 

@@ -73,7 +73,8 @@ class FeedThread:
 
     def wake(self, feed: ListenerFeed) -> None:
         """Give a feed its turn soon."""
-        self._woken.add(feed)
+        with self._lock:
+            self._woken.add(feed)
         self._work.set()
 
     def close(self) -> None:
@@ -88,7 +89,8 @@ class FeedThread:
             next_s = min((feed.next_turn_s for feed in feeds), default=float("inf"))
             self._work.wait(min(IDLE_WAIT_S, max(0.0, next_s - time.monotonic())))
             self._work.clear()
-            woken, self._woken = self._woken, set()
+            with self._lock:
+                woken, self._woken = self._woken, set()
             now_s = time.monotonic()
             for feed in {*woken, *(feed for feed in feeds if feed.next_turn_s <= now_s)}:
                 feed.take_turn()

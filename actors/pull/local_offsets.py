@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalOffsets:
-    """The two files in `directory`. One instance at a time uses them; its actor's name keeps others away."""
+    """The two files in `directory`. One instance at a time uses them; its Listener's name keeps others away."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
