@@ -230,7 +230,7 @@ class StoreOptions(BaseModel):
     ] = MAX_FILTER_MESSAGE_SIZE_BYTES
     fetch_waiters_max: Annotated[
         int, Field(ge=1, le=1 << 20, description="Long polls held at a time; one more gets SystemBusyError.")
-    ] = 1024
+    ] = 16_384
     dedup_producers_max: Annotated[
         int,
         Field(ge=1, le=10_000_000, description="Producer and queue pairs remembered, to recognise repeats."),
