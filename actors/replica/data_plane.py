@@ -42,7 +42,7 @@ from storage.read.long_polls import LongPolls, Waiter
 
 READ_THREADS: Final = 4
 """Threads that read records, and carry out calls."""
-FETCH_MAX_BYTES: Final = 16 << 20
+LANE_FETCH_MAX_BYTES: Final = 16 << 20
 """The most bytes of records in one answer, whatever is asked for."""
 UNSENT_MAX_BYTES: Final = 128 << 20
 """While so many bytes of answers wait to be taken by their clients, no fetch is carried out."""
@@ -334,7 +334,7 @@ class DataPlane:
         if self.server.unsent_bytes > UNSENT_MAX_BYTES:
             text = f"{self.server.unsent_bytes} bytes of answers wait for their clients; nothing was read, ask again"
             raise SystemBusyError(text, BUSY_RETRY_S)
-        wait = WaitingFetch(self, request, fetch._replace(max_bytes=min(fetch.max_bytes, FETCH_MAX_BYTES)))
+        wait = WaitingFetch(self, request, fetch._replace(max_bytes=min(fetch.max_bytes, LANE_FETCH_MAX_BYTES)))
         if fetch.wait_s > 0:
             queues = [(one.topic, one.queue_id) for one in fetch.requests]
             wait.begin(queues, _deadline_s(fetch.wait_s))

@@ -31,7 +31,7 @@ OPEN_TIMEOUT_S: Final = 2.0
 """Bounds connecting and the handshake."""
 SMALL_ANSWER_BYTES: Final = 16 << 10
 """The size of a lane's own buffer. A longer answer gets one for itself."""
-PARTS_MAX: Final = 512
+SEND_PARTS_MAX: Final = 512
 """Parts that are handed to the kernel at a time, which takes 1024."""
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 _TIMEVAL: Final = struct.Struct("ll")
@@ -238,7 +238,7 @@ class Lane:
             except TimeoutError:
                 raise BlockingIOError from None
             return
-        sent = self._stream.sendmsg(parts[:PARTS_MAX])
+        sent = self._stream.sendmsg(parts[:SEND_PARTS_MAX])
         if sent == size:
             return
         left = [memoryview(part) for part in parts]
@@ -249,7 +249,7 @@ class Lane:
                 return
             left[0] = left[0][sent:]
             self._set_timeout(1, socket.SO_SNDTIMEO, deadline_s)
-            sent = self._stream.sendmsg(left[:PARTS_MAX])
+            sent = self._stream.sendmsg(left[:SEND_PARTS_MAX])
 
     def _set_timeout(self, index: int, option: int, deadline_s: float) -> None:
         """Bound the next read or write. BlockingIOError if the time is over."""

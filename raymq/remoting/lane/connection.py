@@ -13,11 +13,13 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane import handshake
+from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.buffers import BufferPool
 from raymq.remoting.lane.frames import (
     CHECKED_HEADER,
     FLAG_ERROR,
@@ -30,16 +32,14 @@ from raymq.remoting.lane.frames import (
     unpack_header,
 )
 from raymq.remoting.lane.handshake import HELLO_BYTES, REPLY_BYTES, VERSION, Verdict
+from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.turns import Turn
-
-if TYPE_CHECKING:
-    from raymq.remoting.lane.server import LaneServer
 
 logger = logging.getLogger(__name__)
 
 SMALL_FRAME_BYTES: Final = 64 << 10
 """The longest payload that is received into the shared buffer."""
-SCRATCH_BYTES: Final = SMALL_FRAME_BYTES + CHECKED_HEADER.size
+SHARED_BUFFER_BYTES: Final = SMALL_FRAME_BYTES + CHECKED_HEADER.size
 """The size of the buffer that all connections share."""
 PIPELINE_MAX: Final = 8
 """The most requests of a connection without an answer. It is not read while there are so many."""
@@ -49,7 +49,7 @@ STALL_TIMEOUT_S: Final = 5.0
 """How long a large frame may stand still, and how long a client may leave its answers unread."""
 FRAME_TIMEOUT_S: Final = 30.0
 """How long a large frame may take, from its turn to its last byte."""
-PARTS_MAX: Final = 64
+ANSWER_PARTS_MAX: Final = 64
 """Parts of an answer that are written without a copy."""
 
 _READ: Final = select.EPOLLIN
@@ -62,6 +62,27 @@ class Context(Protocol):
 
     def close(self) -> None:
         """The connection has ended."""
+
+
+class Host(Protocol):
+    """The server of a connection: the parts that all its connections share, and the decisions about them."""
+
+    label: str
+    address: LaneAddress
+    handlers: Mapping[int, Callable[[LaneRequest], None]]
+    bulk_kinds: frozenset[int]
+    frame_max_bytes: int
+    scratch: memoryview
+    buffers: BufferPool
+    unsent_bytes: int
+    loop: Loop
+
+    def admit(self, connection: Connection) -> bool: ...
+    def note_closed(self, connection: Connection) -> None: ...
+    def ask_turn(self, connection: Connection, size: int) -> Turn: ...
+    def finish_turn(self, connection: Connection) -> None: ...
+    def turn_wait_s(self) -> float: ...
+    def told(self, error: Exception, what: str) -> RaymqError: ...
 
 
 class Stream(Protocol):
@@ -155,7 +176,7 @@ class LaneRequest:
 class Connection:
     """One client's connection, from its handshake to its end."""
 
-    def __init__(self, server: LaneServer, stream: Stream, *, checked: bool) -> None:
+    def __init__(self, server: Host, stream: Stream, *, checked: bool) -> None:
         self.server = server
         self._stream, self._checked = stream, checked
         self._header_bytes = CHECKED_HEADER.size if checked else HEADER.size
@@ -167,7 +188,7 @@ class Connection:
         self._read: Callable[[], None] = self._read_handshake if self._tls is None else self._read_tls_handshake
         self._hello = handshake.make_hello()
         self._rest = b""
-        """What came of the next frame, or of the handshake."""
+        """The beginning of the next frame, or of the handshake."""
         self._large: memoryview | None = None
         """The buffer of a large frame under way."""
         self._large_fields: Fields = (0, 0, 0, 0, 0)
@@ -353,7 +374,7 @@ class Connection:
 
     def refuse_turn(self) -> None:
         """Throw the large frame away, because its turn would come late."""
-        wait_s = round(self.server.turns.wait_s(), 3)
+        wait_s = round(self.server.turn_wait_s(), 3)
         self._is_waiting = False
         self._refuse(
             SystemBusyError(
@@ -438,7 +459,7 @@ class Connection:
         try:
             if len(parts) == 1 and size < SMALL_FRAME_BYTES:
                 self._send((header + parts[0],), size)
-            elif len(parts) < PARTS_MAX:
+            elif len(parts) < ANSWER_PARTS_MAX:
                 self._send((header, *parts), size)
             else:
                 self._send((header + b"".join(parts),), size)
@@ -475,7 +496,7 @@ class Connection:
     def _flush(self) -> None:
         """Write what the socket takes of the answers that wait."""
         while self._out:
-            parts = [self._out[index] for index in range(min(len(self._out), PARTS_MAX))]
+            parts = [self._out[index] for index in range(min(len(self._out), ANSWER_PARTS_MAX))]
             try:
                 sent = self._stream.sendmsg(parts)
             except BlockingIOError:

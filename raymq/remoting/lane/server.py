@@ -21,7 +21,7 @@ from typing import Final
 from raymq.errors import RaymqError, ServiceNotAvailableError
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.buffers import BufferPool
-from raymq.remoting.lane.connection import SCRATCH_BYTES, Connection, Context, LaneRequest, Stream, TlsStream
+from raymq.remoting.lane.connection import SHARED_BUFFER_BYTES, Connection, Context, LaneRequest, Stream, TlsStream
 from raymq.remoting.lane.loop import Loop, Timer
 from raymq.remoting.lane.turns import LargeFrames, Turn
 
@@ -70,9 +70,10 @@ class LaneServer:
     ) -> None:
         """`label` is part of the socket's name. With `host`, an IP address of this node, the server also listens there,
         within TLS if `tls` is given. OSError when it cannot."""
-        self.label, self.handlers, self.bulk_kinds = label, dict(handlers), bulk_kinds
+        self.label, self.bulk_kinds = label, bulk_kinds
+        self.handlers: Mapping[int, Handler] = dict(handlers)
         self.frame_max_bytes = frame_max_bytes
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.scratch = memoryview(bytearray(SHARED_BUFFER_BYTES))
         """The buffer that all connections receive into."""
         self.buffers = BufferPool()
         self.turns: LargeFrames[Connection] = LargeFrames(LARGE_FRAMES_BYTES, longest_wait_s=LONGEST_TURN_WAIT_S)
@@ -225,6 +226,10 @@ class LaneServer:
         if turn is Turn.WAITING:
             self._look_after_turns()
         return turn
+
+    def turn_wait_s(self) -> float:
+        """The time in s that a large frame would wait for its turn now, about."""
+        return self.turns.wait_s()
 
     def finish_turn(self, connection: Connection) -> None:
         """Note that a connection's large frame is dealt with."""
