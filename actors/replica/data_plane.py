@@ -122,13 +122,14 @@ class Waiting:
     def _look_again(self) -> None:
         if not self.is_ended:
             self.is_woken = False  # before the look: what changes meanwhile wakes again
-            self._look(last=False)
+            self.try_look(last=False)
 
     def _time_is_over(self) -> None:
         if not self.is_ended:
-            self._look(last=True)
+            self.try_look(last=True)
 
-    def _look(self, *, last: bool) -> None:
+    def try_look(self, *, last: bool) -> None:
+        """Look, and answer with the error if that fails."""
         try:
             self.look(last=last)
         except Exception as error:
@@ -178,21 +179,30 @@ class WaitingFetch(Waiting):
             results = self._plane.source.fetch(self._requests, max_bytes=self._fetch.max_bytes, wait_s=0.0)
             if is_last or has_news(results):
                 answer = concluded(self._fetch.requests, results)
-                self.request.answer(*encode_fetched(answer), count=len(answer))
-                self._plane.server.loop.call_soon(self.end)
+                parts = encode_fetched(answer)
+                self._end_first()
+                self.request.answer(*parts, count=len(answer))
                 return
             self._requests = following(self._requests, results)
         except Exception as error:
+            self._end_first()
             self.request.fail(self.request.told(error, "a fetch"))
-            self._plane.server.loop.call_soon(self.end)
             return
         self._plane.server.loop.call_soon(self._note_looked)
+
+    def _end_first(self) -> None:
+        """Wait no more, before the answer is sent."""
+        loop = self._plane.server.loop
+        if loop.is_own_thread:
+            self.end()
+        else:
+            loop.call_soon(self.end)
 
     def _note_looked(self) -> None:
         self._is_looking = False
         if not self.is_ended and (self.is_woken or self._is_last):
             self.is_woken = False
-            self._look(last=self._is_last)
+            self.try_look(last=self._is_last)
 
 
 class DataPlane:
@@ -324,10 +334,10 @@ class DataPlane:
             earlier.end()
             earlier.request.drop()
         wait = WaitingForEnds(self, request, positions)
-        wait.look(last=wait_s <= 0)
+        wait.try_look(last=wait_s <= 0)
         if not wait.is_ended:
             wait.begin([(topic, queue_id) for topic, queue_id, _ in positions], _deadline_s(wait_s))
-            wait.look(last=False)  # it may have changed before it was waited for
+            wait.try_look(last=False)  # it may have changed before it was waited for
 
     def _fetch(self, request: LaneRequest) -> None:
         fetch = decode_fetch(request.payload, request.count)
@@ -338,7 +348,7 @@ class DataPlane:
         if fetch.wait_s > 0:
             queues = [(one.topic, one.queue_id) for one in fetch.requests]
             wait.begin(queues, _deadline_s(fetch.wait_s))
-        wait.look(last=fetch.wait_s <= 0)
+        wait.try_look(last=fetch.wait_s <= 0)
 
 
 def _deadline_s(wait_s: float) -> float:

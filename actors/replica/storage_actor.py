@@ -52,6 +52,7 @@ from raymq.protocol.store import (
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import rays_tls
 from raymq.remoting.lane.frames import PAYLOAD_MAX
+from raymq.remoting.lane.server import allow_descriptors
 from raymq.remoting.storage_client import StorageDescription
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
@@ -116,6 +117,7 @@ class Storage:
     def _open_lanes(self) -> DataPlane:
         source = self._store if self._replica is None else self._replica
         assert source is not None
+        allow_descriptors()
         longest = max(self._settings.max_append_bytes, self._settings.max_message_size_bytes)
         plane = partial(
             DataPlane,

@@ -222,6 +222,9 @@ def decode_results(payload: Buffer, count: int) -> list[AppendResult]:
         rows = [_RESULT.unpack_from(payload, index * _RESULT.size) for index in range(count)]
         results, at = [], count * _RESULT.size
         for status, flags, number, queue_offset, physical_offset, store_ms in rows:
+            if not flags:
+                results.append(AppendResult(_STATUSES[status], queue_offset, physical_offset, store_ms))
+                continue
             lists: list[tuple[int, ...] | None] = []
             for flag in (_PHYSICAL_OFFSETS, _QUEUE_OFFSETS):
                 offsets = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import select
 import socket
@@ -40,6 +41,8 @@ ACCEPT_PAUSE_S: Final = 0.1
 ACCEPTS_MAX: Final = 16
 """The most connections accepted in one turn."""
 BACKLOG: Final = 512
+DESCRIPTORS_MAX: Final = 65_536
+"""The limit of open files that a server process asks for."""
 FRAME_MAX_BYTES: Final = 64 << 20
 """The longest payload, unless a server says otherwise."""
 LARGE_FRAMES_BYTES: Final = 64 << 20
@@ -251,6 +254,14 @@ class LaneServer:
             if not connection.is_closed:
                 connection.refuse_turn()
         self._look_after_turns()
+
+
+def allow_descriptors() -> None:
+    """Let this process open as many files as its hard limit allows, up to DESCRIPTORS_MAX: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _listen(family: int, address: str | tuple[str, int]) -> socket.socket:

@@ -15,6 +15,7 @@ from raymq.errors import (
     ClientStateError,
     InvalidArgumentError,
     MessageIllegalError,
+    NotMasterError,
     ServiceNotAvailableError,
     StoreNotWritableError,
     SystemBusyError,
@@ -482,3 +483,25 @@ def test_from_another_node_nothing_is_watched(double, monkeypatch):
     where = description(actor.lanes.address, node_id="elsewhere")
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor({"describe": lambda: where}))
     assert StorageClient("storage-a-0", "here").open_watch() is None
+
+
+def test_a_wait_that_fails_is_told_and_leaves_nothing_behind(watched, monkeypatch):
+    """The role changes between the two looks of a question."""
+    actor, client = watched
+    ends, looks = actor.store.ends, []
+
+    def fail_at_second(positions):
+        looks.append(positions)
+        if len(looks) == 2:
+            raise NotMasterError("a", 3)
+        return ends(positions)
+
+    monkeypatch.setattr(actor.store, "ends", fail_at_second)
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)
+    with pytest.raises(NotMasterError):
+        answer_of(watch)
+    assert len(actor.store.polls) == 0
+    watch.ask([FetchRequest("orders", 0, 0, 1)], 0.0)
+    assert answer_of(watch) == [QueueEnds(0, 0)]
+    watch.close()

@@ -406,7 +406,7 @@ def test_large_frames_wait_for_their_turn_and_all_come_through(monkeypatch, way)
         for thread in threads:
             thread.join(WAIT_S)
         assert sorted(answers) == [bytes([n]) * 700_000 for n in range(8)]
-        assert len(server.turns) == 0
+        eventually(lambda: not len(server.turns), "all turns are given back")
         assert server.turns.granted_bytes == server.turns.waiting_bytes == 0
     finally:
         for lane in lanes:
@@ -503,3 +503,16 @@ def test_more_requests_than_a_connection_may_have_without_an_answer_wait_in_the_
         late[number].answer(b"")
     opened._correlation = count - 1
     assert bytes(opened.receive(float("inf")).payload) == b""
+
+
+def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 900), hard))
+    try:
+        lane_server.allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, lane_server.DESCRIPTORS_MAX), hard)
+        monkeypatch.setattr(lane_server, "DESCRIPTORS_MAX", 100)
+        lane_server.allow_descriptors()  # never fewer than there are
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
