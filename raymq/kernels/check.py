@@ -56,7 +56,7 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
         magic, topic_text = topic_part(batch.topic)
     except IllegalNameError as error:
         raise MessageIllegalError(str(error)) from None
-    if count == 1 and sizes[0] == len(records):
+    if count == 1 and sizes.item(0) == len(records):
         facts = _facts_of_one(records, batch.queue_id, magic, topic_text)
         if facts is not None:
             return facts
@@ -75,7 +75,7 @@ def _facts_of_alike(batch: EncodedBatch, magic: int, topic_text: bytes) -> Batch
     """`validate_batch` for records that have the lengths of the first: their fields are columns of one table, and
     nothing is gathered. None when the first is not legal, or others differ."""
     sizes, data = batch.sizes, batch.records
-    count, size = len(sizes), int(sizes[0])
+    count, size = len(sizes), sizes.item(0)
     if size * count != len(data) or sizes.tobytes() != sizes[:1].tobytes() * count:
         return None
     first = _facts_of_one(data[:size], batch.queue_id, magic, topic_text)

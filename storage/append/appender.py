@@ -159,7 +159,7 @@ class Appender:
             queue_offset, physical_offset = queue.next_offset, log.end_offset
             if log.write_record(batch.records, size, queue_offset, store_ms, self.store_host):
                 self.last_record_offset = physical_offset
-                queue.append_unit(physical_offset, size, int(batch.tag_codes[0]))
+                queue.append_unit(physical_offset, size, batch.tag_codes.item(0))
                 self._visibility.add(physical_offset + size, queue, queue_offset + 1)
                 if producer is not None:
                     self._dedup.record_messages(producer, topic, queue_id, 1, queue_offset)
