@@ -35,8 +35,11 @@ RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 """The most that a record may have beside a body of the size limit."""
 BUSY_MAX_MS: Final = 10_000_000
 """RocketMQ's bound: an append that takes longer does not count as a busy disk."""
+_INNER: Final = b"INNER_"
+"""Begins both of the names below."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
 _MULTI_OFFSETS: Final = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
+_SPECIAL_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_TRANSACTION_MASK
 
 
 class PutMessageStatus(Enum):
@@ -135,31 +138,41 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
 
     `max_message_size_bytes` limits a body, `record_max_bytes` a record: it has to fit into a file.
     """
-    if facts.sys_flags & SYS_FLAG_INNER_BATCH or _INNER_NUM in facts.first_properties:
+    messages, longest_record, longest_body, longest_properties, sys_flags, first_properties, _ = facts
+    if sys_flags & _SPECIAL_FLAGS or _INNER in first_properties:
+        refused = _refuse_special(messages, sys_flags, first_properties)
+        if refused is not None:
+            return refused
+    if longest_properties > MAX_PROPERTIES_BYTES:
+        return refusal(
+            PutMessageStatus.PROPERTIES_SIZE_EXCEEDED,
+            f"properties of {longest_properties} bytes exceed the limit of {MAX_PROPERTIES_BYTES} bytes",
+        )
+    if longest_record > record_max_bytes:
+        return refusal(
+            PutMessageStatus.MESSAGE_ILLEGAL,
+            f"a record of {longest_record} bytes exceeds this store's limit of {record_max_bytes}",
+        )
+    if longest_body > max_message_size_bytes:
+        return refusal(
+            PutMessageStatus.MESSAGE_ILLEGAL,
+            f"a body of {longest_body} bytes exceeds this store's limit of {max_message_size_bytes}",
+        )
+    return None
+
+
+def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> Refusal | None:
+    """`refuse_batch` for records of a transaction, inner batches, and those that name offsets in other queues."""
+    if sys_flags & SYS_FLAG_INNER_BATCH or _INNER_NUM in first_properties:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches are read here, but not taken")
-    if _MULTI_OFFSETS in facts.first_properties:
+    if _MULTI_OFFSETS in first_properties:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a message's offsets in other queues are the store's to set")
-    if facts.messages > 1 and facts.sys_flags & SYS_FLAG_TRANSACTION_MASK:
+    if messages > 1 and sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "messages of a transaction cannot be sent in a batch")
-    if facts.sys_flags & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK):
+    if sys_flags & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK):
         return refusal(
             PutMessageStatus.MESSAGE_ILLEGAL,
             "a record that is marked as prepared or rolled back is in no queue, and its offset would be lost",
-        )
-    if facts.longest_properties > MAX_PROPERTIES_BYTES:
-        return refusal(
-            PutMessageStatus.PROPERTIES_SIZE_EXCEEDED,
-            f"properties of {facts.longest_properties} bytes exceed the limit of {MAX_PROPERTIES_BYTES} bytes",
-        )
-    if facts.longest_record > record_max_bytes:
-        return refusal(
-            PutMessageStatus.MESSAGE_ILLEGAL,
-            f"a record of {facts.longest_record} bytes exceeds this store's limit of {record_max_bytes}",
-        )
-    if facts.longest_body > max_message_size_bytes:
-        return refusal(
-            PutMessageStatus.MESSAGE_ILLEGAL,
-            f"a body of {facts.longest_body} bytes exceeds this store's limit of {max_message_size_bytes}",
         )
     return None
 
