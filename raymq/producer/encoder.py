@@ -47,7 +47,7 @@ _NO_CODES: Final = np.zeros(_FEW, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _QueueLayout:
-    """What all records of a producer in one queue have in common."""
+    """The fields that all records of a producer in one queue have in common."""
 
     magic: int
     topic_text: bytes

@@ -62,7 +62,7 @@ from raymq.producer.queue_selector import (
     QueueTurns,
     select_queue_by_hash,
 )
-from raymq.producer.send_batch import SEALED, QueueSends, SendBatch
+from raymq.producer.send_batch import SEALED, QueueSends, SendBatch, SendRequest
 from raymq.producer.send_state import closed_error
 from raymq.producer.sender import Pauses, Sender, SenderContext, Target, in_sender
 from raymq.producer.settings import ProducerSettings
@@ -83,29 +83,6 @@ _JOIN_TIMEOUT_SHARE: Final = 1 / 64
 
 _KEY_QUEUES_VALID_S: Final = 0.1
 """Time for which the queues of a topic's sharding keys are not asked for again."""
-
-
-class SendRequest(Struct, eq=False):
-    """Messages of one topic that are sent by one call. `together`: they must stay in one queue.
-
-    `plain`: none has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for them, in
-    `generation`. `before_end` is called for parts of them before they end (Completion); None if nobody wants to know.
-    """
-
-    messages: Sequence[Message]
-    destination: Destination
-    timeout_s: float
-    deadline_s: float
-    together: bool
-    plain: bool
-    cost_bytes: int
-    generation: int
-    before_end: BeforeEnd | None = None
-
-    @property
-    def movable(self) -> bool:
-        """True if the messages asked for no order."""
-        return not self.destination.fixed and not self.together
 
 
 class _Placed(Struct, eq=False):

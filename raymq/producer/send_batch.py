@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import Message, MessageQueue
-from raymq.producer.completion import Acknowledged, Completion, Outcome
+from raymq.producer.completion import Acknowledged, BeforeEnd, Completion, Outcome
+from raymq.producer.queue_selector import Destination
 from raymq.protocol.store import AppendResult
 from raymq.record.encode import EncodedBatch
 
@@ -46,8 +47,31 @@ class Stage(Enum):
     ENDED = "ENDED"
 
 
+class SendRequest(Struct, eq=False):
+    """Messages of one topic that are sent by one call. `together`: they must stay in one queue.
+
+    `plain`: none has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for them, in
+    `generation`. `before_end` is called for parts of them before they end (Completion); None if nobody wants to know.
+    """
+
+    messages: Sequence[Message]
+    destination: Destination
+    timeout_s: float
+    deadline_s: float
+    together: bool
+    plain: bool
+    cost_bytes: int
+    generation: int
+    before_end: BeforeEnd | None = None
+
+    @property
+    def movable(self) -> bool:
+        """True if the messages asked for no order."""
+        return not self.destination.fixed and not self.together
+
+
 class QueueSends(Struct, eq=False):
-    """What a producer's sender knows of one queue that stores messages.
+    """The sends of a producer to one queue that stores messages.
 
     `waiting`: batches that wait, oldest first. `busy`: a flight of the queue is under way, or is to be repeated.
     `next_sequence`: never used yet. `layout`: what the encoder keeps of the queue.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,10 @@ from raymq.message import Message, MessageQueue, SendStatus
 from raymq.producer.buffer_pool import BufferPool
 from raymq.producer.completion import Acknowledged, BeforeEnd, Outcome
 from raymq.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination
+from raymq.producer.send_batch import SendRequest
 from raymq.producer.settings import ProducerSettings
 from raymq.producer.table_rows import Mask, TableRows
 from raymq.protocol.route import TopicRoute
-
-if TYPE_CHECKING:
-    from raymq.producer.producer import SendRequest
 
 TABLE_SLICE_ROWS: Final = 4096
 """Rows of a table that are read at a time, and the most that go to one queue in its turn."""
