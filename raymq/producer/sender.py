@@ -168,7 +168,8 @@ class Sender:
         flight: Flight | None = None
         try:
             flight = Flight.of(batch.sends, [batch], self._encoded(batch.sends, [batch], description))
-            [result] = self._append([flight.encoded], storage, flight.deadline_s)
+            attempt_s = min(self._context.attempt_timeout_s, max(batch.timeout_s, 0.1))
+            [result] = self._append([flight.encoded], storage, attempt_s)
             flight.store_host = description.store_host
             if self._context.retry_when_not_store_ok and result.status is not SendStatus.SEND_OK:
                 self._settle(flight, result)
@@ -294,7 +295,8 @@ class Sender:
 
     def _attempt(self, attempt: Attempt, storage: StorageClient, description: StorageDescription) -> None:
         try:
-            results = self._append([flight.encoded for flight in attempt.flights], storage, attempt.deadline_s)
+            batches = [flight.encoded for flight in attempt.flights]
+            results = self._append(batches, storage, self._attempt_s(attempt.deadline_s))
         except RaymqError as error:
             self._fail(attempt, error)
             return
@@ -348,8 +350,7 @@ class Sender:
                 self._context.encoder.check_sizes(batch.messages, limit)
         return self._context.encoder.encode(sends, batches)
 
-    def _append(self, batches: list[EncodedBatch], storage: StorageClient, deadline_s: float) -> list[AppendResult]:
-        attempt_s = self._attempt_s(deadline_s)
+    def _append(self, batches: list[EncodedBatch], storage: StorageClient, attempt_s: float) -> list[AppendResult]:
         started_s = self._context.clock()
         results = storage.append([_shipped(batch) for batch in batches], attempt_s)
         now_s = self._context.clock()
