@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -180,6 +181,12 @@ def text_array(texts: Sequence[str | None]) -> pa.Array:
     absent = np.fromiter((text is None for text in texts), np.bool_, len(texts))
     _, offsets, data = column.array().buffers()
     return pa.Array.from_buffers(pa.string(), len(texts), [_validity(absent), offsets, data])
+
+
+@lru_cache(maxsize=256)
+def text_scalar(text: str) -> pa.Scalar:
+    """A text as an Arrow scalar."""
+    return text_array([text])[0]
 
 
 def numbers_of(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[Any]:

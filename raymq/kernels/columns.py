@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
-from raymq.kernels.byte_column import ByteColumn, int_array, mask_of, numbers_of, text_array
+from raymq.kernels.byte_column import ByteColumn, int_array, mask_of, numbers_of, text_array, text_scalar
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.kernels.templates import INLINE_MAX, find_templates
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
@@ -56,7 +56,7 @@ _BODY_INDEX: Final = SCHEMA.get_field_index("body")
 _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in _BODY_TYPES.items()}
 _OWN_BUFFER_BYTES: Final = 1 << 30
 """About the most bytes of decompressed bodies in one buffer."""
-_NO_TEXT: Final = text_array([""])[0]
+_NO_TEXT: Final = text_scalar("")
 
 
 def decode_columns(
@@ -94,7 +94,7 @@ def decode_columns(
         message_id = pc.coalesce(message_id, _offset_ids(data, fields, message_id.is_null()))
     columns = [
         topic,
-        pa.repeat(text_array([broker_name])[0], rows),
+        pa.repeat(text_scalar(broker_name), rows),
         int_array(fields.head["queue_id"].astype(np.int32)),
         int_array(fields.head["queue_offset"].astype(np.int64)),
         properties.column(PROPERTY_TAGS),
@@ -130,7 +130,7 @@ def _decode_by_templates(
             return None
         columns = [
             records.topics(),
-            pa.repeat(text_array([broker_name])[0], len(starts)),
+            pa.repeat(text_scalar(broker_name), len(starts)),
             int_array(records.head["queue_id"]),
             int_array(records.head["queue_offset"]),
             records.column(PROPERTY_TAGS),
@@ -204,7 +204,7 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
         if len(at) and size[0] and (size == size[0]).all():
             texts = windows(data, int(size[0]))[at]
             if (texts == texts[0]).all():
-                return pa.repeat(text_array([texts[0].tobytes().decode()])[0], len(at))
+                return pa.repeat(text_scalar(texts[0].tobytes().decode()), len(at))
         return _slices(data, at, size).cast(pa.binary()).cast(pa.string())
     except (UnicodeDecodeError, pa.ArrowInvalid):
         return None

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raymq.kernels.byte_column import int_array, text_array
+from raymq.kernels.byte_column import int_array, text_array, text_scalar
 from raymq.kernels.fields import Bytes, Ints
 from raymq.record import layout
 from raymq.record.layout import windows
@@ -86,7 +86,7 @@ class TemplatedRecords:
         """The topic of each record."""
         names = [template.topic for template in self._templates]
         if len(set(names)) <= 1:
-            return pa.repeat(text_array(names[:1])[0], len(self.body_at))
+            return pa.repeat(text_scalar(names[0]), len(self.body_at))
         # Several topics: a dictionary of them, and the code of each record's.
         codes = np.zeros(len(self.body_at), np.int32)
         for code, template in enumerate(self._templates):
