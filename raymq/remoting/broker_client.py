@@ -99,9 +99,8 @@ class BrokerClient:
                 self.drop_lanes()
                 raise ServiceNotAvailableError(f"the lane to {self.name} broke during {method} ({error!r})") from error
             finally:
-                if lane is not None and not lane.closed:
-                    with self._lock:
-                        self._idle.append(lane)
+                if lane is not None:
+                    self._give_back(lane, address)
                 self._lanes.release()
         try:
             return self._actor.call(method, *args, timeout_s=left_s(deadline_s))
@@ -131,6 +130,14 @@ class BrokerClient:
                 self._closed_lane = address, time.monotonic() + LANE_PAUSE_S
             self.drop_lanes()
             return None
+
+    def _give_back(self, lane: Lane, address: LaneAddress) -> None:
+        """Keep a lane for the next call, or close it if the lanes were dropped meanwhile."""
+        with self._lock:
+            if not lane.closed and self._address == address:
+                self._idle.append(lane)
+                return
+        lane.close()
 
     def drop_lanes(self) -> None:
         """Drop the address and the idle lanes. The next call opens new ones."""

@@ -309,3 +309,17 @@ def test_the_clients_of_a_process_are_shared_until_they_are_closed(broker, monke
     commit(one, 0, 2)  # as a consumer does that outlives its client
     one.drop_lanes()
     assert actor.calls == ["describe", "describe"]
+
+
+def test_a_lane_whose_call_ends_after_its_client_was_closed_is_closed(broker, monkeypatch):
+    client, _ = client_of(broker, "unix", monkeypatch)
+    gate = Gate()
+    broker.send.before = gate
+    with ThreadPoolExecutor(1) as threads:
+        under_way = threads.submit(commit, client, 0, 1)
+        gate.wait()
+        client.drop_lanes()
+        broker.send.before = lambda: None
+        gate.open()
+        under_way.result(WAIT_S)
+    eventually(lambda: broker.lane._server.connections == 0, "the lane to be closed", WAIT_S)
