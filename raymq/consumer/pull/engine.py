@@ -389,11 +389,11 @@ class PullEngine:
         with self._lock:
             self._losses.pop(queue, None)
             self._unraised.discard(queue)
-            self._core.fetched(queue, offset, fetched)
-        self._in_place.take_up([queue])
+            news = self._core.fetched(queue, offset, fetched) and fetched.count > 0
         if self._in_place.is_to_be_found_again(queue):
             self._fetcher.find_again(queue)
-        self.on_wakeup()
+        if self._in_place.take_up([queue]) or news:
+            self.on_wakeup()
 
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
         told = DataLossError(

@@ -145,10 +145,10 @@ class InPlaceReader:
         with self._open_lock:
             again_s = self._not_before_s.get(name)
         with self._lock:
-            if store is None:
+            if store is None or self._stores.get(name) is not store:  # its watch may have ended meanwhile
                 self._store_of.pop(queue, None)
-                if again_s is not None:
-                    self._retried_s[queue] = again_s
+                if again_s is not None or store is not None:
+                    self._retried_s[queue] = again_s or time.monotonic()
                 self._core.read_by_fetches(queue)
                 return False
             self._store_of[queue] = store
@@ -165,12 +165,14 @@ class InPlaceReader:
                 del self._retried_s[queue]
             return due
 
-    def take_up(self, queues: Sequence[MessageQueue]) -> None:
-        """Read those of these queues in place whose storage actor is known to be on this node."""
+    def take_up(self, queues: Sequence[MessageQueue]) -> bool:
+        """Read those of these queues in place whose storage actor is known to be on this node. True if there are
+        any."""
         with self._lock:
-            for queue in queues:
-                if queue in self._store_of and queue not in self._with_batches:
-                    self._core.read_in_place(queue)
+            known = [queue for queue in queues if queue in self._store_of and queue not in self._with_batches]
+            for queue in known:
+                self._core.read_in_place(queue)
+        return bool(known)
 
     def _open(self, name: str) -> _MappedStore | None:
         with self._open_lock:
@@ -211,9 +213,8 @@ class InPlaceReader:
         with self._lock:
             if self._core.has_unread:
                 return 0.0
-        return max(
-            0.0, min((store.deadline_s for store in self._all() if store.asked), default=60.0) - time.monotonic()
-        )
+        now_s = time.monotonic()
+        return max(0.0, min((store.deadline_s - now_s for store in self._all() if store.asked), default=WATCH_WAIT_S))
 
     def look(self) -> None:
         """Take the answers that are there, and ask for news behind what is known."""

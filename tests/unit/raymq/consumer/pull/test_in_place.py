@@ -130,6 +130,20 @@ def test_an_idle_consumer_asks_once_and_polls_wait_for_the_answer(consume, store
     assert found == [b"5"]
 
 
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_poll_that_has_nothing_to_look_at_waits(consume, storages, monkeypatch, where):
+    if where == "elsewhere":
+        monkeypatch.setattr(here(storages), "reader", lambda: None)
+    consumer = consume(Q0)
+    poll(consumer, 5)
+    looks = []
+    peek = consumer._engine.peek
+    monkeypatch.setattr(consumer._engine, "peek", lambda count: looks.append(count) or peek(count))
+    assert consumer.poll(timeout_s=0.3) == []
+    assert len(looks) < 100
+    assert consumer._engine.wait_max_s() > 1.0
+
+
 @pytest.mark.parametrize("change", ["seek", "resume", "assign"])
 def test_a_poll_that_waits_notices_what_other_threads_change(consume, store, change):
     store.append([make_batch([b"a"], queue_id=1)])
@@ -307,6 +321,22 @@ def test_a_watch_that_does_not_answer_in_time_is_replaced(consume, store, storag
     eventually(lambda: consumer.poll(timeout_s=0.05) == [] and len(here(storages).watches) > 1, "another", WAIT_S)
     store.append([make_batch([b"5"])])
     assert poll(consumer, 1) == [b"5"]
+
+
+def test_a_watch_that_ends_while_its_queue_is_found_does_not_leave_the_queue_unread(consume, store, storages):
+    consumer = consume(Q0)
+    poll(consumer, 5)
+    reader = consumer._engine._in_place
+    [(name, ended)] = reader._stores.items()
+    usual = reader._open
+    reader._open = lambda name: ended  # as it was before the polling thread has noticed
+    here(storages).watches[0].cut()
+    store.append([make_batch([b"5"])])
+    eventually(lambda: consumer.poll(timeout_s=0.01) or reader._stores.get(name) is not ended, "the end", WAIT_S)
+    assert not reader.found(Q0, name)
+    reader._open = usual
+    store.append([make_batch([b"6"])])
+    eventually(lambda: consumer.poll(timeout_s=0.01) and consumer.position(Q0) == 7, "the last message", WAIT_S)
 
 
 def test_closing_ends_a_poll_and_the_watch(consume, storages):
