@@ -44,11 +44,11 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "unregister_client": None,
 }
 """The methods that a broker's lane serves, with the types of their results."""
-LANES_MAX: Final = 16
+BROKER_LANES_MAX: Final = 16
 """The most lanes that a client has open to one broker; further calls are actor methods."""
-DESCRIBE_TIMEOUT_S: Final = 5.0
+BROKER_DESCRIBE_TIMEOUT_S: Final = 5.0
 """Bounds the call that asks a broker for its description."""
-LANE_PAUSE_S: Final = 1.0
+BROKER_LANE_PAUSE_S: Final = 1.0
 """The pause after a lane could not be opened, in which calls are actor methods."""
 _LANE_LOST: Final = (EOFError, OSError)
 """Errors of a lane that broke. With LaneRefusedError: of one that could not be opened."""
@@ -74,7 +74,7 @@ class BrokerClient:
         self._lock = threading.Lock()
         self._address: LaneAddress | None = None
         self._idle: list[Lane] = []
-        self._lanes = threading.BoundedSemaphore(LANES_MAX)
+        self._lanes = threading.BoundedSemaphore(BROKER_LANES_MAX)
         self._closed_lane: tuple[LaneAddress, float] | None = None
         """The address at which no lane could be opened, and when to try again."""
 
@@ -85,7 +85,7 @@ class BrokerClient:
             return self._actor.call(method, *args, timeout_s=timeout_s)
         # The steps share one deadline: if the broker stands still, each would otherwise wait for the whole timeout.
         deadline_s = time.monotonic() + timeout_s
-        address = self._address or self._describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
+        address = self._address or self._describe(min(timeout_s, BROKER_DESCRIBE_TIMEOUT_S))
         if self._lanes.acquire(blocking=False):
             lane = None
             try:
@@ -127,7 +127,7 @@ class BrokerClient:
         except (*_LANE_LOST, LaneRefusedError) as error:
             logger.info("no lane to %s can be opened, so calls are actor methods: %r", self.name, error)
             with self._lock:
-                self._closed_lane = address, time.monotonic() + LANE_PAUSE_S
+                self._closed_lane = address, time.monotonic() + BROKER_LANE_PAUSE_S
             self.drop_lanes()
             return None
 

@@ -276,7 +276,7 @@ def test_a_client_finds_the_lane_of_a_broker_that_was_restarted(broker, lane_cli
 
 
 def test_more_calls_at_a_time_than_lanes_are_actor_methods(broker, monkeypatch):
-    monkeypatch.setattr(module, "LANES_MAX", 1)
+    monkeypatch.setattr(module, "BROKER_LANES_MAX", 1)
     client, actor = client_of(broker, "unix", monkeypatch)
     gate = Gate()
     broker.send.before = gate
