@@ -335,10 +335,11 @@ class StateLog:
             taken.extendleft(reversed(decided))
             self._alone = len(decided)
             return
-        others = list(taken) if retryable else []
-        for pending in others:
-            taken.remove(pending)
-        for pending in decided + others:
+        failed = list(decided)
+        if retryable or not decided:  # what failed concerns them all: the store, or the mark
+            failed += taken
+            taken.clear()
+        for pending in failed:
             pending.error = _copy_of(error)
             pending.answer()
 

@@ -18,6 +18,7 @@ from actors.core.broker.snapshot import GROUPS_FILE, POSITION_FILE, TOPICS_FILE
 from actors.core.broker.state import STATE_TOPIC, BrokerState, encode_change
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.errors import (
+    ClientStateError,
     MessageIllegalError,
     NotMasterError,
     RequestTimeoutError,
@@ -552,3 +553,12 @@ def test_a_log_that_is_closed_carries_out_what_waits_and_takes_no_more(scene: Sc
     assert waiting.result(WAIT_S)
     with pytest.raises(ServiceNotAvailableError, match="is being stopped"):
         scene.log.submit(group("i"))
+
+
+def test_a_mark_that_the_store_refuses_for_good_fails_the_changes_that_need_it(scene: Scene) -> None:
+    """The state was just read, so a mark comes first."""
+    scene.send.refused[b"mark"] = ClientStateError("fenced")
+    futures = [scene.log.submit(group(name)) for name in ("g", "h")]
+    assert {type(future.exception(WAIT_S)) for future in futures} == {ClientStateError}
+    scene.send.refused.clear()
+    assert scene.make_group("g")
