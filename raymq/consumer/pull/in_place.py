@@ -18,6 +18,7 @@ import math
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -131,6 +132,8 @@ class InPlaceReader:
         """The time before which no watch of a storage actor is opened, for those that could be on this node."""
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
+        self._finds: Counter[MessageQueue] = Counter()
+        """How often `found` was called for each queue."""
         self._retried_s: dict[MessageQueue, float] = {}
         """The time at which it is to be tried again to read a queue in place, for those that could be."""
         self._with_batches: set[MessageQueue] = set()
@@ -145,6 +148,7 @@ class InPlaceReader:
         with self._open_lock:
             again_s = self._not_before_s.get(name)
         with self._lock:
+            self._finds[queue] += 1
             if store is None or self._stores.get(name) is not store:  # its watch may have ended meanwhile
                 self._store_of.pop(queue, None)
                 if again_s is not None or store is not None:
@@ -296,8 +300,15 @@ class InPlaceReader:
         if strange:
             self._read_by_fetches(strange)
         for queue, _, known in told:
-            if self._replaced(queue, store.name, known.pull_from):
-                with self._lock:
+            self._follow(store, queue, known.pull_from)
+
+    def _follow(self, store: _MappedStore, queue: MessageQueue, pull_from: str) -> None:
+        """Read a queue no more from this store if the storage actor to read is found anew."""
+        with self._lock:
+            finds = self._finds[queue]
+        if self._replaced(queue, store.name, pull_from):
+            with self._lock:
+                if self._finds[queue] == finds:  # else it has been found already
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
 

@@ -14,7 +14,7 @@ from raymq.consumer.pull import engine as pull_engine, in_place
 from raymq.consumer.pull.consumer import PullConsumer
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.settings import PullSettings
-from raymq.errors import ServiceNotAvailableError, StoreCorruptError
+from raymq.errors import DataLossError, ServiceNotAvailableError, StoreCorruptError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, QueueOffset
 from raymq.protocol.route import BrokerData, TopicRoute
@@ -231,6 +231,22 @@ def test_a_slave_that_the_master_names_is_read_in_its_place(consume, store, stor
     assert here(storages, "storage-a-1").watches[0].asks
 
 
+def test_a_queue_that_is_found_before_it_is_given_up_stays_where_it_was_found(consume, store, storages):
+    """The thread that finds storage actors may be quicker than the one that polls."""
+    consumer = consume(Q0)
+    poll(consumer, 5)
+    reader = consumer._engine._in_place
+    other = MappedStorage(store)
+    storages["storage-a-1"] = other
+    reader._replaced = lambda queue, name, pull_from: name == "storage-a-0" and reader.found(queue, "storage-a-1")
+    store.append([make_batch([b"5"])])
+    assert poll(consumer, 1) == [b"5"]
+    store.append([make_batch([b"6"])])
+    assert poll(consumer, 1) == [b"6"]
+    assert other.watches[0].asks
+    assert here(storages).fetched == other.fetched == []
+
+
 def test_tags_are_compared_by_code_and_then_by_text(consume, store, storages):
     store.append([make_batch([b"collides"], tags="BBBB"), make_batch([b"wanted"], tags="AaAa"), make_batch([b"none"])])
     consumer = consume(Q0, expression="AaAa")
@@ -310,6 +326,24 @@ def test_a_queue_with_more_than_a_poll_takes_does_not_hide_the_others(consume, s
         if b"the other" in bodies:
             break
         assert bodies, "the other queue's message does not come"
+
+
+def test_a_queue_of_inner_batches_is_fetched_and_looked_for_in_the_files_once(consume, store, storages, monkeypatch):
+    """Its records hold many messages each, and have no units; the store splits them."""
+    looks = []
+
+    def lacks(request, end, max_bytes):
+        looks.append(request)
+        raise DataLossError("no units")
+
+    reader = here(storages).reader()
+    monkeypatch.setattr(reader, "find", lacks)
+    monkeypatch.setattr(reader, "has_batches", lambda topic, queue_id: True)
+    consumer = consume(Q0)
+    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    store.append([make_batch([b"5"])])
+    assert poll(consumer, 1) == [b"5"]
+    assert len(looks) == 1
 
 
 def test_a_watch_that_does_not_answer_in_time_is_replaced(consume, store, storages, monkeypatch):
