@@ -78,6 +78,7 @@ class RunningInstance:
         self.listener = listener
         self._instance = instance
         self._pull: ActorRef | None = None
+        self._begun = False
 
     @property
     def name(self) -> str:
@@ -85,6 +86,7 @@ class RunningInstance:
 
     def wait_running(self, timeout_s: float) -> None:
         """Have a Pull actor host the instance; RequestTimeoutError if none does in time."""
+        self._begun = True
         deadline_s = time.monotonic() + timeout_s
         while self._pull is None:
             if time.monotonic() > deadline_s:
@@ -96,12 +98,11 @@ class RunningInstance:
         instance now: so this is tried for `timeout_s`, and must be safe to repeat."""
 
         def attempt(left_s: float) -> Any:
-            if self._pull is None:
-                self._look()
-            if self._pull is None:
+            pull = self._pull or self._look()
+            if pull is None:
                 raise ServiceNotAvailableError(f"no Pull actor hosts {self.name} at the moment")
             try:
-                return self._pull.call(method, self.name, *args, timeout_s=left_s)
+                return pull.call(method, self.name, *args, timeout_s=left_s)
             except RaymqError:
                 self._pull = None
                 raise
@@ -112,7 +113,9 @@ class RunningInstance:
         """End the instance; returns why it could not finish, empty if it did."""
         deadline_s = time.monotonic() + timeout_s
         try:
-            while not self.call("stop", self._instance.key, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S):
+            while self._begun and not self.call(
+                "stop", self._instance.key, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S
+            ):
                 if time.monotonic() > deadline_s:
                     return f"{self.name} did not finish within {timeout_s:g} s"
         except RaymqError as error:
@@ -121,9 +124,10 @@ class RunningInstance:
             ray.kill(self.listener, no_restart=True)
         return ""
 
-    def _look(self) -> None:
+    def _look(self) -> ActorRef | None:
         name = resolve(self.listener.hosted_by.remote(LOOK_WAIT_S), f"the listener of {self.name}", LISTENER_TIMEOUT_S)
         self._pull = ActorRef(name) if name else None
+        return self._pull
 
 
 class PushSubscription:
