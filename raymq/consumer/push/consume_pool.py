@@ -76,8 +76,8 @@ class ConsumeRequest:
         """The request that this one is the follower of."""
         self._reported = 0
         """The number of entries of `ended` in reports so far."""
-        self._left = set(range(len(calls)))
-        """The calls that no report has named as ended."""
+        self._left: set[int] | None = None
+        """The calls that no report has named as ended; None before the first report that leaves some."""
 
     def messages_of(self, index: int) -> range:
         """The indices in the task of the messages a call is about."""
@@ -94,10 +94,17 @@ class ConsumeRequest:
         done = self.done.is_set()
         new = self.ended[self._reported :]
         self._reported += len(new)
-        self._left.difference_update(new)
         failures = tuple([self.failures[index] for index in new if index in self.failures]) if self.failures else ()
-        unfinished = tuple([i for index in sorted(self._left) for i in self.messages_of(index)])
-        return ConsumeReport(unfinished, failures, done, self.consume_s if done else 0.0, stuck)
+        return ConsumeReport(self._unfinished(new), failures, done, self.consume_s if done else 0.0, stuck)
+
+    def _unfinished(self, new: Sequence[int]) -> tuple[int, ...]:
+        """The messages of the calls that have not ended, once those of `new` have, too."""
+        if self._left is None:
+            if len(new) == len(self.calls):
+                return ()
+            self._left = set(range(len(self.calls)))
+        self._left.difference_update(new)
+        return tuple([i for index in sorted(self._left) for i in self.messages_of(index)])
 
 
 class _Worker:
