@@ -36,11 +36,12 @@ from raymq.consumer.push.hosting import Hosted, Hosting, Instance
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ListenerError
+from raymq.kernels.messages import read_messages
 from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeStatus, MessageExt, MessageQueue
 from raymq.names import RETRY_PREFIX
 from raymq.protocol.consume_result import ConsumeLater, ConsumeReport
 from raymq.record.check import record_starts
-from raymq.record.decode import decode_record, decode_records
+from raymq.record.decode import decode_record
 from raymq.record.layout import RecordError
 
 MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
@@ -252,7 +253,7 @@ def _decode(task: ShippedTask) -> tuple[list[Any], bool]:
     """The messages of a task, with the error in place of each one that is damaged; and True if there is one."""
     broker_name = task.queue.broker_name
     try:
-        return decode_records(task.records, broker_name=broker_name), False
+        return read_messages(task.records, record_starts(task.records), broker_name=broker_name), False
     except RecordError:
         logger.exception("a task of %s has a damaged record", task.queue)
     messages: list[MessageExt | RecordError] = []
