@@ -73,6 +73,7 @@ def consume(monkeypatch, storages, routes):
             PullSettings.of("billing", auto_commit=False),
             routes=routes,
             storages=SimpleNamespace(get=lambda name: storages[name]),
+            rebalance=SimpleNamespace(),
             node_id="node-1",
             announce=lambda engine, data: None,
             on_close=lambda engine: None,
