@@ -223,8 +223,10 @@ class ListenerFeed:
             instance.on_committable()
         if answered or due:
             instance.on_fetchable()
-        later_s = time.monotonic() + IDLE_WAIT_S
-        self.next_turn_s = later_s if next_time_s is None or next_time_s > later_s else next_time_s
+        now_s = time.monotonic()
+        # A time that is over needs no turn of its own: this one was it.
+        pauses_s = next_time_s - now_s if next_time_s is not None and next_time_s > now_s else IDLE_WAIT_S
+        self.next_turn_s = now_s + min(pauses_s, IDLE_WAIT_S)
 
     def _shipped(self, task: Task) -> ShippedTask:
         return ShippedTask(self._epoch, task.number, task.queue, task.messages.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -277,3 +278,13 @@ def test_a_feed_that_fails_keeps_no_other_from_its_turns(scenes, monkeypatch):
     bad.wake()
     scene.fetch(10)
     eventually(lambda: len(heard) == 10, "the other's messages", WAIT_S)
+
+
+def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
+    scene = scenes(lambda message: None)
+    with scene.instance.lock:  # a pause after a fetch that is over at once
+        scene.instance.core.fetched(Q, 0, real_run(0, 10), 10, time.monotonic())
+    scene.feed.wake()
+    eventually(lambda: scene.feed.consumed == 10, "all is counted", WAIT_S)
+    scene.feed.take_turn()
+    assert scene.feed.next_turn_s > time.monotonic()
