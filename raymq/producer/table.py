@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -109,10 +109,10 @@ def _hand_over(
     timeout_s = producer.settings.send_timeout_s
     request = producer.request(messages, destination, timeout_s, before_end=progress.ended)
     # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
-    generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
+    request.generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
     progress.handed_over(len(messages))
     try:
-        producer.hand_over(route, replace(request, generation=generation))
+        producer.hand_over(route, request)
     except BaseException:
         progress.not_taken(len(messages))
         raise
