@@ -41,7 +41,7 @@ ROUTES_AT_ONCE: Final = 500
 """Topics whose routes are asked for in one call."""
 TOPIC_GONE_AFTER_S: Final = 30.0
 """A topic unknown for longer is deleted. Restarted NameServers know no topic until brokers have registered."""
-SWEEP_INTERVAL_S: Final = 5.0
+FORGET_INTERVAL_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Rebalance:
                 if lease.held != held:
                     logger.info("slot %d: epoch %d is held by %s", slot, lease.epoch, lease.holder)
             if time.monotonic() >= sweep_at_s:
-                sweep_at_s = time.monotonic() + SWEEP_INTERVAL_S
+                sweep_at_s = time.monotonic() + FORGET_INTERVAL_S
                 self._server.sweep(time.monotonic())
             self._closed.wait(LOOK_INTERVAL_S)
 

@@ -22,7 +22,7 @@ from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
-CALL_THREADS: Final = 8
+PULL_CALL_THREADS: Final = 8
 """Threads for calls that send messages back and that leave groups, of all instances."""
 
 
@@ -175,7 +175,7 @@ class PullServices:
         self.fetcher = SharedFetcher(self.routes, self.storages)
         self.commits = CommitThreads()
         self.feeds = FeedThread()
-        self.calls = ThreadPoolExecutor(CALL_THREADS, "calls")
+        self.calls = ThreadPoolExecutor(PULL_CALL_THREADS, "calls")
         self._brokers: dict[str, ActorRef] = {}
         self.wake_members: Callable[[], None] = lambda: None
         """Has the instances' members looked at soon."""

@@ -41,7 +41,7 @@ from raymq.retry import persist_until
 REBALANCE_CALL_TIMEOUT_S: Final = 3.0
 REBALANCE_FIRST_TIMEOUT_S: Final = 10.0
 """For the first answer of an actor: it may just have been started."""
-OPEN_TIMEOUT_S: Final = 10.0
+START_REBALANCE_TIMEOUT_S: Final = 10.0
 LEAVE_TIMEOUT_S: Final = 3.0
 RESET_TIMEOUT_S: Final = 20.0
 AGAIN_S: Final = 0.25
@@ -355,7 +355,7 @@ class RebalanceDirectory:
         failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
         for broker_name in self._broker_names():
             try:
-                return tuple(ActorRef(broker_name).call("start_rebalance", timeout_s=OPEN_TIMEOUT_S))
+                return tuple(ActorRef(broker_name).call("start_rebalance", timeout_s=START_REBALANCE_TIMEOUT_S))
             except RaymqError as error:
                 failure = error
         raise failure

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench.bench_store import ASYNC, GIB, ROUND_BYTES, SYNC, append_round, make_batch, open_store
 from tests.bench.figures import Figure, Goal, Sample
 from tests.bench.machine import copy_bytes_per_s
+from tests.bench.programs.bench_store import ASYNC, GIB, ROUND_BYTES, SYNC, append_round, make_batch, open_store
 
 ROCKETMQ_SINGLE_PUTS: int = 164_000
 """RocketMQ's own store put so many single messages of 1 KiB a second into the same files on two such cores."""
@@ -43,7 +43,7 @@ def _append(directory: Path, batch: object, size: int, flush: object, count: int
 def _opening(directory: Path, scale: float) -> Figure:
     figure = Figure("store", "opened without queues and snapshot", "GB/s", True, [Goal(">=", 1.0)])
     root, gib = directory / "opened", max(0.25, scale)
-    program = Path(__file__).with_name("bench_store.py")
+    program = Path(__file__).parent / "programs" / "bench_store.py"
     subprocess.run([sys.executable, str(program), "--fill", f"{gib}", "--directory", str(root)], check=False)
     for _ in range(3):
         (root / "dedup").unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
+BENCH = Path(__file__).parents[2] / "bench" / "programs"
 
 
 @pytest.mark.parametrize("program", sorted(BENCH.glob("bench_*.py")), ids=lambda path: path.stem)

@@ -33,7 +33,8 @@ def report(**changes: Any) -> dict[str, Any]:
         replica.update(lag_bytes=lag_bytes, lag_s=lag_s)
     group = {"broker": "broker-a", "master": 1, "epoch": 104, "in_sync": [1], "reason": "", "replicas": replicas}
     controller = {"actor": "controller", "error": "", "groups": [{**group, **changes}]}
-    return {"actors": [], "brokers": [], "stores": [], "groups": [], "instances": [], "replication": [controller]}
+    nothing: dict[str, Any] = {"actors": [], "brokers": [], "stores": [], "rebalances": [], "pulls": []}
+    return {**nothing, "groups": [], "instances": [], "replication": [controller]}
 
 
 def test_status_shows_who_leads_who_is_in_sync_and_how_far_the_others_are_behind(run, monkeypatch):

@@ -1,6 +1,6 @@
 """A bench of the store: appends, reads and recovery, beside a loop that copies the same bytes into a warm mapped file.
 
-    python tests/bench/bench_store.py [--directory DIR] [--seconds S] [--rounds N] [--large]
+    python tests/bench/programs/bench_store.py [--directory DIR] [--seconds S] [--rounds N] [--large]
 
 Prints a table: what is measured, the number, the number aimed at. Everything runs in this process, one after another.
 Numbers vary by machine and by minute; compare ratios, and run it twice. `--large` also writes 10 GiB and looks at the
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from raymq.config.store import FlushDiskType, StoreSettings
 from raymq.kernels.columns import decode_columns

@@ -1,6 +1,6 @@
 """A bench of replication: the speed of copying a log, of appends that wait for copies, and the length of a failover.
 
-    python tests/bench/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster]
+    python tests/bench/programs/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster]
         [--kills 10] [--node-kills 3]
 
 Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock: nothing passes between
@@ -25,7 +25,7 @@ from itertools import count, cycle, pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
 from actors.core.replica.orders import Copied

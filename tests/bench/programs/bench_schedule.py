@@ -1,6 +1,6 @@
 """A bench of delayed messages: their lateness, and the cost of a million of them that wait.
 
-    python tests/bench/bench_schedule.py [--directory DIR] [--pending N] [--due N] [--over SECONDS]
+    python tests/bench/programs/bench_schedule.py [--directory DIR] [--pending N] [--due N] [--over SECONDS]
 
 Stores N messages with times of their own, spread over the next day, beside them others that are due while it looks on,
 spread evenly over some seconds. Prints how late the latter came (by the store time of what was delivered), what the
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from raymq.config.store import FlushDiskType, StoreSettings
 from raymq.delay import TIMER_TOPIC, timer_queue

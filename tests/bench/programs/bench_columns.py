@@ -1,6 +1,6 @@
 """A bench of the kernels that make records of columns and columns of records, and of `send_table` without a store.
 
-    python tests/bench/bench_columns.py [--rows N] [--rounds N]
+    python tests/bench/programs/bench_columns.py [--rows N] [--rounds N]
 
 Prints µs of CPU per row and rows per second, the best round of each. Bodies have 1 KiB. `plain` rows have nothing else,
 `rich` ones also a tag, a key and two properties, `varied` ones of these as many as they like. "crc alone" is a
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from raymq.kernels.columns import decode_columns
 from raymq.kernels.encode import encode_columns

@@ -1,13 +1,14 @@
 """A lane of a store without Ray: the round trip of a lone append, throughput, and twenty producers at full speed.
 
-    python -m tests.bench.bench_lane             one client: Unix and TCP, both flush settings
-    python -m tests.bench.bench_lane overload    1 and 20 producer processes, with a small client beside them
+    python -m tests.bench.programs.bench_lane             one client: Unix and TCP, both flush settings
+    python -m tests.bench.programs.bench_lane overload    1 and 20 producer processes, with a small client beside them
 
 The store is in a process of its own, in a temporary directory. Figures are of one run: compare runs on a quiet machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import select
@@ -18,6 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
@@ -53,7 +56,7 @@ def serve(root: str, flush: str) -> None:
 def storage(flush: FlushDiskType) -> Iterator[LaneAddress]:
     """A storage process, by its address."""
     with tempfile.TemporaryDirectory() as root:
-        command = [sys.executable, "-m", "tests.bench.bench_lane", "serve", root, flush.value]
+        command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "serve", root, flush.value]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdin is not None
@@ -152,7 +155,7 @@ def produce(address: LaneAddress, queue_id: int, messages: int) -> None:
 def overload(address: LaneAddress, producers: int, messages: int) -> None:
     """So many producers, and one client that stores a small message every 10 ms beside them."""
     data = pickle.dumps(address).hex()
-    command = [sys.executable, "-m", "tests.bench.bench_lane", "produce", data]
+    command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "produce", data]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([*command, str(queue), str(messages)], **pipes) for queue in range(producers)]
     for process in processes:
@@ -180,29 +183,37 @@ def overload(address: LaneAddress, producers: int, messages: int) -> None:
     print(f"      the small client:  {percentiles(times_s)}", flush=True)
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Run what the arguments say."""
-    if arguments[:1] == ["serve"]:
-        serve(*arguments[1:])
-    elif arguments[:1] == ["produce"]:
-        address = pickle.loads(bytes.fromhex(arguments[1]))
-        produce(address, int(arguments[2]), int(arguments[3]))
-    elif arguments == ["overload"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("alone", "overload", "serve", "produce"), default="alone")
+    parser.add_argument("rest", nargs="*", help="of the programs that this one starts: serve, produce")
+    options = parser.parse_args()
+    if options.what == "serve":
+        serve(*options.rest)
+    elif options.what == "produce":
+        produce(pickle.loads(bytes.fromhex(options.rest[0])), int(options.rest[1]), int(options.rest[2]))
+    elif options.what == "overload":
         for messages in (1, 800, 6000):
             for producers in (1, 20):
                 with storage(FlushDiskType.ASYNC_FLUSH) as address:
                     overload(address, producers, messages)
     else:
-        for flush in FlushDiskType:
-            with storage(flush) as address:
-                for remote in (False, True):
-                    count = 4000 if flush is FlushDiskType.ASYNC_FLUSH else 500
-                    name = f"{flush.value} {'TCP' if remote else 'Unix'}"
-                    print(f"{name}: lone append {lone_appends(address, remote=remote, count=count)}", flush=True)
-                    for messages in (55, 900):
-                        print(f"  {throughput(address, remote=remote, messages=messages, total=100 << 20)}", flush=True)
-                print(f"{flush.value}: append and watch {watched_appends(address, 500)}", flush=True)
+        one_client()
+
+
+def one_client() -> None:
+    """Measure one client over both kinds of socket, with both flush settings."""
+    for flush in FlushDiskType:
+        with storage(flush) as address:
+            for remote in (False, True):
+                count = 4000 if flush is FlushDiskType.ASYNC_FLUSH else 500
+                name = f"{flush.value} {'TCP' if remote else 'Unix'}"
+                print(f"{name}: lone append {lone_appends(address, remote=remote, count=count)}", flush=True)
+                for messages in (55, 900):
+                    print(f"  {throughput(address, remote=remote, messages=messages, total=100 << 20)}", flush=True)
+            print(f"{flush.value}: append and watch {watched_appends(address, 500)}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
