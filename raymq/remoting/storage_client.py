@@ -105,7 +105,7 @@ class StorageClient:
         Returns one result per request, in order. `timeout_s` is for the call itself, beside the wait.
         """
         reader = self._local_reader()
-        if reader is None:
+        if reader is None or max_bytes < 0:  # which the store refuses
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
         ends = self._fetch(requests, 0, wait_s, timeout_s)
         results = []

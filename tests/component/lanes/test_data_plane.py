@@ -197,7 +197,7 @@ def test_deleted_topics_full_stores_and_limits_are_told_as_they_are(connect):
     actor.deleted.add("orders")
     with pytest.raises(TopicNotExistError):
         client.append([make_batch([b"one"])], WAIT_S)
-    actor.deleted.remove("orders")
+    actor.deleted.remove(["orders"])
     actor.store.flags.set_flag(RunningFlag.DISK_FULL, "the disk is full")
     with pytest.raises(StoreNotWritableError, match="the disk is full"):
         client.append([make_batch([b"one"])], WAIT_S)
@@ -367,7 +367,9 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_nod
     assert results[0].count == 2
     actor.store.append([make_batch([b"x"], queue_id=1)])
     small = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
-    assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, 1]
+    # One message comes however small the limit; the next queue may have to be asked for again.
+    assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, int(on_node)]
+    assert [result.count for result in client.fetch(small[1:], 1, 0.0, WAIT_S)] == [1]
 
 
 # The watch

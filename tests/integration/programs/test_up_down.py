@@ -42,7 +42,8 @@ def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:
 def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(box: Sandbox) -> None:
     assert "no Ray cluster runs on this machine" in raymq(box, "status", code=1)
     started = raymq(box, "up", "--data-dir", str(box.data))["actors"]
-    assert started == ["broker-a", "broker-b", "nameserver-0", "storage-broker-a-0", "storage-broker-b-0"]
+    rebalances, storages = ["rebalance-0", "rebalance-1"], ["storage-broker-a-0", "storage-broker-b-0"]
+    assert started == ["broker-a", "broker-b", "nameserver-0", *rebalances, *storages]
     head = json.loads((box.home / ".raymq/run/ray-head.json").read_text())
     family = [psutil.Process(head["pid"]), *psutil.Process(head["pid"]).children(recursive=True)]
     raymq(box, "topic", "create", "orders", "--queues", "4")
@@ -52,7 +53,7 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
     assert raymq(box, "up", "--data-dir", str(box.data))["actors"] == started
     report = raymq(box, "status")
     assert [store["writable"] for store in report["stores"]] == [True, True]
-    assert raymq(box, "down")["stopped"] == [*started[:3], *started[3:]]
+    assert raymq(box, "down")["stopped"] == [*rebalances, *started[:3], *storages]
     assert_gone(family)
     assert "no Ray cluster runs on this machine" in raymq(box, "down", code=1)
 

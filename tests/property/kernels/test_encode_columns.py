@@ -14,9 +14,10 @@ from hypothesis import given, settings, strategies as st
 
 from raymq.errors import InvalidArgumentError, MessageIllegalError
 from raymq.kernels.byte_column import ByteColumn
+from raymq.kernels.check import validate_batch
 from raymq.kernels.encode import encode_columns
 from raymq.message import RESERVED_PROPERTIES, Message
-from raymq.record.check import check_record, record_starts, validate_batch
+from raymq.record.check import check_record, record_starts
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.record.message_id import IdRange
