@@ -20,6 +20,7 @@ In three cases RocketMQ guesses, and this does not:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -95,6 +96,7 @@ class Recovery:
             if self._after_crash:
                 self._cut_queues_at(self._log.min_offset)
             end_offset = self._walk_from(self._log.min_offset)
+            self._let_queues_reach_snapshot(end_offset)
         units_cut = sum(queue.truncate_from(end_offset) for queue in self._queues)
         cut_bytes = self._log.open_for_append(end_offset)
         self._queues.end_deletions_at(end_offset)
@@ -171,12 +173,7 @@ class Recovery:
         """Take over the producers and the last record from the snapshot. QueueGapError if a queue ends sooner than the
         snapshot says."""
 
-        @cache
-        def is_deleted(topic: str) -> bool:
-            # A clean stop of this store leaves nothing behind the snapshot: where a queue goes on, RocketMQ was here.
-            here = self._queues.was_deleted_after(topic, snapshot.end - 1)
-            return here or self._redispatch.was_deleted(topic, snapshot.end)
-
+        is_deleted = self._deletions_after(snapshot)
         for topic, queue_id, next_offset in snapshot.queues:
             queue = self._queues.get(topic, queue_id)
             found = 0 if queue is None else queue.next_offset
@@ -191,6 +188,30 @@ class Recovery:
         self._last_record_offset = snapshot.last
         last = dispatch_view(self._reader.log_bytes(snapshot.last, snapshot.end))
         self._last_store_timestamp_ms = last.store_timestamp_ms
+
+    def _let_queues_reach_snapshot(self, end_offset: int) -> None:
+        """Let queues that were made again go on where the snapshot says that they ended: a log that holds no message
+        of a queue any more does not tell."""
+        snapshot = self._snapshot
+        if snapshot is None or snapshot.end > end_offset or not snapshot.fits(self._reader):
+            return
+        is_deleted = self._deletions_after(snapshot)
+        for topic, queue_id, next_offset in snapshot.queues:
+            if not is_deleted(topic) and not self._queues.holds_batches(topic, queue_id):
+                queue = self._queues.get_or_create(topic, queue_id)
+                if queue.next_offset < next_offset:
+                    queue.start_at(next_offset)
+
+    def _deletions_after(self, snapshot: Snapshot) -> Callable[[str], bool]:
+        """A function that is true for the topics that were deleted behind the end of a snapshot."""
+
+        @cache
+        def is_deleted(topic: str) -> bool:
+            # A clean stop of this store leaves nothing behind the snapshot: where a queue goes on, RocketMQ was here.
+            here = self._queues.was_deleted_after(topic, snapshot.end - 1)
+            return here or self._redispatch.was_deleted(topic, snapshot.end)
+
+        return is_deleted
 
     def _first_file_to_walk(self) -> int:
         """The index of the newest file whose first record matches (spec §5, file match test), else 0."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -160,6 +161,20 @@ def test_log_queues_and_index_get_shorter_together_and_stay_so_over_a_restart(ro
         assert store.append([make_batch([b"more"], queue_id=1)])[0].queue_offset == 3
         assert bodies_of(store, queue_id=1) == [b"more"]
         store.close()
+
+
+def test_a_queue_that_was_lost_with_all_its_messages_aged_out_goes_on_where_it_ended(root):
+    store = filled_store(root)
+    age(root, 2, THREE_O_CLOCK)
+    assert clean_by_hand(store) == 2
+    store.close()
+    shutil.rmtree(root / "consumequeue/orders/1")  # as a power cut may
+    (root / "abort").touch()
+    store = open_store(root)
+    check_shortened(store, root, 2)
+    assert store.append([make_batch([b"more"], queue_id=1)])[0].queue_offset == 3
+    assert bodies_of(store, queue_id=1) == [b"more"]
+    store.close()
 
 
 def test_nothing_goes_at_another_hour(root, monkeypatch):
