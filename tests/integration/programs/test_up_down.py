@@ -24,6 +24,8 @@ def box() -> Iterator[Sandbox]:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         yield box
         run_directory = box.home / ".raymq" / "run"
+        if (run_directory / "ray-head.json").exists():  # a test failed before it ended what it had started
+            subprocess.run([RAYMQ, "down"], cwd=box.work, capture_output=True, timeout=150, check=True)
         for file in [*run_directory.iterdir(), *(box.home / ".ray").iterdir()]:
             file.unlink()
         for directory in (run_directory, run_directory.parent, box.home / ".ray"):
