@@ -1,9 +1,8 @@
 """Calls to a storage actor: one client object per actor, over lanes where possible, else by actor methods.
 
-A client opens lanes (raymq.remoting.lane), at most LANES_MAX at a time, and keeps those that are idle. On the actor's
-node they are Unix sockets, and the client reads messages from the mapped files itself: it only asks the actor for the
-end of a queue. From other nodes they are TCP. Where no lane can be opened, a call is an actor method with the same
-meaning, and a lane is tried again after LANE_PAUSE_S.
+A client keeps lanes to its actor (raymq.remoting.lane_pool). On the actor's node they are Unix sockets, and the client
+reads messages from the mapped files itself: it only asks the actor for the end of a queue. From other nodes they are
+TCP. Where no lane can be opened, a call is an actor method with the same meaning.
 
 Failures are of two kinds. An error that the store raised says that the call was refused and changed nothing. A
 ServiceNotAvailableError or RequestTimeoutError says that there was no answer: the call may have run. Repeating is safe
@@ -12,40 +11,23 @@ for reads, and for appends that carry a producer sequence.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
-from raymq.errors import DataLossError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
-from raymq.remoting.lane.client import OPEN_TIMEOUT_S
-from raymq.remoting.lane.handshake import LaneRefusedError
 from raymq.remoting.lane.reads import can_carry
+from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePool
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
-from raymq.retry import left_s
-
-T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
-
-LANES_MAX: Final = 16
-"""The most lanes that a client has open to one actor; further calls are actor methods."""
-DESCRIBE_TIMEOUT_S: Final = 5.0
-"""Bounds the call that asks an actor for its description."""
-LANE_PAUSE_S: Final = 1.0
-"""The pause after a lane could not be opened, in which calls are actor methods."""
-_LANE_LOST: Final = (EOFError, OSError)
-"""Errors of a lane that broke. With LaneRefusedError: of one that could not be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +60,14 @@ class StorageClient:
         self.name = name
         self._node_id = node_id
         self._actor = ActorRef(name)
+        self._lanes: LanePool[StorageDescription, StorageLane] = LanePool(self._actor, name, self._open_lane)
         self._lock = threading.Lock()
-        self._description: StorageDescription | None = None
-        self._idle: list[StorageLane] = []
-        self._is_closed = False
-        self._lanes = threading.BoundedSemaphore(LANES_MAX)
-        self._closed_lane: tuple[LaneAddress, float] | None = None
-        """The address at which no lane could be opened, and when to try again."""
         self._reader: LogReader | None = None
         self._files_at: tuple[str, tuple[str, ...]] | None = None
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
         """Store batches; each carries its producer sequence, so that a repeat stores nothing twice."""
-        return self._call(
+        return self._lanes.call(
             "append",
             lambda lane, left_s: lane.append(batches, left_s),
             lambda left_s: self._actor.call("append", list(batches), timeout_s=left_s),
@@ -130,7 +107,7 @@ class StorageClient:
         def over_lane(lane: StorageLane, left_s: float) -> list[FetchResult] | None:
             return lane.fetch(requests, max_bytes, wait_s, left_s) if can_carry(requests) else None
 
-        return self._call(
+        return self._lanes.call(
             "fetch",
             over_lane,
             lambda left_s: self._actor.call("fetch", list(requests), max_bytes, wait_s, timeout_s=left_s),
@@ -145,8 +122,8 @@ class StorageClient:
         description = self.describe()
         try:
             return EndsWatch(self.name, description.lane)
-        except (*_LANE_LOST, LaneRefusedError):
-            self._drop_lanes()
+        except LANE_NOT_OPENED:
+            self._lanes.drop()
             return None
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
@@ -189,14 +166,7 @@ class StorageClient:
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
         """The actor's description. It is kept until a call gets no answer."""
-        with self._lock:
-            known = self._description
-        if known is not None:
-            return known
-        description: StorageDescription = self._actor.call("describe", timeout_s=timeout_s)
-        with self._lock:
-            self._description = description
-        return description
+        return self._lanes.describe(timeout_s)
 
     def reader(self) -> LogReader | None:
         """The reader of the actor's mapped files; None if they are on another node or not readable."""
@@ -204,12 +174,9 @@ class StorageClient:
 
     def close(self) -> None:
         """End idle lanes and unmap files. Calls under way end by themselves."""
+        self._lanes.close()
         with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
             reader, self._reader = self._reader, None
-        for lane in idle:
-            lane.close()
         if reader is not None:
             reader.close()
 
@@ -231,83 +198,18 @@ class StorageClient:
             return self._reader
 
     def _control_call(self, method: str, arguments: tuple[Any, ...], result: Any, timeout_s: float) -> Any:
-        return self._call(
+        return self._lanes.call(
             method,
             lambda lane, left_s: lane.call(method, arguments, result, left_s),
             lambda left_s: self._actor.call(method, *arguments, timeout_s=left_s),
             timeout_s,
         )
 
-    def _call(
-        self,
-        what: str,
-        over_lane: Callable[[StorageLane, float], T | None],
-        by_actor: Callable[[float], T],
-        timeout_s: float,
-    ) -> T:
-        """Make a call over a lane or, where there is none or it returns None, as an actor method. Both get the time
-        that is left."""
-        # The steps share one deadline: if the actor stands still, each would otherwise wait for the whole timeout.
-        deadline_s = time.monotonic() + timeout_s
-        description = self._description or self.describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
-        if self._lanes.acquire(blocking=False):
-            lane = None
-            try:
-                lane = self._take_lane(description, timeout_s)
-                if lane is not None:
-                    result = over_lane(lane, left_s(deadline_s))
-                    if result is not None:
-                        return result
-            except _LANE_LOST as error:
-                if isinstance(error, RaymqError):
-                    raise  # RequestTimeoutError is an OSError by way of TimeoutError
-                self._drop_lanes()
-                raise ServiceNotAvailableError(f"the lane to {self.name} broke during {what} ({error!r})") from error
-            finally:
-                if lane is not None:
-                    self._put_back(lane)
-                self._lanes.release()
-        try:
-            return by_actor(left_s(deadline_s))
-        except (ServiceNotAvailableError, RequestTimeoutError):
-            self._drop_lanes()
-            raise
-
-    def _put_back(self, lane: StorageLane) -> None:
-        """Keep a lane for the next call, unless the client was closed meanwhile."""
-        with self._lock:
-            if not self._is_closed and not lane.closed:
-                self._idle.append(lane)
-                return
-        lane.close()
-
-    def _take_lane(self, description: StorageDescription, timeout_s: float) -> StorageLane | None:
-        """A lane for one call, or None where none can be opened."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            closed = self._closed_lane
-        address, remote = description.lane, description.node_id != self._node_id
-        if remote and not address.port:
+    def _open_lane(self, description: StorageDescription, timeout_s: float) -> StorageLane | None:
+        remote = description.node_id != self._node_id
+        if remote and not description.lane.port:
             return None
-        if closed is not None and closed[0] == address and time.monotonic() < closed[1]:
-            return None
-        try:
-            return StorageLane(address, remote=remote, timeout_s=min(timeout_s, OPEN_TIMEOUT_S))
-        except (*_LANE_LOST, LaneRefusedError) as error:
-            logger.info("no lane to %s can be opened, so calls are actor methods: %r", self.name, error)
-            with self._lock:
-                self._closed_lane = address, time.monotonic() + LANE_PAUSE_S
-            self._drop_lanes()
-            return None
-
-    def _drop_lanes(self) -> None:
-        """Drop the description and the idle lanes: the actor was restarted or is gone, and has another lane address."""
-        with self._lock:
-            self._description = None
-            idle, self._idle = self._idle, []
-        for lane in idle:
-            lane.close()
+        return StorageLane(description.lane, remote=remote, timeout_s=timeout_s)
 
 
 def _may_read(root: str) -> bool:

@@ -30,24 +30,12 @@ from raymq.remoting import storage_client
 from raymq.remoting.lane import appends
 from raymq.remoting.storage_client import StorageClient
 from storage.running_flags import RunningFlag
-from tests.support.clients.fakes import WAIT_S, description
+from tests.support.clients.fakes import WAIT_S, FakeActor, description
 from tests.support.clients.lanes import StorageDouble, make_certificates, unix_only
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import bodies_of, make_batch, open_store
 
 WAYS = ["unix", "tcp", "tls", "actor"]
-
-
-class FakeActor:
-    """A stand-in for ActorRef that calls a StorageDouble's methods in the caller's thread, and counts the calls."""
-
-    def __init__(self, methods) -> None:
-        self.methods = methods
-        self.calls: list[str] = []
-
-    def call(self, method, *args, timeout_s):
-        self.calls.append(method)
-        return self.methods[method](*args)
 
 
 @pytest.fixture

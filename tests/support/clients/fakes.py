@@ -132,3 +132,15 @@ class FakeStore:
             bodies += [message.body for message in decode_records(batch.records, broker_name="a")]
             self._seen[key] = (batch.producer.first_sequence, offset)
         return AppendResult(self.status, offset, offset * 1000, 1_700_000_000_000, duplicate)
+
+
+class FakeActor:
+    """A stand-in for ActorRef that answers calls from `methods` in the caller's thread, and counts them."""
+
+    def __init__(self, methods) -> None:
+        self.methods = methods
+        self.calls: list[str] = []
+
+    def call(self, method, *args, timeout_s):
+        self.calls.append(method)
+        return self.methods[method](*args)

@@ -29,7 +29,7 @@ from raymq.protocol.clients import ClientHeartbeat, ConsumerData
 from raymq.protocol.group import CommitAnswer, GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.protocol.route import NewTopic
 from raymq.protocol.store import QueueBounds
-from raymq.remoting import broker_client as module
+from raymq.remoting import broker_client as module, lane_pool
 from raymq.remoting.broker_client import BrokerClient, BrokerDescription
 from raymq.remoting.lane.address import LaneAddress
 from tests.support.clients.fakes import WAIT_S
@@ -276,7 +276,7 @@ def test_a_client_finds_the_lane_of_a_broker_that_was_restarted(broker, lane_cli
 
 
 def test_more_calls_at_a_time_than_lanes_are_actor_methods(broker, monkeypatch):
-    monkeypatch.setattr(module, "BROKER_LANES_MAX", 1)
+    monkeypatch.setattr(lane_pool, "LANES_MAX", 1)
     client, actor = client_of(broker, "unix", monkeypatch)
     gate = Gate()
     broker.send.before = gate

@@ -15,30 +15,19 @@ from raymq.errors import (
     SystemBusyError,
 )
 from raymq.protocol.store import QueueBounds
-from raymq.remoting import storage_client
+from raymq.remoting import lane_pool, storage_client
 from raymq.remoting.lane import server as lane_server
 from raymq.remoting.lane.calls import ControlCalls
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.server import LaneServer
-from raymq.remoting.storage_client import LANES_MAX, StorageClient
+from raymq.remoting.lane_pool import LANES_MAX
+from raymq.remoting.storage_client import StorageClient
 from raymq.retry import persist_until
-from tests.support.clients.fakes import WAIT_S, description
+from tests.support.clients.fakes import WAIT_S, FakeActor, description
 from tests.support.history.waiting import eventually
 
 BOUNDS = QueueBounds(1, 9, 1)
-
-
-class FakeActor:
-    """A stand-in for ActorRef that answers calls from `methods` and counts them."""
-
-    def __init__(self, methods) -> None:
-        self.methods = methods
-        self.calls: list[str] = []
-
-    def call(self, method, *args, timeout_s):
-        self.calls.append(method)
-        return self.methods[method](*args)
 
 
 @pytest.fixture
@@ -204,8 +193,8 @@ class Clock:
 
     def __init__(self, monkeypatch) -> None:
         self.now_s = 100.0
-        monkeypatch.setattr(storage_client.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(storage_client.time, "sleep", self.sleep)
+        monkeypatch.setattr(lane_pool.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(lane_pool.time, "sleep", self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
