@@ -1,4 +1,4 @@
-"""How the threads of a server's process take turns."""
+"""The switch interval of Python's threads, set once for each server process."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -77,10 +78,10 @@ class LaneContext:
             wait.end()
 
 
-class Waiting:
+class Waiting(ABC):
     """A request that waits for messages of some queues, for a bounded time. For the lane's thread; `wake` is for any.
 
-    `look` is called when something may have changed, and `give_up` when the time is over.
+    `look` is called when something may have changed, and a last time when the time is over.
     """
 
     def __init__(self, plane: DataPlane, request: LaneRequest) -> None:
@@ -115,9 +116,9 @@ class Waiting:
             self._plane.server.loop.cancel(self._timer)
         self._context.waits.discard(self)
 
+    @abstractmethod
     def look(self, *, last: bool) -> None:
         """Answer if there is something to tell, or if this is the last look."""
-        raise NotImplementedError
 
     def _look_again(self) -> None:
         if not self.is_ended:

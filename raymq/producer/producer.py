@@ -135,14 +135,12 @@ class Producer(Closing):
         born_host: tuple[str, int],
         settings: ProducerSettings | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
-        allow_system_topics: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
         self.group = check_group(group)
         self.settings = settings = settings or ProducerSettings()
         self._routes = routes
-        self._check_topic = (lambda topic: topic) if allow_system_topics else check_user_topic
         self._on_close = on_close
         self._lock = threading.Lock()
         self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages, self._lock)
@@ -345,7 +343,7 @@ class Producer(Closing):
                 )
         if self._closed:
             raise closed_error()
-        return self._check_topic(messages[0].topic)
+        return check_user_topic(messages[0].topic)
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
         """The route of a topic that is to be sent to. A topic that does not exist is created if the cluster does that,

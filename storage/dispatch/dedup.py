@@ -113,12 +113,7 @@ class DedupTable:
             return
         self._producers.move_to_end(key)
         first, ranges = sequence.first_sequence, producer.ranges
-        if ranges:
-            newest = ranges[-1]
-            if first == newest.next_sequence and queue_offset - newest.queue_offset == first - newest.first_sequence:
-                newest.next_sequence += count
-                return
-        elif len(self._producers) > self._max_producers:
+        if not ranges and len(self._producers) > self._max_producers:
             self._producers.popitem(last=False)
         known = max(ranges[-1].next_sequence - first, 0) if ranges else 0
         if known >= count:

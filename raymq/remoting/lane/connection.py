@@ -394,16 +394,8 @@ class Connection:
 
     def _read_large(self) -> None:
         assert self._large is not None
-        size = self._large_fields[0]
-        for _ in range(LARGE_READS_MAX):
-            received = self._receive(self._large[self._filled : size])
-            if not received:
-                return
-            self._filled += received
-            self._moved_s = time.monotonic()
-            if self._filled == size:
-                break
-        else:
+        frame = self._large[: self._large_fields[0]]
+        if not self._read_rest(lambda: frame[self._filled :]):
             return
         self._is_waiting = True
         self._watch()
@@ -429,17 +421,21 @@ class Connection:
         if not self.is_closed:
             self._watch()
 
-    def _read_refused(self) -> None:
-        size = self._large_fields[0]
+    def _read_rest(self, free: Callable[[], memoryview]) -> bool:
+        """Receive what has come of the large frame into the memory that `free` gives for the rest. True if it is all
+        there."""
         for _ in range(LARGE_READS_MAX):
-            received = self._receive(self.server.scratch[: size - self._filled])
+            received = self._receive(free())
             if not received:
-                return
+                return False
             self._filled += received
             self._moved_s = time.monotonic()
-            if self._filled == size:
-                break
-        else:
+            if self._filled == self._large_fields[0]:
+                return True
+        return False
+
+    def _read_refused(self) -> None:
+        if not self._read_rest(lambda: self.server.scratch[: self._large_fields[0] - self._filled]):
             return
         error, self._refusal = self._refusal, None
         assert error is not None
