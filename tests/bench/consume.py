@@ -11,7 +11,7 @@ import raymq
 from tests.bench.cluster import FROM_FIRST, joined_consumer, new_topic
 from tests.bench.figures import Figure, Goal, Sample
 from tests.bench.machine import cpu_s, percentile
-from tests.bench.produce import _send_tables, rate
+from tests.bench.produce import rate, send_tables
 
 _groups = count()
 
@@ -22,7 +22,7 @@ def consume(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
     mode, body = "SYNC" if sync else "ASYNC", b"x" * 1024
     topic = new_topic(client, f"consume-{mode}")
     with client.producer("bench") as producer:
-        _send_tables(producer, topic, body, total)
+        send_tables(producer, topic, body, total)
     for peer in peers.values():
         peer.send_many(body, total)
     read_peers = {
@@ -32,8 +32,8 @@ def consume(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
     }
     without = {peer.pid for peer in peers.values() if hasattr(peer, "pid")}
     for name, poll, goal in (
-        ("poll(5000), each .body, commit", _drain_objects, 4.0),
-        ("poll_table(), commit", _drain_columns, 8.0),
+        ("poll(5000), each .body, commit", drain_objects, 4.0),
+        ("poll_table(), commit", drain_columns, 8.0),
     ):
         figure = Figure(f"consume {mode}", name, "msg/s", True, [Goal(">=", goal, "redis")])
         with joined_consumer(client, f"{topic}-{next(_groups)}", topic) as consumer:
@@ -51,7 +51,7 @@ def consume(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
         peer.clear()
 
 
-def _drain_objects(consumer: Any, total: int) -> None:
+def drain_objects(consumer: Any, total: int) -> None:
     left, read_bytes = total, 0
     while left > 0:
         messages = consumer.poll(5000)
@@ -61,7 +61,7 @@ def _drain_objects(consumer: Any, total: int) -> None:
         left -= len(messages)
 
 
-def _drain_columns(consumer: Any, total: int) -> None:
+def drain_columns(consumer: Any, total: int) -> None:
     left = total
     while left > 0:
         table = consumer.poll_table()

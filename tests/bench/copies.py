@@ -16,7 +16,7 @@ import raymq
 from tests.bench.cluster import embedded, new_topic, workers
 from tests.bench.figures import Figure, Goal, Sample
 from tests.bench.machine import latencies_us, percentile
-from tests.bench.produce import _send_tables
+from tests.bench.produce import send_tables
 
 BODY = b"x" * 1024
 
@@ -46,7 +46,7 @@ def lone_send_beside_index(client: raymq.Client, *, scale: float) -> Iterator[Fi
     """A lone send while the store that was killed makes its index anew, beside the same send when nothing else runs."""
     topic, quiet = new_topic(client, "beside-index"), new_topic(client, "lone")
     with client.producer("bench") as producer:
-        _send_tables(producer, topic, BODY, max(50_000, int(400_000 * scale) // 5000 * 5000))
+        send_tables(producer, topic, BODY, max(50_000, int(400_000 * scale) // 5000 * 5000))
         message = raymq.Message(quiet, BODY)
         producer.send(message)
         before = latencies_us(lambda: producer.send(message), 500, 0.001)

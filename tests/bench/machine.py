@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -35,12 +35,15 @@ def cpu_s(without: set[int] = frozenset()) -> float:  # type: ignore[assignment]
     """The CPU time that all `processes` have used, in s. A process that ends takes its part with it."""
     total = 0.0
     for process in processes(without):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
+        with suppress(psutil.NoSuchProcess):
+            total += process_cpu_s(process.pid)
     return total
+
+
+def process_cpu_s(pid: int | None = None) -> float:
+    """The CPU time that one process has used, by default this one, in s."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def server_name(process: psutil.Process) -> str:
@@ -95,8 +98,3 @@ def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -
 def percentile(ascending: list[float], percent: float) -> float:
     """The value below which `percent` of the values are."""
     return ascending[min(int(len(ascending) * percent / 100), len(ascending) - 1)]
-
-
-def is_installed(program: str) -> bool:
-    """True if `program` is on the path."""
-    return any(os.access(Path(folder) / program, os.X_OK) for folder in (*os.get_exec_path(), "/usr/sbin"))

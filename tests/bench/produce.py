@@ -44,17 +44,17 @@ def produce(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
             ways: list[tuple[str, Callable[[int], None], list[Goal]]] = [
                 (
                     "send_async, each result()",
-                    lambda count: _send_async(producer, topic, body, count),
+                    lambda count: send_async_each(producer, topic, body, count),
                     [Goal(">=", 3.0, "redis"), Goal("<=", 5.0, "cpu")],
                 ),
                 (
                     "send_batch(500)",
-                    lambda count: _send_batches(producer, topic, body, count),
+                    lambda count: send_batches(producer, topic, body, count),
                     [Goal(">=", 3.0, "redis"), Goal("<=", 4.0, "cpu")],
                 ),
                 (
                     "send_table(5000)",
-                    lambda count: _send_tables(producer, topic, body, count),
+                    lambda count: send_tables(producer, topic, body, count),
                     [Goal(">=", 6.0, "redis"), Goal("<=", 2.0, "cpu")],
                 ),
             ]
@@ -84,18 +84,18 @@ def rate(work: Callable[[], object], count: int, without: set[int] | None = None
     return Sample(count / seconds, (cpu_s(without or set()) - cpu) / count * 1e6)
 
 
-def _send_async(producer: Any, topic: str, body: bytes, count: int) -> None:
+def send_async_each(producer: Any, topic: str, body: bytes, count: int) -> None:
     futures = [producer.send_async(raymq.Message(topic, body)) for _ in range(count)]
     for future in futures:
         future.result()
 
 
-def _send_batches(producer: Any, topic: str, body: bytes, count: int) -> None:
+def send_batches(producer: Any, topic: str, body: bytes, count: int) -> None:
     for first in range(0, count, 500):
         producer.send_batch([raymq.Message(topic, body) for _ in range(min(500, count - first))])
 
 
-def _send_tables(producer: Any, topic: str, body: bytes, count: int) -> None:
+def send_tables(producer: Any, topic: str, body: bytes, count: int) -> None:
     rows = min(5000, count)
     offsets = np.arange(rows + 1, dtype=np.int64) * len(body)
     column = pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(body * rows)])

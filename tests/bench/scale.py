@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,10 +12,10 @@ import ray
 
 import raymq
 from tests.bench.cluster import joined_consumer, new_topic, workers
-from tests.bench.consume import _drain_objects
+from tests.bench.consume import drain_objects
 from tests.bench.figures import Figure, Goal, Sample
-from tests.bench.machine import cpu_s, latencies_us, percentile
-from tests.bench.produce import _send_async, _send_tables, rate
+from tests.bench.machine import cpu_s, latencies_us, percentile, process_cpu_s, processes, rss_mib
+from tests.bench.produce import rate, send_async_each, send_tables
 
 BODY = b"x" * 1024
 _names = count()
@@ -74,7 +75,7 @@ def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figu
     total = max(5000, int(scale * 50_000) // 5000 * 5000)
     topic = new_topic(client, f"fan-out-{next(_names)}")
     with client.producer("bench") as producer:
-        _send_tables(producer, topic, BODY, total)
+        send_tables(producer, topic, BODY, total)
     for number in (1, 4, 16):
         figure = Figure("fan-out", f"{number} groups, poll + commit", "msg/s", True)
         consumers = [joined_consumer(client, f"{topic}-{number}-{index}", topic) for index in range(number)]
@@ -82,7 +83,7 @@ def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figu
             for consumer in consumers:
                 for queue in consumer.assignment():
                     consumer.seek_to_begin(queue)
-            threads = [threading.Thread(target=_drain_objects, args=(consumer, total)) for consumer in consumers]
+            threads = [threading.Thread(target=drain_objects, args=(consumer, total)) for consumer in consumers]
             start = time.perf_counter()
             for thread in threads:
                 thread.start()
@@ -106,7 +107,7 @@ def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figur
             for _ in range(rounds):
                 figure.add_round(
                     lambda: rate(
-                        lambda: (_send_async(producer, topic, BODY, total), _drain_objects(consumer, total)), total
+                        lambda: (send_async_each(producer, topic, BODY, total), drain_objects(consumer, total)), total
                     ),
                     {},
                 )
@@ -143,22 +144,10 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 def _cpu_percent(program: int, seconds: float) -> tuple[float, float]:
     """The CPU use of the servers, and of the process `program`, for so long, in % of a core."""
-    import os
-
-    import psutil
-
-    ours = {os.getpid()}
-    process = psutil.Process(program)
-    before, program_before = cpu_s({program}) - _own_cpu_s(ours), sum(process.cpu_times()[:2])
+    before, program_before = cpu_s({program}) - process_cpu_s(), process_cpu_s(program)
     time.sleep(seconds)
-    after, program_after = cpu_s({program}) - _own_cpu_s(ours), sum(process.cpu_times()[:2])
+    after, program_after = cpu_s({program}) - process_cpu_s(), process_cpu_s(program)
     return (after - before) / seconds * 100, (program_after - program_before) / seconds * 100
-
-
-def _own_cpu_s(pids: set[int]) -> float:
-    import psutil
-
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
@@ -198,12 +187,8 @@ def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 def groups(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
     """1,000 groups with a consumer each: the time until all have joined, and the servers' memory per group."""
-    from tests.bench.machine import processes, rss_mib
-
     number = max(100, int(1000 * min(scale, 1.0)))
     topic = new_topic(client, f"groups-{next(_names)}", queues=1)
-    import os
-
     servers = [process for process in processes() if process.pid != os.getpid()]
     before = sum(map(rss_mib, servers))
     start = time.perf_counter()

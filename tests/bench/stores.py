@@ -11,7 +11,16 @@ from pathlib import Path
 
 from tests.bench.figures import Figure, Goal, Sample
 from tests.bench.machine import copy_bytes_per_s
-from tests.bench.programs.bench_store import ASYNC, GIB, ROUND_BYTES, SYNC, append_round, make_batch, open_store
+from tests.bench.programs.bench_store import (
+    ASYNC,
+    GIB,
+    ROUND_BYTES,
+    SYNC,
+    append_round,
+    lose_queues_and_snapshot,
+    make_batch,
+    open_store,
+)
 
 ROCKETMQ_SINGLE_PUTS: int = 164_000
 """RocketMQ's own store put so many single messages of 1 KiB a second into the same files on two such cores."""
@@ -46,9 +55,7 @@ def _opening(directory: Path, scale: float) -> Figure:
     program = Path(__file__).parent / "programs" / "bench_store.py"
     subprocess.run([sys.executable, str(program), "--fill", f"{gib}", "--directory", str(root)], check=False)
     for _ in range(3):
-        (root / "dedup").unlink(missing_ok=True)
-        (root / "abort").touch()
-        shutil.rmtree(root / "consumequeue")
+        lose_queues_and_snapshot(root)
         start = time.perf_counter()
         with open_store(root, ASYNC, keep=True, mapped_file_size_commit_log_bytes=GIB) as store:
             seconds = time.perf_counter() - start

@@ -19,7 +19,7 @@ from raymq.kernels.check import validate_batch
 from raymq.kernels.columns import decode_columns
 from raymq.kernels.messages import read_messages
 from raymq.kernels.stamp import stamp
-from raymq.message import RESERVED_PROPERTIES, Message, MessageExt
+from raymq.message import Message, MessageExt
 from raymq.record.check import check_record, record_starts
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.decode import decode_record, decode_records
@@ -27,19 +27,10 @@ from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.record.hashing import index_key_hash, index_key_hashes, java_hash, tags_code
 from raymq.record.layout import RecordError, decode_properties, encode_host, encode_properties
+from tests.support.clients.legal_messages import HOSTS, INT32, KEYS, NAMES, TAGS, TEXT, TOPICS
 
-INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 MILLISECONDS = st.integers(0, 2**42)
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=20).filter(
-    lambda text: bool(text.strip())
-)
-TAGS = TEXT.filter(lambda text: "||" not in text and text == text.strip())
-KEYS = TEXT.filter(lambda text: " " not in text)
-NAMES = TEXT.filter(lambda text: text not in RESERVED_PROPERTIES)
-LEGAL = "%|abcXYZ019_-"
-TOPICS = st.text(LEGAL, min_size=1, max_size=127) | st.text(LEGAL, max_size=248).map(lambda text: "%RETRY%" + text)
-HOSTS = st.tuples((st.ip_addresses(v=4) | st.ip_addresses(v=6)).map(str), INT32)
 BODIES = st.binary(min_size=1, max_size=40) | st.binary(min_size=1, max_size=9).map(lambda part: part * 99)
 COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshold_bytes=st.sampled_from([0, 64]))
 

@@ -36,6 +36,7 @@ from raymq.message import Message
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import CHUNK_MAX_BYTES
+from tests.bench.machine import touch_memory
 from tests.support.clusters.cluster import sandbox
 from tests.support.clusters.nodes import nodes
 from tests.support.replicas.local_replicas import GROUP, LocalReplicas
@@ -71,15 +72,6 @@ def make_batch(producer: int, number: int, messages: int = BATCH) -> EncodedBatc
         message_ids=[f"{index:032X}" for index in range(messages)],
         producer=ProducerSequence(f"producer-{producer}", 0, number * messages),
     )
-
-
-def touch_memory(directory: Path, size: int) -> None:
-    """Give the page cache so much memory that it had before (bench_store.py tells why)."""
-    path = directory / "touch"
-    with path.open("wb", buffering=0) as file:
-        for _ in range(size >> 20):
-            file.write(bytes(1 << 20))
-    path.unlink()
 
 
 def bench_copy(directory: Path, mib: int) -> None:

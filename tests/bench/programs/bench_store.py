@@ -10,7 +10,6 @@ memory the process holds beyond the page cache.
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import shutil
 import signal
@@ -35,6 +34,7 @@ from raymq.message import Message
 from raymq.record.encode import EncodedBatch, encode_batch
 from raymq.record.message_id import IdRange
 from storage.message_store import MessageStore
+from tests.bench.machine import copy_bytes_per_s, touch_memory
 
 GIB = 1 << 30
 BODY = b"x" * 1024
@@ -86,39 +86,6 @@ def timed(seconds: float, action: Callable[[], object]) -> float:
     return runs / elapsed
 
 
-def copies_per_second(directory: Path, seconds: float, data: bytes) -> float:
-    """The same bytes copied into a mapped file whose pages are all there."""
-    path, position = directory / "baseline", 0
-    with path.open("w+b") as file:
-        file.truncate(256 << 20)
-        mapped = mmap.mmap(file.fileno(), 256 << 20)
-        for page in range(0, len(mapped), 4096):
-            mapped[page] = 1
-
-        def copy() -> None:
-            nonlocal position
-            if position + len(data) > len(mapped):
-                position = 0
-            mapped[position : position + len(data)] = data
-            position += len(data)
-
-        try:
-            return timed(seconds, copy)
-        finally:
-            mapped.close()
-            path.unlink()
-
-
-def touch_memory(directory: Path, size: int) -> None:
-    """Give the page cache so much memory that it had before. In a virtual machine, a page that the guest never had, or
-    gave back, costs 10 us and more, whoever asks for it; what a store costs is drowned in that."""
-    path = directory / "touch"
-    with path.open("wb", buffering=0) as file:
-        for _ in range(size >> 20):
-            file.write(bytes(1 << 20))
-    path.unlink()
-
-
 def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> tuple[list[float], float]:
     """The time that each append of `batch` took in a new store, up to `size` bytes in all, and the time that the index
     then took to catch up."""
@@ -147,7 +114,7 @@ def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
     ):
         rates, with_index, shares = [], [], []
         for _ in range(rounds):
-            copies = copies_per_second(directory, 0.3, bytes(batch.records))
+            copies = copy_bytes_per_s(directory, bytes(batch.records)) / len(batch.records)
             times, index_s = append_round(directory, batch, size if name != "SYNC_FLUSH" else size // 8, **changes)
             rates.append(len(times) / sum(times) * count)
             with_index.append(len(times) / (sum(times) + index_s) * count)
@@ -201,6 +168,13 @@ def fill_and_be_killed(directory: Path, gib: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def lose_queues_and_snapshot(root: Path) -> None:
+    """Leave of a closed store nothing but what a crash may leave: the log."""
+    (root / "dedup").unlink(missing_ok=True)
+    (root / "abort").touch()
+    shutil.rmtree(root / "consumequeue")
+
+
 def bench_recovery(directory: Path) -> None:
     """Open what SIGKILL left of a store: as it is, after a clean stop, and with nothing but the log."""
     root = directory / "store"
@@ -208,9 +182,7 @@ def bench_recovery(directory: Path) -> None:
         subprocess.run([sys.executable, __file__, "--fill", f"{gib}", "--directory", str(root)], check=False)
         for case in ("as SIGKILL leaves it", "after a clean stop", "its queues and snapshot gone"):
             if case.startswith("its"):
-                (root / "dedup").unlink(missing_ok=True)
-                (root / "abort").touch()
-                shutil.rmtree(root / "consumequeue")
+                lose_queues_and_snapshot(root)
             start = time.perf_counter()
             with open_store(root, ASYNC, keep=True, mapped_file_size_commit_log_bytes=GIB) as store:
                 seconds = time.perf_counter() - start

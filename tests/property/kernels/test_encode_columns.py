@@ -16,22 +16,13 @@ from raymq.errors import InvalidArgumentError, MessageIllegalError
 from raymq.kernels.byte_column import ByteColumn
 from raymq.kernels.check import validate_batch
 from raymq.kernels.encode import encode_columns
-from raymq.message import RESERVED_PROPERTIES, Message
+from raymq.message import Message
 from raymq.record.check import check_record, record_starts
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.record.message_id import IdRange
+from tests.support.clients.legal_messages import HOSTS, INT32, KEYS, NAMES, TAGS, TEXT, TOPICS
 
-INT32 = st.integers(-(2**31), 2**31 - 1)
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=12).filter(
-    lambda text: bool(text.strip())
-)
-TAGS = TEXT.filter(lambda text: "||" not in text and text == text.strip())
-KEYS = TEXT.filter(lambda text: " " not in text)
-NAMES = TEXT.filter(lambda text: text not in RESERVED_PROPERTIES)
-LEGAL = "%|abcXYZ019_-"
-TOPICS = st.text(LEGAL, min_size=1, max_size=127) | st.text(LEGAL, max_size=248).map(lambda text: "%RETRY%" + text)
-HOSTS = st.tuples((st.ip_addresses(v=4) | st.ip_addresses(v=6)).map(str), INT32)
 SIZES = st.integers(1, 40) | st.sampled_from([127, 128, 1024, 4095, 4096, 64 * 1024])
 EDGES = st.sampled_from([0, 7, 9, 10, 95, 99, 990, 999, 9_990, 9_999, 10_000, 19_998, 99_999, 10**9 - 1, 2**62])
 STEMS = st.text("0123456789ABCDEF", min_size=1, max_size=52)
