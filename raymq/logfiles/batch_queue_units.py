@@ -29,7 +29,7 @@ from raymq.record.layout import BATCH_UNIT_DTYPE, RecordError
 
 def read_units(maps: FileMaps, path: Path) -> NDArray[np.void]:
     """The units in a file, over its map; those that were never written are zero. FileNotFoundError if there is none."""
-    data = maps.get(str(path))
+    data = maps.get(str(path), at_random=True)
     return np.frombuffer(data, BATCH_UNIT_DTYPE, len(data) // BATCH_UNIT_BYTES)
 
 

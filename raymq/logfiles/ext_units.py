@@ -73,7 +73,7 @@ class ExtensionReader:
             # The addresses that lead to this file. Units of a file that is gone stay zero.
             rows = np.flatnonzero(starts == start)
             try:
-                data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}")
+                data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}", at_random=True)
             except FileNotFoundError:
                 continue
             units[rows] = units_at(data, offsets[rows] - start)

@@ -43,15 +43,19 @@ class FileMaps:
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
 
-    def get(self, path: str) -> NDArray[np.uint8]:
-        """The bytes of the file, read-only; empty for an empty file. FileNotFoundError if there is none."""
+    def get(self, path: str, *, at_random: bool = False) -> NDArray[np.uint8]:
+        """The bytes of the file, read-only; empty for an empty file. FileNotFoundError if there is none.
+
+        `at_random`: the file is read in small parts anywhere, so that the kernel must not read ahead. On a disk that
+        reads 8 MiB ahead, the first look at a queue's file would else make pages of all its 6 MB.
+        """
         stat = os.stat(path)
         with self._lock:
             found = self._maps.get(path)
             if found is not None and found[:3] == (stat.st_dev, stat.st_ino, stat.st_size):
                 self._maps.move_to_end(path)
                 return found.data
-        return self._insert(path)
+        return self._insert(path, at_random=at_random)
 
     def drop_map(self, path: str) -> None:
         """Drop the map of a file, which is being deleted: its blocks stay in use for as long as it is mapped."""
@@ -73,15 +77,18 @@ class FileMaps:
             self._maps.clear()
             self._bytes = 0
 
-    def _insert(self, path: str) -> NDArray[np.uint8]:
+    def _insert(self, path: str, *, at_random: bool) -> NDArray[np.uint8]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             stat = os.fstat(descriptor)
             if stat.st_size == 0:
                 return np.empty(0, np.uint8)
-            data = np.frombuffer(mmap.mmap(descriptor, stat.st_size, prot=mmap.PROT_READ), np.uint8)
+            mapped = mmap.mmap(descriptor, stat.st_size, prot=mmap.PROT_READ)
         finally:
             os.close(descriptor)
+        if at_random:
+            mapped.madvise(mmap.MADV_RANDOM)
+        data = np.frombuffer(mapped, np.uint8)
         with self._lock:
             replaced = self._maps.pop(path, None)
             self._bytes += stat.st_size - (replaced.size if replaced is not None else 0)

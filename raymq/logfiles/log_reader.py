@@ -102,7 +102,7 @@ class LogReader:
         file_index, index = divmod(from_offset, self._units_per_file)
         start = file_index * self._units_per_file * CONSUME_QUEUE_UNIT_BYTES
         try:
-            data = self.maps.get(f"{self._consume_queue}/{topic}/{queue_id}/{file_name(start)}")
+            data = self.maps.get(f"{self._consume_queue}/{topic}/{queue_id}/{file_name(start)}", at_random=True)
         except FileNotFoundError:
             return np.empty(0, UNIT_DTYPE)
         count = min(count, len(data) // CONSUME_QUEUE_UNIT_BYTES - index)

@@ -134,7 +134,7 @@ class IndexService:
         key_hash = index_key_hash(topic, key)
         for path in reversed(self._files.copy()):
             try:
-                data = self._reader.maps.get(str(path)).data
+                data = self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
                 continue  # retention was faster
             header = read_header(data)
@@ -196,7 +196,7 @@ class IndexService:
         return ""
 
     def _header(self, path: Path) -> IndexHeader:
-        return read_header(self._reader.maps.get(str(path)).data)
+        return read_header(self._reader.maps.get(str(path), at_random=True).data)
 
     def _run(self) -> None:
         try:

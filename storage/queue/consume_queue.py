@@ -32,6 +32,9 @@ from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiq")
 _SCAN_UNITS: Final = 16_384
+_RECOVER_FIRST_UNITS: Final = 256
+"""The units of a file that recovery looks at first. If all are good, it goes on with more at a time."""
+_RECOVER_GROWTH: Final = 4
 
 
 class ConsumeQueue(BaseConsumeQueue):
@@ -77,26 +80,44 @@ class ConsumeQueue(BaseConsumeQueue):
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
         self.next_offset = self._files.starts[0] // UNIT_BYTES if self._files.starts else 0
         self.out_of_order = False
-        end_offset = 0
+        reach = 0
         for start in starts:
             self._files.dirty.add(self._files.path(start))
             self.next_offset = start // UNIT_BYTES
-            units = self._reader.units(self.topic, self.queue_id, self.next_offset, self._units_per_file)
+            reach, ends = self._pass_good_units(self.next_offset + self._units_per_file, reach, physical_limit)
+            if ends:
+                break
+        self.truncate_to(self.next_offset)
+
+    def _pass_good_units(self, file_end: int, reach: int, physical_limit: int) -> tuple[int, bool]:
+        """Move `next_offset`, at the start of a file, behind its good units, `file_end` at most.
+
+        `reach`: how far in the log the records of earlier files' units reach. Returns how far they reach with this
+        file's, and if the queue ends in it. The file is looked at in parts, because most of a short queue's was never
+        written, and to read that costs memory, too.
+        """
+        is_first, count = True, _RECOVER_FIRST_UNITS
+        while self.next_offset < file_end:
+            asked = min(count, file_end - self.next_offset)
+            units = self._reader.units(self.topic, self.queue_id, self.next_offset, asked)
             # Where each record begins and ends in the log. A unit that points to nothing ends nowhere.
             points_nowhere = units["size"] == PRE_BLANK_SIZE
             begins = units["physical_offset"].astype(np.int64)
             ends = np.where(points_nowhere, 0, begins + units["size"])
             # before[i]: how far the units before the i-th reach, those of earlier files included; one more than units.
-            before = np.maximum.accumulate(np.concatenate(([end_offset], ends)))
+            before = np.maximum.accumulate(np.concatenate(([reach], ends)))
             out_of_order = (begins < before[:-1]) & ~points_nowhere
             bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
-            # The queue ends before the first bad unit, or goes on in the next file.
-            self.next_offset += int(bad[0]) if len(bad) else len(units)
-            self.out_of_order = bool(len(bad) and bad[0] == 0 and out_of_order[0] and units[0]["size"] > 0)
-            end_offset = int(before[-1])
             if len(bad):
-                break
-        self.truncate_to(self.next_offset)
+                self.next_offset += int(bad[0])
+                self.out_of_order = bool(is_first and bad[0] == 0 and out_of_order[0] and units[0]["size"] > 0)
+                return reach, True
+            self.next_offset += len(units)
+            reach = int(before[-1])
+            if len(units) < asked:
+                break  # the file is shorter than it should be: the queue goes on in the next one
+            is_first, count = False, min(count * _RECOVER_GROWTH, _SCAN_UNITS)
+        return reach, False
 
     def units(self, from_offset: int, count: int) -> NDArray[np.void]:
         """At most `count` units from `from_offset` on, below `next_offset`; fewer where a file ends."""

@@ -50,6 +50,22 @@ def test_a_queue_that_does_not_exist_has_no_units(reader):
     assert len(reader.units("orders", 0, 0, 0)) == 0
 
 
+def test_of_a_queues_file_no_more_is_read_than_is_looked_at(root, reader):
+    reader.units("orders", 0, 90, 1)
+    assert map_flags(next((root / "consumequeue" / "orders" / "0").iterdir())) >= {"rr"}
+
+
+def map_flags(path: Path) -> set[str]:
+    """The kernel's flags of this process's map of a file: `rr` is MADV_RANDOM."""
+    is_wanted = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("VmFlags:") and is_wanted:
+            return set(line.split()[1:])
+        if "-" in line.split(" ", 1)[0]:
+            is_wanted = line.endswith(str(path))
+    raise AssertionError(f"{path} is not mapped")
+
+
 def test_neighbouring_records_share_one_view(reader):
     units = reader.units("orders", 0, 0, 30)
     views = reader.views(units)
