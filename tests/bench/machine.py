@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +40,11 @@ def cpu_s(without: set[int] = frozenset()) -> float:  # type: ignore[assignment]
     return total
 
 
+def cpu_of_s(pids: Iterable[int]) -> float:
+    """The CPU time that processes have used, in s."""
+    return sum(map(process_cpu_s, pids))
+
+
 def process_cpu_s(pid: int | None = None) -> float:
     """The CPU time that one process has used, by default this one, in s."""
     times = psutil.Process(pid).cpu_times()
@@ -57,9 +62,12 @@ def server_name(process: psutil.Process) -> str:
     return line[0] if line[0].startswith("ray::") else Path(line[0]).name
 
 
-def rss_mib(process: psutil.Process) -> float:
-    """The memory that a process holds by itself (USS), in MiB."""
-    return float(process.memory_full_info().uss) / (1 << 20)
+def own_memory_mib(process: psutil.Process) -> float:
+    """The memory that a process holds beside files that it maps (RssAnon), in MiB. Pages of mapped files are the page
+    cache's, which the kernel takes back when it needs them."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    [kib] = [line.split()[1] for line in lines if line.startswith("RssAnon:")] or ["0"]
+    return int(kib) / 1024
 
 
 def copy_bytes_per_s(directory: Path, data: bytes, seconds: float = 0.3) -> float:

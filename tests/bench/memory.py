@@ -1,4 +1,4 @@
-"""The memory of each process, beyond what it shares with others (USS): an idle client, and each server."""
+"""The memory that each process holds beside mapped files: an idle client, and each server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import raymq
 from tests.bench.cluster import workers
 from tests.bench.figures import Figure, Sample
-from tests.bench.machine import processes, rss_mib, server_name
+from tests.bench.machine import own_memory_mib, processes, server_name
 
 
 def memory(client: raymq.Client) -> Iterator[Figure]:
     """A figure for each server of raymq, and for a worker process with a client that does nothing."""
     with workers(1):
         found = sorted(
-            (server_name(process), rss_mib(process)) for process in processes() if process.pid != os.getpid()
+            (server_name(process), own_memory_mib(process)) for process in processes() if process.pid != os.getpid()
         )
     for name, mib in found:
         if name.startswith("ray::") and not name.startswith("ray::IDLE"):

@@ -14,7 +14,14 @@ import raymq
 from tests.bench.cluster import joined_consumer, new_topic, workers
 from tests.bench.consume import drain_objects
 from tests.bench.figures import Figure, Goal, Sample
-from tests.bench.machine import cpu_s, latencies_us, percentile, process_cpu_s, processes, rss_mib
+from tests.bench.machine import (
+    cpu_of_s,
+    latencies_us,
+    own_memory_mib,
+    percentile,
+    processes,
+    server_name,
+)
 from tests.bench.produce import rate, send_async_each, send_tables
 
 BODY = b"x" * 1024
@@ -120,34 +127,49 @@ def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figur
 
 def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
     """0, 100 and 200 consumers, each a group of its own, that wait for messages: a lone send beside them, and their own
-    cost when nothing happens."""
+    cost when nothing happens, at raymq's servers and in their program. Ray's own processes are counted apart."""
     topic, other = new_topic(client, f"waiting-{next(_names)}"), new_topic(client, f"sent-{next(_names)}")
     seconds = max(5.0, 20 * scale)
+    servers, rays = _servers_and_rays()
     with client.producer("bench") as producer, workers(2) as holders:
         message = raymq.Message(other, BODY)
         producer.send(message)
-        alone = latencies_us(lambda: producer.send(message), 500, 0.001)
-        yield Figure("waiting", "one send, no consumer waits, p50", "us", False, ours=[Sample(percentile(alone, 50))])
-        for number, holder, goals in ((100, holders[0], (2.0, 5.0)), (200, holders[1], (3.0, 5.0))):
-            pid = ray.get(holder.wait_for_messages.remote(topic, 100, f"{topic}-{number}"), timeout=300)
+        idle = {0: None, 100: holders[0], 200: holders[1]}
+        for number, holder in idle.items():
+            pid = None
+            if holder is not None:
+                pid = ray.get(holder.wait_for_messages.remote(topic, 100, f"{topic}-{number}"), timeout=300)
             time.sleep(5)  # joined, and their first polls are over
-            servers, program = _cpu_percent(pid, seconds)
+            of_servers, of_rays, of_program = _cpu_percent(servers, rays, [pid] if pid else [], seconds=seconds)
             times = latencies_us(lambda: producer.send(message), 500, 0.001)
-            for name, unit, goal, value in (
-                (f"one send, {number} consumers wait, p50", "us", [], percentile(times, 50)),
-                (f"servers, {number} consumers wait", "% of a core", [Goal("<=", goals[0])], servers),
-                (f"the program of 100 of {number}", "% of a core", [Goal("<=", goals[1])], program),
-            ):
-                yield Figure("waiting", name, unit, False, goal, ours=[Sample(value)])
+            who = f"{number or 'no'} consumers wait"
+            goals = {100: 2.0, 200: 3.0}
+            goal = [Goal("<=", goals[number])] if number else []
+            yield Figure("waiting", f"one send, {who}, p50", "us", False, ours=[Sample(percentile(times, 50))])
+            yield Figure("waiting", f"raymq's servers, {who}", "% of a core", False, goal, ours=[Sample(of_servers)])
+            yield Figure("waiting", f"Ray's own processes, {who}", "% of a core", False, ours=[Sample(of_rays)])
+            if pid:
+                name = f"the program of 100 of {number}"
+                yield Figure("waiting", name, "% of a core", False, [Goal("<=", 5.0)], ours=[Sample(of_program)])
         ray.get([holder.leave.remote() for holder in holders], timeout=300)
 
 
-def _cpu_percent(program: int, seconds: float) -> tuple[float, float]:
-    """The CPU use of the servers, and of the process `program`, for so long, in % of a core."""
-    before, program_before = cpu_s({program}) - process_cpu_s(), process_cpu_s(program)
+def _servers_and_rays() -> tuple[list[int], list[int]]:
+    """The ids of raymq's server processes, and of Ray's own."""
+    servers, rays = list[int](), list[int]()
+    for process in processes():
+        if process.pid != os.getpid():
+            name = server_name(process)
+            is_server = name.startswith("ray::") and "Agent" not in name and not name.startswith("ray::IDLE")
+            (servers if is_server else rays).append(process.pid)
+    return servers, rays
+
+
+def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
+    """The CPU use of each group of processes, for so long, in % of a core."""
+    before = list(map(cpu_of_s, groups))
     time.sleep(seconds)
-    after, program_after = cpu_s({program}) - process_cpu_s(), process_cpu_s(program)
-    return (after - before) / seconds * 100, (program_after - program_before) / seconds * 100
+    return [(cpu_of_s(pids) - start_s) / seconds * 100 for pids, start_s in zip(groups, before, strict=True)]
 
 
 def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
@@ -190,7 +212,7 @@ def groups(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
     number = max(100, int(1000 * min(scale, 1.0)))
     topic = new_topic(client, f"groups-{next(_names)}", queues=1)
     servers = [process for process in processes() if process.pid != os.getpid()]
-    before = sum(map(rss_mib, servers))
+    before = sum(map(own_memory_mib, servers))
     start = time.perf_counter()
     consumers = []
     for index in range(number):
@@ -205,7 +227,7 @@ def groups(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
             break
     seconds = time.perf_counter() - start
     servers = [process for process in processes() if process.pid != os.getpid()]
-    memory = (sum(map(rss_mib, servers)) - before) / number
+    memory = (sum(map(own_memory_mib, servers)) - before) / number
     for consumer in consumers:
         consumer.close()
     yield Figure("groups", f"{number:,} groups joined", "s", False, [Goal("<=", 30)], ours=[Sample(seconds)])
