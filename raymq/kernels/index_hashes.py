@@ -6,6 +6,7 @@ and one from a table for the four digits of the counter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -54,27 +55,41 @@ def key_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
     return absolute.astype(np.int32)
 
 
-def id_range_hashes(topic: str, ids: IdRange) -> NDArray[np.int32]:
-    """`index_key_hash(topic, id)` of each id of the range, in order; shape (len(ids),)."""
-    stem = np.array([java_hash(f"{topic}#{ids.stem}") & 0xFFFFFFFF], np.uint32)
-    counters = (np.arange(len(ids)) + ids.first) & (IDS_PER_MS - 1)
-    return key_hashes(_COUNTER_HASHES[counters] + stem * _POWER)
+def id_range_hashes(topic: str, ranges: Sequence[IdRange]) -> NDArray[np.int32]:
+    """`index_key_hash(topic, id)` of each id of the ranges, in order; shape (n,) for n ids."""
+    stems = np.array([java_hash(f"{topic}#{ids.stem}") & 0xFFFFFFFF for ids in ranges], np.uint32)
+    counters, numbers = _counters_of(ranges)
+    return key_hashes(_COUNTER_HASHES[counters] + (stems * _POWER)[numbers])
 
 
-def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ids: IdRange) -> bool:
-    """True if the records of `data`, which lie back to back and end at `ends`, have the ids of the range, in order, and
-    no other index key: no KEYS, and none is of a rolled-back transaction.
+def _counters_of(ranges: Sequence[IdRange]) -> tuple[Ints, Ints]:
+    """The counter of each id of the ranges, and the number of its range; both of shape (n,) for n ids."""
+    counts = np.array([len(ids) for ids in ranges])
+    numbers = np.repeat(np.arange(len(ranges)), counts)
+    # What is to be added to an id's index among all for its counter.
+    moved = np.array([ids.first for ids in ranges]) - (np.cumsum(counts) - counts)
+    return (np.arange(len(numbers)) + moved[numbers]) & (IDS_PER_MS - 1), numbers
+
+
+def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[IdRange]) -> bool:
+    """True if the records of `data`, which lie back to back and end at `ends`, have the ids of the ranges, in order,
+    and no other index key: no KEYS, and none is of a rolled-back transaction.
 
     Each record's fields must fit into it and its topic must be `topic`: the store's check of a batch sees to that. For
-    IPv6 hosts, and properties of too many shapes, the answer is False too.
+    IPv6 hosts, properties of too many shapes, and stems of different lengths, the answer is False too.
     """
-    if len(ids) != len(ends) or not len(ends):
+    stems = [ids.stem.encode() for ids in ranges]
+    if sum(map(len, ranges)) != len(ends) or not len(ends) or len(set(map(len, stems))) > 1:
         return False
     fixed = layout.BODY_OFFSET + len(topic_part(topic)[1]) + 2
     shapes = _shapes_of_table(np.frombuffer(data, np.uint8), ends, fixed)
     if shapes is None:
         shapes = _shapes_of_rows(data, ends, fixed)
-    return shapes is not None and all(_has_only_ids(shape, ids) for shape in shapes)
+    if shapes is None:
+        return False
+    counters, numbers = _counters_of(ranges)
+    table = np.frombuffer(b"".join(stems), np.uint8).reshape(len(stems), -1)
+    return all(_has_only_ids(shape, table[numbers[shape.rows]], counters[shape.rows]) for shape in shapes)
 
 
 def _shapes_of_table(data: Bytes, ends: Ints, fixed: int) -> list[PropertyShape] | None:
@@ -106,12 +121,13 @@ def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape]
     return find_property_shapes(np.frombuffer(data, np.uint8), properties_at, ends - properties_at)
 
 
-def _has_only_ids(shape: PropertyShape, ids: IdRange) -> bool:
-    """True if the records of the shape have their ids of the range, and no KEYS."""
-    found, stem = shape.get(PROPERTY_UNIQ_KEY.encode()), ids.stem.encode()
-    if found is None or PROPERTY_KEYS.encode() in shape.values or found.table.shape[1] != len(stem) + _DIGITS:
+def _has_only_ids(shape: PropertyShape, stems: Bytes, counters: Ints) -> bool:
+    """True if the records of the shape have the ids of these stems, shape (m, length of each), and counters, shape
+    (m,), and no KEYS."""
+    found, length = shape.get(PROPERTY_UNIQ_KEY.encode()), stems.shape[1]
+    if found is None or PROPERTY_KEYS.encode() in shape.values or found.table.shape[1] != length + _DIGITS:
         return False
-    if found.varies[: len(stem)].any() or not found.first().startswith(stem):
+    if not np.array_equal(found.table[:, :length], stems):
         return False
-    words = np.ascontiguousarray(found.table[:, len(stem) :]).view(np.uint32).ravel()
-    return np.array_equal(words, _COUNTER_WORDS[(shape.rows + ids.first) & (IDS_PER_MS - 1)])
+    words = np.ascontiguousarray(found.table[:, length:]).view(np.uint32).ravel()
+    return np.array_equal(words, _COUNTER_WORDS[counters])

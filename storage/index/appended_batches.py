@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ RECORDS_MIN: Final = 64
 """A batch of fewer records is quicker read from the log, together with its neighbours."""
 RECORDS_MAX: Final = 1 << 20
 """So many records, 8 bytes for each, may wait for the index."""
+RUN_RECORDS: Final = 1 << 12
+"""So many records are compared at a time: with few of them the calls cost more than the work, and more of them leave
+the caches."""
 
 
 class AppendedBatch(NamedTuple):
@@ -42,17 +46,25 @@ class AppendedBatch(NamedTuple):
         """The physical offset at which the last record ends."""
         return self.physical_offset + int(self.ends[-1])
 
-    def entries(self, reader: LogReader) -> IndexEntries | None:
-        """The index entries of the records; None if the log's bytes do not prove that their keys are these ids."""
-        try:
-            data = reader.log_bytes(self.physical_offset, self.end_offset)
-        except DataLossError:
-            return None
-        if not have_only_these_ids(data, self.ends, self.topic, self.ids):
-            return None
-        starts = np.concatenate((np.zeros(1, np.int64), self.ends[:-1]))
-        times = np.full(len(starts), self.store_ms, np.int64)
-        return IndexEntries(id_range_hashes(self.topic, self.ids), starts + self.physical_offset, times)
+    def is_like(self, other: AppendedBatch) -> bool:
+        """True if the ids of both can be proved together: they have one topic, and stems of one length."""
+        return self.topic == other.topic and len(self.ids.stem) == len(other.ids.stem)
+
+
+def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEntries | None:
+    """The index entries of batches that `take_run` gave; None if the log's bytes do not prove that their keys are the
+    batches' ids."""
+    start, topic, ranges = run[0].physical_offset, run[0].topic, [batch.ids for batch in run]
+    try:
+        data = reader.log_bytes(start, run[-1].end_offset)
+    except DataLossError:
+        return None
+    ends = np.concatenate([batch.ends + (batch.physical_offset - start) for batch in run])
+    if not have_only_these_ids(data, ends, topic, ranges):
+        return None
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    times = np.repeat(np.array([batch.store_ms for batch in run]), [len(batch.ends) for batch in run])
+    return IndexEntries(id_range_hashes(topic, ranges), starts + start, times)
 
 
 class AppendedBatches:
@@ -74,21 +86,23 @@ class AppendedBatches:
                     self._batches.append(AppendedBatch(physical_offset, ends, batch.topic, ids, store_ms))
                     self._records += len(ends)
 
-    def take_at(self, physical_offset: int) -> AppendedBatch | None:
-        """Take the batch that starts at `physical_offset`, None if it is not here; forget those before it."""
-        while self._batches and self._batches[0].physical_offset <= physical_offset:
-            with self._lock:
-                batch = self._batches.popleft()
-                self._records -= len(batch.ends)
-            if batch.physical_offset == physical_offset:
-                return batch
-        return None
-
-    def put_back(self, batch: AppendedBatch) -> None:
-        """Put back the batch that was taken last."""
+    def take_run(self, physical_offset: int, limit: int) -> list[AppendedBatch]:
+        """Take the batches that are alike and lie back to back in one file from `physical_offset` on, up to `limit` at
+        the most; RUN_RECORDS records, or the last batch's more. Forget those before them. Empty if none starts there.
+        """
+        run: list[AppendedBatch] = []
+        end, records = physical_offset, 0
         with self._lock:
-            self._batches.appendleft(batch)
-            self._records += len(batch.ends)
+            while self._batches and records < RUN_RECORDS:
+                batch = self._batches[0]
+                if batch.physical_offset >= physical_offset:
+                    # A BLANK lies between two files: there, a batch does not start where the one before it ends.
+                    if batch.physical_offset != end or batch.end_offset > limit or (run and not batch.is_like(run[0])):
+                        break
+                    run.append(batch)
+                    end, records = batch.end_offset, records + len(batch.ends)
+                self._records -= len(self._batches.popleft().ends)
+        return run
 
     def next_start(self) -> int | None:
         """The physical offset of the first batch here; None if there is none."""

@@ -35,7 +35,7 @@ from raymq.record.check import check_record
 from raymq.record.hashing import index_key_hash
 from raymq.record.layout import RecordError
 from storage.files import disk
-from storage.index.appended_batches import AppendedBatches
+from storage.index.appended_batches import AppendedBatches, index_entries_of
 from storage.index.index_file import (
     FoundEntry,
     IndexEntries,
@@ -326,15 +326,12 @@ class IndexService:
         if the log has to be walked there."""
         columns: list[IndexEntries] = []
         entries, end = 0, self.position
-        while entries < INDEX_ENTRIES_AT_A_TIME and (batch := self._appended.take_at(end)) is not None:
-            if batch.end_offset > limit:
-                self._appended.put_back(batch)
-                break
-            found = batch.entries(self._reader)
+        while entries < INDEX_ENTRIES_AT_A_TIME and (run := self._appended.take_run(end, limit)):
+            found = index_entries_of(run, self._reader)
             if found is None:
                 break
             columns.append(found)
-            entries, end = entries + len(found), batch.end_offset
+            entries, end = entries + len(found), run[-1].end_offset
         if columns:
             self._put_entries(join_entries(columns), end)
         return bool(columns)

@@ -29,9 +29,14 @@ def walked() -> Iterator[mock.Mock]:
 
 
 def batch_of(
-    number: int, count: int = COUNT, *, sequence: int | None = None, keys: tuple[str, ...] = ()
+    number: int,
+    count: int = COUNT,
+    *,
+    sequence: int | None = None,
+    keys: tuple[str, ...] = (),
+    stem: str = "STEM",
 ) -> EncodedBatch:
-    ids = IdRange(f"STEM{number:04d}", 65_500, count)
+    ids = IdRange(f"{stem}{number:04d}", 65_500, count)
     messages = [Message("orders", b"body" * (1 + index % 3), tags="ab"[index % 2], keys=keys) for index in range(count)]
     producer = None if sequence is None else ProducerSequence("p", 1, sequence)
     encoded = encode_batch(
@@ -78,6 +83,32 @@ def test_ids_that_the_records_do_not_have_are_not_believed(tmp_path: Path, walke
         assert store.queries.by_unique_id("orders", "FALSE0000").count == 0
         assert walked.called
         assert store._index.entries_put == 2 * COUNT
+
+
+def test_batches_with_stems_of_different_lengths_are_put_without_a_walk(tmp_path: Path, walked: mock.Mock) -> None:
+    with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
+        batches = [batch_of(number, stem="STEM" if number % 4 else "LONGER-STEM") for number in range(12)]
+        with store._index._changed:  # the index cannot move on
+            for batch in batches:
+                store.append([batch])
+        for batch in batches:
+            check_found(store, batch)
+        assert store._index.entries_put == 12 * COUNT
+        assert not walked.called
+
+
+def test_a_liar_among_others_is_not_believed(tmp_path: Path, walked: mock.Mock) -> None:
+    with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
+        batches = [batch_of(number) for number in range(3)]
+        told = [batches[0], replace(batches[1], message_ids=IdRange("FALSE123", 0, COUNT)), batches[2]]
+        with store._index._changed:  # the index cannot move on
+            for batch in told:
+                store.append([batch])
+        for batch in batches:
+            check_found(store, batch)
+        assert store.queries.by_unique_id("orders", "FALSE1230000").count == 0
+        assert walked.called
+        assert store._index.entries_put == 3 * COUNT
 
 
 def test_keys_small_batches_and_batches_without_ids_are_read_from_the_log(tmp_path: Path, walked: mock.Mock) -> None:
