@@ -35,7 +35,14 @@ from raymq.protocol.store import (
 )
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import IPV6_HOST_BYTES, encode_host
-from storage.append.durability import ReplicaAcks, StartedAppend, WriteBatches, Written, waits_for
+from storage.append.durability import (
+    ReplicaAcks,
+    SettledAppend,
+    StartedAppend,
+    WriteBatches,
+    Written,
+    waits_for,
+)
 from storage.append.fit_batch import FittedWrite
 from storage.append.multi_dispatch_appender import open_appender
 from storage.append.write_gate import WriteGate
@@ -249,22 +256,23 @@ class MessageStore:
 
         It may wait for the append lock, for wait_time_in_send_queue_ms at the most.
         """
-        start_s = time.monotonic()
-        timeout_s = self._gate.timeout_s if timeout_s is None else timeout_s
-        waits = waits_for(batches, acks)
+        start_s, gate = time.monotonic(), self._gate
+        if timeout_s is None:
+            timeout_s = gate.timeout_s
+        waits = (gate.is_sync or acks is not None) and waits_for(batches, acks)
         written = self._write(batches, timeout_s)
-        if not waits:
-            acks = None
-        if waits and self._gate.is_sync:
+        if waits and gate.is_sync:
             count = partial(self._count_puts, batches, start_s)
-            return StartedAppend(written, batches, self._gate, acks, deadline_s=start_s + timeout_s, on_disk=count)
+            return StartedAppend(written, batches, gate, acks, deadline_s=start_s + timeout_s, on_disk=count)
         now_s = time.monotonic()
         if len(batches) == 1:
-            [batch] = batches
+            batch = batches[0]
             self._stats.count_put(batch.topic, len(batch.sizes), len(batch.records), now_s - start_s)
         else:
             self._count_puts(batches, start_s, now_s)
-        return StartedAppend(written, batches, None, acks, deadline_s=now_s if acks is None else now_s + acks.timeout_s)
+        if waits and acks is not None:
+            return StartedAppend(written, batches, None, acks, deadline_s=now_s + acks.timeout_s)
+        return SettledAppend(written[0], now_s)
 
     def add_progress_listener(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, by whatever thread, each time that started appends may have become settled: after a

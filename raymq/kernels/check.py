@@ -16,7 +16,7 @@ from raymq.errors import IllegalNameError, MessageIllegalError
 from raymq.message import MAX_PROPERTIES_BYTES
 from raymq.record import layout
 from raymq.record.encode import EncodedBatch, topic_part
-from raymq.record.layout import record_ends, windows
+from raymq.record.layout import BODY_OFFSET, MIN_RECORD_SIZE, SYS_FLAG_HOSTS_MASK, record_ends, windows
 
 _BIG_ENDIAN_SHORT: Final = np.dtype(">i2")
 _BIG_ENDIAN_INT: Final = np.dtype(">i4")
@@ -57,10 +57,10 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
     except IllegalNameError as error:
         raise MessageIllegalError(str(error)) from None
     if count == 1 and sizes.item(0) == len(records):
-        facts = _facts_of_one(records, batch.queue_id, magic, topic_text)
+        facts = _facts_of_one(records, batch.queue_id, batch.topic)
         if facts is not None:
             return facts
-    alike = _facts_of_alike(batch, magic, topic_text)
+    alike = _facts_of_alike(batch, topic_text)
     if alike is not None:
         return alike
     try:
@@ -71,14 +71,14 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
         raise MessageIllegalError(f"queue id {batch.queue_id} does not fit in a record") from None
 
 
-def _facts_of_alike(batch: EncodedBatch, magic: int, topic_text: bytes) -> BatchFacts | None:
+def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None:
     """`validate_batch` for records that have the lengths of the first: their fields are columns of one table, and
     nothing is gathered. None when the first is not legal, or others differ."""
     sizes, data = batch.sizes, batch.records
     count, size = len(sizes), sizes.item(0)
     if size * count != len(data) or sizes.tobytes() != sizes[:1].tobytes() * count:
         return None
-    first = _facts_of_one(data[:size], batch.queue_id, magic, topic_text)
+    first = _facts_of_one(data[:size], batch.queue_id, batch.topic)
     if first is None:
         return None
     fixed_size = layout.header_size(first.sys_flags)
@@ -152,15 +152,28 @@ def _common_flags(column: NDArray[np.int32]) -> int:
     return either
 
 
-def _facts_of_one(record: layout.Buffer, queue_id: int, magic: int, topic_text: bytes) -> BatchFacts | None:
-    """`validate_batch` for a single record, without numpy's overhead. None when it is not legal; the checks for many
-    records then say why."""
+def _facts_of_one(record: layout.Buffer, queue_id: int, topic: str) -> BatchFacts | None:
+    """`validate_batch` for a single record. None when it is not legal; the checks for many records then say why."""
+    found = split_record(record, queue_id, topic)
+    if found is None:
+        return None
+    sys_flag, body_size, properties = found
+    return BatchFacts(1, len(record), body_size, len(properties), sys_flag, properties)
+
+
+def split_record(record: layout.Buffer, queue_id: int, topic: str) -> tuple[int, int, bytes] | None:
+    """The sys flags, the body's size and the properties of a record that `validate_batch` finds legal, alone in a batch
+    of this queue id and topic; else None. Without numpy's overhead."""
     size = len(record)
-    if size < layout.MIN_RECORD_SIZE:
+    if size < MIN_RECORD_SIZE:
+        return None
+    try:
+        magic, topic_text = topic_part(topic)
+    except IllegalNameError:
         return None
     total, found_magic, found_queue_id, sys_flag, body_size = _ONE_HEAD.unpack_from(record)
-    fixed_size = layout.BODY_OFFSET
-    if sys_flag & layout.SYS_FLAG_HOSTS_MASK:
+    fixed_size = BODY_OFFSET
+    if sys_flag & SYS_FLAG_HOSTS_MASK:
         fixed_size = layout.header_size(sys_flag)
         body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
     if total != size or found_magic != magic or found_queue_id != queue_id or body_size < 0:
@@ -172,4 +185,4 @@ def _facts_of_one(record: layout.Buffer, queue_id: int, magic: int, topic_text: 
         return None
     if rest[width] << 8 | rest[width + 1] != properties_size:
         return None
-    return BatchFacts(1, size, body_size, properties_size, sys_flag, rest[width + 2 :])
+    return sys_flag, body_size, rest[width + 2 :]

@@ -27,6 +27,8 @@ _BIG_ENDIAN_LONG: Final = np.dtype(">i8")
 
 
 _OFFSETS: Final = struct.Struct(">qq")
+_STORED_IPV4: Final = struct.Struct(">q8s")
+_STORED_IPV6: Final = struct.Struct(">q20s")
 
 
 def stamp(
@@ -79,10 +81,11 @@ def stamp_at(
 ) -> None:
     """`stamp_one` for the record at `position` of `buffer`, which has no property CRC."""
     _OFFSETS.pack_into(buffer, position + layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
-    wide = buffer[position + layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
-    stored_at = position + layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
-    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
-    buffer[stored_at : stored_at + len(stored)] = stored
+    stored_at = position + layout.STORE_TIMESTAMP_OFFSET
+    if buffer[position + layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6:
+        stored_at += layout.IPV6_EXTRA
+    stored = _STORED_IPV6 if len(store_host) == layout.IPV6_HOST_BYTES else _STORED_IPV4
+    stored.pack_into(buffer, stored_at, store_timestamp_ms, store_host)
 
 
 def stamp_many(

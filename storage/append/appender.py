@@ -15,11 +15,12 @@ import numpy as np
 
 from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError
-from raymq.kernels.check import BatchFacts, validate_batch
+from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
 from raymq.kernels.stamp import is_sealed, stamp_alike, stamp_many, stamp_one
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
+from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX
 from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import (
@@ -30,7 +31,7 @@ from raymq.record.layout import (
     record_ends,
 )
 from storage.append.checked_batch import CheckedBatch
-from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, refuse_batch, space_checks
+from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, may_be_special, refuse_batch, space_checks
 from storage.dispatch.delivery_progress import Delivery, Source, waiting_codes
 from storage.log.append_plan import AppendSpan
 from storage.parts import StoreParts
@@ -72,6 +73,8 @@ class Appender:
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
+        # A record so long is neither too long, nor is its body.
+        self._plain_max_bytes = min(self._record_max_bytes, self._max_message_size_bytes)
         # Called with the bytes that are about to be written; they raise to refuse them. Which ones there are depends on
         # the settings.
         self._space_checks = space_checks(settings, parts.log)
@@ -88,12 +91,26 @@ class Appender:
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
         """`append` of `batches`, to be called under the append lock. MessageIllegalError as `check` raises it."""
-        if len(batches) == 1 and len(batches[0].sizes) == 1:
-            [batch] = batches
-            facts = self._check_facts(batch, None)
-            if not (is_sealed(facts.first_properties) or is_waiting_topic(batch.topic)):
-                return partial(self._append_record, batch, facts.longest_record)
+        if len(batches) == 1 and self._is_plain(batches[0]):
+            return partial(self._append_record, batches[0])
         return partial(self.append, self.check(batches))
+
+    def _is_plain(self, batch: EncodedBatch) -> bool:
+        """True if `batch` is one message that passes every check for sure, and that the store only has to stamp: no
+        property CRC, no message that waits. False says nothing about it."""
+        record, sizes, queue_id, topic = batch.records, batch.sizes, batch.queue_id, batch.topic
+        size = len(record)
+        if size > self._plain_max_bytes or len(sizes) != 1 or sizes.item() != size or len(batch.tag_codes) != 1:
+            return False
+        found = split_record(record, queue_id, topic)
+        if found is None or queue_id < 0 or is_waiting_topic(topic):
+            return False
+        sys_flag, _, properties = found
+        return (
+            sys_flag & SYS_FLAG_STORE_HOST_IPV6 == self._host_flag
+            and not may_be_special(sys_flag, properties)
+            and not properties.startswith(PROPERTY_CRC_PREFIX, -PROPERTY_CRC_LENGTH)
+        )
 
     def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
         """Check that all `batches` can be stored by one append, else raise MessageIllegalError. Their records are not
@@ -145,27 +162,24 @@ class Appender:
         self._reserve(plan.units, plan.log_end)
         return self._write_batches(batches, rests, stored, plan)
 
-    def _append_record(self, batch: EncodedBatch, size: int) -> list[AppendResult]:
-        """`append` of one message, whose record has `size` bytes, in fewer steps, where nothing is special about it: it
-        is new, fits into the log's file, and that has a map."""
-        topic, queue_id, producer, log = batch.topic, batch.queue_id, batch.producer, self._log
+    def _append_record(self, batch: EncodedBatch) -> list[AppendResult]:
+        """`append` of one plain message (`_is_plain`) in fewer steps, where nothing is special about its place: it is
+        new, its queue has room in a file, and so has the log, in one that has a map."""
+        topic, queue_id, producer, record = batch.topic, batch.queue_id, batch.producer, batch.records
         is_repeat = producer is not None and self._dedup.stored_prefix(producer, topic, queue_id, 1)
         queue = self._queues.get_or_create(topic, queue_id)
-        if not is_repeat and log.has_room_for(size):
-            if not queue.has_room_for(1):
-                self._reserve([(queue, 1)], log.end_offset)
+        if not is_repeat and queue.has_room_for(1) and self._log.has_room_for(len(record)):
             self.read_clock()
-            store_ms = self.last_store_timestamp_ms = self._earliest_ms
-            queue_offset, physical_offset = queue.next_offset, log.end_offset
-            if log.write_record(batch.records, size, queue_offset, store_ms, self.store_host):
-                self.last_record_offset = physical_offset
-                queue.append_unit(physical_offset, size, batch.tag_codes.item(0))
-                self._visibility.add(physical_offset + size, queue, queue_offset + 1)
+            queue_offset, physical_offset, store_ms = queue.next_offset, self._log.end_offset, self._earliest_ms
+            if self._log.write_record(record, queue_offset, store_ms, self.store_host):
+                self.last_store_timestamp_ms, self.last_record_offset = store_ms, physical_offset
+                queue.append_unit(physical_offset, len(record), batch.tag_codes.item())
+                self._visibility.add(self._log.end_offset, queue, queue_offset + 1)
                 if producer is not None:
                     self._dedup.record_messages(producer, topic, queue_id, 1, queue_offset)
                 self.messages_appended += 1
                 return [AppendResult(SendStatus.SEND_OK, queue_offset, physical_offset, store_ms)]
-        return self.append([CheckedBatch(batch, memoryview(batch.records), record_ends(batch.sizes))])
+        return self.append([CheckedBatch(batch, memoryview(record), record_ends(batch.sizes))])
 
     def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.

@@ -121,6 +121,19 @@ class StartedAppend:
         ]
 
 
+class SettledAppend(StartedAppend):
+    """A StartedAppend that waits for nothing."""
+
+    __slots__ = ()
+
+    def __init__(self, results: list[AppendResult], deadline_s: float) -> None:
+        self._results, self.deadline_s = results, deadline_s
+
+    def settle(self, now_s: float) -> list[AppendResult]:
+        """The results."""
+        return self._results
+
+
 def waits_for(batches: Sequence[EncodedBatch], acks: ReplicaAcks | None) -> bool:
     """True if one of the batches waits. InSyncReplicasError if it does, and too few replicas are in sync (`acks`)."""
     for batch in batches:

@@ -139,7 +139,7 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
     `max_message_size_bytes` limits a body, `record_max_bytes` a record: it has to fit into a file.
     """
     messages, longest_record, longest_body, longest_properties, sys_flags, first_properties, _ = facts
-    if sys_flags & _SPECIAL_FLAGS or _INNER in first_properties:
+    if may_be_special(sys_flags, first_properties):
         refused = _refuse_special(messages, sys_flags, first_properties)
         if refused is not None:
             return refused
@@ -159,6 +159,12 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
             f"a body of {longest_body} bytes exceeds this store's limit of {max_message_size_bytes}",
         )
     return None
+
+
+def may_be_special(sys_flags: int, first_properties: bytes) -> bool:
+    """False if no check of transactions, inner batches and offsets in other queues concerns a batch with these sys
+    flags and these properties of its first record."""
+    return bool(sys_flags & _SPECIAL_FLAGS) or _INNER in first_properties
 
 
 def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> Refusal | None:

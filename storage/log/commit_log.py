@@ -173,15 +173,13 @@ class CommitLog:
         """True if a record of `size` bytes may be written at the log's end without planning and reserving."""
         return self.end_offset + size + BLANK_LENGTH <= self._easy_end
 
-    def write_record(
-        self, record: Bytes, size: int, queue_offset: int, store_timestamp_ms: int, store_host: bytes
-    ) -> bool:
-        """`write` for one record of `size` bytes at the log's end, for which there is room (`has_room_for`) and which
-        has no property CRC: stamped here, in fewer steps. False, and nothing is done, if it has to go by `write`."""
+    def write_record(self, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes) -> bool:
+        """`write` for one record at the log's end, for which there is room (`has_room_for`) and which has no property
+        CRC: stamped here, in fewer steps. False, and nothing is done, if it has to go by `write`."""
         end_offset = self.end_offset
-        if not self._writer.write_record(end_offset, record, size, queue_offset, store_timestamp_ms, store_host):
+        if not self._writer.write_record(end_offset, record, queue_offset, store_timestamp_ms, store_host):
             return False
-        self.end_offset = end_offset + size
+        self.end_offset = end_offset + len(record)
         self._store_timestamp_ms = store_timestamp_ms
         return True
 

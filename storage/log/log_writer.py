@@ -118,23 +118,18 @@ class LogWriter:
         mapped[position : position + BLANK_LENGTH] = records[:BLANK_LENGTH]
 
     def write_record(
-        self,
-        physical_offset: int,
-        record: Bytes,
-        size: int,
-        queue_offset: int,
-        store_timestamp_ms: int,
-        store_host: bytes,
+        self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
-        """`write` for one record of `size` bytes, without a property CRC, behind others in its file: stamped here, in
-        fewer steps. False, and nothing is written, if it has to go by `write`."""
-        position = physical_offset % self._file_size
+        """`write` for one record without a property CRC, behind others in its file: stamped here, in fewer steps.
+        False, and nothing is written, if it has to go by `write`."""
+        size, position = len(record), physical_offset % self._file_size
         mapped = self.files[physical_offset - position].mapped
         if mapped is None or size > self._store_max_bytes:
             return False
-        mapped[position + BLANK_LENGTH : position + size] = record[BLANK_LENGTH:]
+        body = position + BLANK_LENGTH
+        mapped[body : position + size] = record[BLANK_LENGTH:]
         stamp_at(mapped, position, queue_offset, physical_offset, store_timestamp_ms, store_host)
-        mapped[position : position + BLANK_LENGTH] = record[:BLANK_LENGTH]
+        mapped[position:body] = record[:BLANK_LENGTH]
         return True
 
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:

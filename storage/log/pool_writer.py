@@ -50,13 +50,7 @@ class PoolWriter(LogWriter):
         return (new_end - 1) // self._file_size * self._file_size + self._file_size
 
     def write_record(
-        self,
-        physical_offset: int,
-        record: Bytes,
-        size: int,
-        queue_offset: int,
-        store_timestamp_ms: int,
-        store_host: bytes,
+        self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
         """False: a record alone goes the way of all others."""
         return False

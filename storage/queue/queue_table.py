@@ -113,14 +113,15 @@ class QueueTable:
         """The queue; a new one is empty, and has no files before its first `reserve`. MessageIllegalError if it is one
         of inner batches."""
         queue = self._queues.get((topic, queue_id))
-        if isinstance(queue, BatchConsumeQueue):
+        if isinstance(queue, ConsumeQueue):
+            return queue
+        if queue is not None:
             raise MessageIllegalError(
                 f"queue {queue_id} of topic {topic!r} holds RocketMQ's inner batches, which this store reads but does "
                 "not take; send to another topic"
             )
-        if queue is None:
-            queue = self._queues[topic, queue_id] = self._make_plain(topic, queue_id)
-        return queue
+        plain = self._queues[topic, queue_id] = self._make_plain(topic, queue_id)
+        return plain
 
     def _make_plain(self, topic: str, queue_id: int) -> ConsumeQueue:
         """A queue of single messages, of the class that knows of extensions only if it has one or is to have one."""

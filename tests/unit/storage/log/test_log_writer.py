@@ -47,7 +47,7 @@ def test_a_map_and_pwrite_leave_the_same_bytes(tmp_path: Path, monkeypatch: pyte
         records[20:24] = b"here"
 
     def stamp_record(record: memoryview) -> None:
-        log_writer.stamp_at(record, 0, 7, 0, 8, b"host")
+        log_writer.stamp_at(record, 0, 7, 0, 8, b"hostport")
 
     def stamp_first(records: memoryview) -> None:
         records[:4] = b"here"
@@ -59,7 +59,7 @@ def test_a_map_and_pwrite_leave_the_same_bytes(tmp_path: Path, monkeypatch: pyte
             start = end if end % FILE + size + 8 <= FILE else FILE
             if size == 100:
                 record = memoryview(bytes(size))
-                if not writer.write_record(start, record, size, 7, 8, b"host"):
+                if not writer.write_record(start, record, 7, 8, b"hostport"):
                     writer.write(end, start, record, stamp_record, whole=False)
             else:
                 writer.write(end, start, records, stamp if size != 5000 else stamp_first, whole=size == 5000)

@@ -1,0 +1,130 @@
+"""An append of one message in few steps, and the way of all appends: the same bytes, results and errors.
+
+40 random stores of 60 messages each; RAYMQ_SOAK=1 makes 2000, RAYMQ_LONE_SEED repeats one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from raymq.config.store import FlushDiskType
+from raymq.delay import SCHEDULE_TOPIC
+from raymq.errors import RaymqError
+from raymq.message import Message
+from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.record.layout import SYS_FLAG_OFFSET
+from storage.message_store import MessageStore
+from tests.support.stores.stores import LOG_FILE_BYTES, open_store
+
+ONE_SEED = os.environ.get("RAYMQ_LONE_SEED")
+ROUNDS = 2000 if os.environ.get("RAYMQ_SOAK") == "1" else 40
+MESSAGES = 60
+SETTINGS = (
+    {"flush_disk_type": FlushDiskType.ASYNC_FLUSH},
+    {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "warm_mapped_file_enable": False},
+    {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "warm_mapped_file_enable": False},
+    {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True},
+)
+BODY_MAX = 9000
+
+
+def random_message(dice: random.Random) -> EncodedBatch:
+    """A batch of one message: mostly a plain one, else one that needs more or that is refused."""
+    plain = dice.random() < 0.6
+    size = dice.choice((1, 100, 3000)) if plain else dice.choice((1, BODY_MAX, BODY_MAX + 1, LOG_FILE_BYTES))
+    topic = "orders" if plain else dice.choice(("orders", SCHEDULE_TOPIC))
+    extra = {} if plain else dice.choice(({}, {"INNER_NUM": "2"}, {"INNER_MULTI_QUEUE_OFFSET": "1"}, {"INNER": "x"}))
+    sequence = ProducerSequence(dice.choice("pq"), dice.choice((1, 1, 1, 2)), dice.randrange(30))
+    batch = encode_batch(
+        [Message(topic, dice.randbytes(size), tags=dice.choice((None, "red")))],
+        dice.randrange(2),
+        born_host=(dice.choice(("127.0.0.1", "127.0.0.1", "::1")), 5000),
+        born_timestamp_ms=1_700_000_000_000,
+        message_ids=[f"{dice.randrange(10):032X}"],
+        producer=dice.choice((None, None, sequence)),
+        extra_properties=extra,
+        append_prop_crc=not plain and dice.random() < 0.3,
+        store_host_ipv6=not plain and dice.random() < 0.1,
+    )
+    return batch if plain or dice.random() < 0.5 else damaged(dice, batch)
+
+
+def damaged(dice: random.Random, batch: EncodedBatch) -> EncodedBatch:
+    """The batch with something about it that is not what it should be, or that is rare."""
+    records = bytearray(batch.records)
+    what = dice.randrange(6)
+    if what == 0:
+        records[dice.randrange(min(len(records), 120))] ^= 1 << dice.randrange(8)
+    elif what == 1:
+        records[SYS_FLAG_OFFSET + 3] |= dice.choice((0x4, 0x8, 0xC, 0x80))
+    elif what == 2:
+        records[len(records) - dice.randrange(1, 80) :] = b""
+    else:
+        wrong = (
+            {"sizes": batch.sizes + np.int32(1)},
+            {"queue_id": dice.choice((-1, 7, 2**31))},
+            {"topic": dice.choice(("other", "not a name"))},
+        )[what - 3]
+        return replace(batch, **wrong)  # type: ignore[arg-type]  # each is a field's own type
+    return replace(batch, records=dice.choice((bytes, memoryview))(bytes(records)))
+
+
+def outcome(store: MessageStore, batch: EncodedBatch) -> object:
+    """The results of appending `batch`, or the error that was raised, as values to be compared."""
+    try:
+        return store.append([batch])
+    except RaymqError as error:
+        return type(error), str(error)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """The bytes of the log and of the queues, by file."""
+    paths = (path for kind in ("commitlog", "consumequeue") for path in (root / kind).rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def check_one_history(seed: int, directory: Path) -> int:
+    """Append the same random messages to two stores, one of which knows no short way; returns how many went it."""
+    dice = random.Random(seed)
+    settings = dice.choice(SETTINGS)
+    now_ms = 1_700_000_000_000
+
+    def open_one(name: str) -> MessageStore:
+        return open_store(directory / name, clock_ms=lambda: now_ms, max_message_size_bytes=BODY_MAX, **settings)
+
+    with closing(open_one("short")) as short, closing(open_one("general")) as general:
+        written = mock.Mock(side_effect=short._log.write_record)
+        with (
+            mock.patch.object(general._appender, "_is_plain", return_value=False),
+            mock.patch.object(short._log, "write_record", written),
+        ):
+            for number in range(MESSAGES):
+                batch = random_message(dice)
+                now_ms += dice.randrange(-5, 50)
+                results = [outcome(store, batch) for store in (short, general)]
+                hint = f"seed {seed}, message {number}; RAYMQ_LONE_SEED repeats it"
+                assert results[0] == results[1], hint
+                assert short.end_offset == general.end_offset, hint
+                assert short._appender.last_record_offset == general._appender.last_record_offset, hint
+        ends = [{queue.key: queue.next_offset for queue in store._queues} for store in (short, general)]
+        assert ends[0] == ends[1], f"seed {seed}; RAYMQ_LONE_SEED repeats it"
+        if "transient_store_pool_enable" not in settings:  # with a pool, a thread lets consumers see them
+            seen = [{queue.key: queue.visible_offset for queue in store._queues} for store in (short, general)]
+            assert seen == ends, f"seed {seed}; RAYMQ_LONE_SEED repeats it"
+        assert short._parts.dedup.rows() == general._parts.dedup.rows()
+    assert contents(directory / "short") == contents(directory / "general"), f"seed {seed}"
+    return sum(1 for call in written.mock_calls if call)
+
+
+def test_one_message_is_stored_alike_by_the_short_and_the_general_way(tmp_path: Path) -> None:
+    tried = 0
+    for seed in [int(ONE_SEED)] if ONE_SEED else range(ROUNDS):
+        tried += check_one_history(seed, tmp_path / str(seed))
+    assert tried > ROUNDS * MESSAGES // 4 or ONE_SEED
