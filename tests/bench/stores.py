@@ -31,7 +31,7 @@ def stores(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
     for count, goals in ((1, [Goal(">=", 120_000), Goal("<=", 8, "cpu")]), (100, [Goal(">=", 1_000_000)])):
         for name, flush in (("ASYNC", ASYNC), ("SYNC", SYNC)):
             batch = make_batch(count)
-            size = int(ROUND_BYTES * min(scale, 1.0)) // (1 if count > 1 else 8) // (8 if flush is SYNC else 1)
+            size = int(ROUND_BYTES * min(scale, 1.0)) // (1 if count > 1 else 2) // (8 if flush is SYNC else 1)
             what = "single puts" if count == 1 else f"appends of {count}"
             figure = Figure("store", f"{what} x 1 KiB, {name}", "msg/s", True, goals if flush is ASYNC else [])
             for _ in range(rounds):
@@ -44,9 +44,8 @@ def stores(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
 
 
 def _append(directory: Path, batch: object, size: int, flush: object, count: int) -> Sample:
-    cpu = time.process_time()
-    times, _ = append_round(directory, batch, size, flush_disk_type=flush)  # type: ignore[arg-type]
-    return Sample(len(times) / sum(times) * count, (time.process_time() - cpu) / (len(times) * count) * 1e6)
+    times, _, cpu_s = append_round(directory, batch, size, flush_disk_type=flush)  # type: ignore[arg-type]
+    return Sample(len(times) / sum(times) * count, cpu_s / (len(times) * count) * 1e6)
 
 
 def _opening(directory: Path, scale: float) -> Figure:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,12 +86,23 @@ def timed(seconds: float, action: Callable[[], object]) -> float:
     return runs / elapsed
 
 
-def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> tuple[list[float], float]:
-    """The time that each append of `batch` took in a new store, up to `size` bytes in all, and the time that the index
-    then took to catch up."""
+class Round(NamedTuple):
+    """The appends of one batch to a new store."""
+
+    # The time that each took, in s.
+    times: list[float]
+    # The time that the index then took to catch up, in s.
+    index_s: float
+    # The CPU time that the process took for all of that, without opening the store, in s.
+    cpu_s: float
+
+
+def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> Round:
+    """Append `batch` to a new store, up to `size` bytes in all."""
     touch_memory(directory, size + TOUCHED_MORE)
     times = []
     with open_store(directory / "store", **changes) as store:
+        cpu = time.process_time()
         end = time.perf_counter()
         for _ in range(size // len(batch.records)):
             start = end
@@ -99,7 +110,7 @@ def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any
             end = time.perf_counter()
             times.append(end - start)
         store.queries.by_key("bench", "none")
-        return times, time.perf_counter() - end
+        return Round(times, time.perf_counter() - end, time.process_time() - cpu)
 
 
 def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
@@ -115,7 +126,7 @@ def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
         rates, with_index, shares = [], [], []
         for _ in range(rounds):
             copies = copy_bytes_per_s(directory, bytes(batch.records)) / len(batch.records)
-            times, index_s = append_round(directory, batch, size if name != "SYNC_FLUSH" else size // 8, **changes)
+            times, index_s, _ = append_round(directory, batch, size if name != "SYNC_FLUSH" else size // 8, **changes)
             rates.append(len(times) / sum(times) * count)
             with_index.append(len(times) / (sum(times) + index_s) * count)
             shares.append(rates[-1] / count / copies)
@@ -131,7 +142,7 @@ def bench_rolls(directory: Path, rounds: int) -> None:
     for _ in range(rounds):
         for name, size in (("no roll", 2 * GIB), ("a roll each 16 MiB", 16 << 20)):
             changes = {"flush_disk_type": ASYNC, "mapped_file_size_commit_log_bytes": size}
-            times, _ = append_round(directory, batch, ROUND_BYTES, **changes)
+            times, *_ = append_round(directory, batch, ROUND_BYTES, **changes)
             p50, p999 = np.percentile(times, (50, 99.9)) * 1e6
             row(f"append 10 x 1 KiB, {name}: p50, p99.9", f"{p50:,.0f} us, {p999:,.0f} us")
 
