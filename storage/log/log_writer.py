@@ -13,8 +13,9 @@ ends the process as SIGKILL would.) A file that cannot be mapped for writing (di
 `pwrite`.
 
 Pages are cheap to make by the hundred and dear one by one. With ASYNC_FLUSH the writer makes PAGES_AHEAD_BYTES at a
-time ahead of itself (`make_pages`), by writing zeros with `pwrite`. With SYNC_FLUSH it does not: a store to one of them
-would have the next flush write all that were made together. Appends that fill whole pages go by `pwrite` there.
+time ahead of itself (`make_pages`), and more for large appends, by writing zeros with `pwrite`. With SYNC_FLUSH it does
+not: a store to one of them would have the next flush write all that were made together. Appends that fill whole pages
+go by `pwrite` there.
 
 The first 8 bytes of what one append writes to a span are written last. Until then the log ends there for every reader,
 so a process killed in the middle of an append leaves all of a batch or nothing, not a record cut short.
@@ -32,12 +33,15 @@ from storage.files.disk import Bytes
 from storage.files.mapped_file import MappedFile
 
 PAGES_AHEAD_BYTES: Final = 128 << 10
+STEPS_OF_LARGE: Final = 4
+"""So many times PAGES_AHEAD_BYTES for an append that fills half of them itself: else each such append would make some.
+"""
 STORE_MAX_BYTES: Final = 1 << 20
 """Longer appends are written with `pwrite`: it makes the pages as it goes."""
 STORE_MAX_BYTES_WITHOUT_PAGES: Final = 8 << 10
 """The same where no pages are made ahead."""
 
-_ZEROS: Final = memoryview(bytes(PAGES_AHEAD_BYTES + STORE_MAX_BYTES))
+_ZEROS: Final = memoryview(bytes(STEPS_OF_LARGE * PAGES_AHEAD_BYTES + STORE_MAX_BYTES))
 
 Stamp = Callable[[memoryview], None]
 """Fills in, in the memory given, the fields of records that only the store knows."""
@@ -84,7 +88,9 @@ class LogWriter:
             return file_end
         first = max(end_offset, self._pages_end, file_start)
         if new_end > first and new_end - first <= STORE_MAX_BYTES:
-            last = min(new_end - new_end % -PAGES_AHEAD_BYTES, file_end)
+            is_large = 2 * (new_end - end_offset) >= PAGES_AHEAD_BYTES
+            step = STEPS_OF_LARGE * PAGES_AHEAD_BYTES if is_large else PAGES_AHEAD_BYTES
+            last = min(new_end - new_end % -step, file_end)
             # All is zero there already.
             self.files[file_start].write(first - file_start, _ZEROS[: last - first])
             self._pages_end = last
