@@ -140,12 +140,16 @@ def unlink(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory and those above it, unless they are there. Each new name is on disk on return."""
-    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+def make_directory(path: Path, *, flush: bool = True) -> None:
+    """Make a directory and those above it, unless they are there. With `flush` each new name is on disk on return."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
     for directory in reversed(missing):
         directory.mkdir(DIRECTORY_MODE, exist_ok=True)
-        sync_directory(directory.parent)
+        if flush:
+            sync_directory(directory.parent)
 
 
 def make_private(path: Path) -> None:

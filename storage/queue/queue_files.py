@@ -44,7 +44,8 @@ class QueueFiles:
 
     def make(self, start: int) -> None:
         """Make the file that starts there, behind the others. OSError: the disk failed or is full."""
-        disk.make_directory(self.directory)
+        # Its name is flushed with the file's, before the checkpoint or the snapshot counts on the queue.
+        disk.make_directory(self.directory, flush=False)
         allocate(self._scratch, self._file_size)
         disk.rename(self._scratch, self.path(start))
         self.starts.append(start)
