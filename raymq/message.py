@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from itertools import repeat
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from raymq.errors import MessageIllegalError
@@ -56,6 +56,25 @@ MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
 MAX_PROPERTIES_BYTES: Final = 32767
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
 """The bound on how far ahead a message's `deliver_at_ms` may be."""
+
+
+class _NoProperties(dict[str, str]):
+    """No properties, for ever: those of all messages that have nothing but a topic and a body."""
+
+    __slots__ = ()
+
+    def _refuse(self, *args: Any, **more: Any) -> NoReturn:
+        raise TypeError("a message is not changed after it was made; make one with properties")
+
+    __setitem__ = __ior__ = update = setdefault = _refuse
+
+    def __reduce__(self) -> tuple[type[dict[str, str]], tuple[()]]:
+        return dict, ()
+
+
+PLAIN_PROPERTIES: Final = _NoProperties()
+"""The `properties` of each Message that has a topic and a body and nothing else, and of no other one: so a look at them
+tells such a message, which most are, from one that takes more work."""
 
 _NO_KEYS: Final = ()
 _NO_FLAG: Final = 0
@@ -101,7 +120,7 @@ class Message(Struct, frozen=True, gc=False):
     body: bytes
     tags: str | None = None
     keys: Sequence[str] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = PLAIN_PROPERTIES
     flag: int = 0
     delay_level: int = 0
     deliver_at_ms: int | None = None
@@ -110,20 +129,31 @@ class Message(Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         body, topic = self.body, self.topic
         if (
-            topic.__class__ is str
+            self.properties is PLAIN_PROPERTIES
+            and topic.__class__ is str
             and topic in _LEGAL_TOPICS
             and body.__class__ is bytes
             and 0 < len(body) <= MAX_MESSAGE_SIZE_BYTES
             and self.tags is None
             and self.keys is _NO_KEYS
-            and not self.properties
-            and self.properties.__class__ is dict
             and self.flag is _NO_FLAG
             and self.delay_level is _NO_FLAG
             and self.deliver_at_ms is None
             and self.wait_store_msg_ok is True
         ):
             return  # a message of a topic and a body, which are most
+        self._check()
+        if (
+            self.tags is None
+            and not (self.keys or self.properties or self.flag or self.delay_level)
+            and self.deliver_at_ms is None
+            and self.wait_store_msg_ok
+        ):
+            force_setattr(self, "properties", PLAIN_PROPERTIES)
+        else:
+            force_setattr(self, "properties", dict(self.properties))  # the caller's may change after the checks
+
+    def _check(self) -> None:
         self._check_topic_and_body()
         self._check_tags_and_keys()
         self._check_properties()
@@ -171,8 +201,6 @@ class Message(Struct, frozen=True, gc=False):
     def _check_properties(self) -> None:
         if self.properties.__class__ is not dict and not isinstance(self.properties, Mapping):
             raise MessageIllegalError(f"properties must map names to values, not be a {type(self.properties).__name__}")
-        if self.properties:
-            force_setattr(self, "properties", dict(self.properties))  # the caller's may change after the checks
         for name, value in self.properties.items():
             _check_text("a property name", name)
             _check_text(f"the value of property {name!r}", value)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import numpy as np
 from msgspec import Struct
@@ -76,10 +77,50 @@ class Acknowledged:
             offset_id = f"{_host_digits(self._store_host)}{int(self.physical_offsets[0]):016X}"
             return [SendResult(status, self.message_ids[0], offset_id, queue, self.queue_offsets[0])]
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
-        return [
-            SendResult(status, message_id, offset_id, queue, queue_offset)
-            for message_id, offset_id, queue_offset in zip(ids, offset_ids, self.queue_offsets, strict=True)
-        ]
+        # Without a line of Python per message: a program may send a million.
+        return list(map(SendResult, repeat(status), ids, offset_ids, repeat(queue), self.queue_offsets))
+
+
+class SendResults(Sequence[SendResult]):
+    """The results of messages that were sent together, in order. They are made when one of them is looked at, so a
+    program that only waits for them does not pay for them. Equal to a list of the same results; immutable."""
+
+    __slots__ = ("_acknowledged",)
+
+    def __init__(self, acknowledged: Acknowledged) -> None:
+        self._acknowledged = acknowledged
+
+    def __len__(self) -> int:
+        return len(self._acknowledged.queue_offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        return self._acknowledged.results()[index]
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return iter(self._acknowledged.results())
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (SendResults, list)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __add__(self, other: Iterable[SendResult]) -> list[SendResult]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[SendResult]) -> list[SendResult]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[type[list[SendResult]], tuple[list[SendResult]]]:
+        return list, (list(self),)
 
 
 @lru_cache(maxsize=256)

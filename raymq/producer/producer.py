@@ -49,7 +49,7 @@ from raymq.message import Message, MessageQueue, SendResult
 from raymq.names import check_group, check_user_topic
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
-from raymq.producer.completion import BeforeEnd, Completion, SendFuture
+from raymq.producer.completion import BeforeEnd, Completion, SendFuture, SendResults
 from raymq.producer.encoder import OVERHEAD_BYTES, BatchEncoder, by_stored_queue, check_batch, cost_bytes, with_more
 from raymq.producer.hooks import SendHooks, Watched
 from raymq.producer.latency_fault import BrokerFaults
@@ -241,7 +241,7 @@ class Producer(Closing):
 
     def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
-    ) -> list[SendResult]:
+    ) -> Sequence[SendResult]:
         """Send messages of one topic, one after another into one queue; returns a result for each, in order.
 
         RocketMQ refuses delayed messages in a batch; here they go to the queues in which they wait, the others into one
@@ -256,9 +256,10 @@ class Producer(Closing):
         placed = self._place(batch, where, timeout_s, together=True, at_once=True)
         if len(placed.batches) == 1:
             completion = placed.batches[0][0].completion
-            self._wait(completion, 0, timeout_s)
+            if completion.acknowledged is None:
+                self._wait(completion, 0, timeout_s)
             if completion.acknowledged is not None:
-                return list(completion.acknowledged.results())
+                return SendResults(completion.acknowledged)
         return [self._wait(*future.place, timeout_s) for future in placed.futures(len(batch))]
 
     def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
@@ -333,17 +334,18 @@ class Producer(Closing):
 
     def check(self, messages: Sequence[Message]) -> str:
         """The messages' topic; MessageIllegalError, IllegalNameError or ClientStateError."""
-        for message in messages:
+        longest = self.settings.max_message_size_bytes
+        is_checked = isinstance(messages, MessageColumns) and int(messages.bodies.sizes.max()) <= longest
+        for message in () if is_checked else messages:
             if message.__class__ is not Message and not isinstance(message, Message):
                 raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
-            if len(message.body) > self.settings.max_message_size_bytes:
+            if len(message.body) > longest:
                 raise MessageIllegalError(
-                    f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of "
-                    f"{self.settings.max_message_size_bytes}"
+                    f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of {longest}"
                 )
         if self._closed:
             raise closed_error()
-        return check_user_topic(messages[0].topic)
+        return check_user_topic(messages.topic if isinstance(messages, MessageColumns) else messages[0].topic)
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
         """The route of a topic that is to be sent to. A topic that does not exist is created if the cluster does that,
@@ -427,7 +429,7 @@ class Producer(Closing):
 
     def _place(
         self,
-        messages: list[Message],
+        messages: Sequence[Message],
         where: DestinationOptions,
         timeout_s: float,
         *,
@@ -500,7 +502,7 @@ class Producer(Closing):
             ending = request.before_end if watched is None else watched.part(indices, request.before_end)
             batch = SendBatch(
                 queue.topic, queue, sender.state.sends(stored), members, Completion(ending), request.movable,
-                members[0].wait_store_msg_ok, request.timeout_s, request.deadline_s, cost, request.generation,
+                _waits(members), request.timeout_s, request.deadline_s, cost, request.generation,
                 plain=request.plain,
             )  # fmt: skip
             if number:
@@ -654,6 +656,11 @@ class Producer(Closing):
             if completion.done(index):
                 raise
             raise SendUnknownError("its queue", 1, timeout_s, "the sender thread gave no answer") from None
+
+
+def _waits(messages: list[Message] | MessageColumns) -> bool:
+    """The `wait_store_msg_ok` that all these messages have."""
+    return isinstance(messages, MessageColumns) or messages[0].wait_store_msg_ok
 
 
 def _cut(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[Sequence[int]]:
