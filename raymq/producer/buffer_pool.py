@@ -131,10 +131,12 @@ class BufferPool:
 
     def extend_locked(self, cost_bytes: int, count: int) -> bool:
         """Allocate more space to a holder of the present generation. False if there is none now."""
-        if self._waiters or not self._fits(cost_bytes, count):
+        if self._waiters:
             return False
-        self._bytes += cost_bytes
-        self._count += count
+        total_bytes, total = self._bytes + cost_bytes, self._count + count
+        if (total_bytes > self._max_bytes or total > self._max_messages) and self._count:
+            return False
+        self._bytes, self._count = total_bytes, total
         return True
 
     def hold_locked(self) -> int:

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _CREATING: Final = threading.Lock()
 """Held for a moment while a completion makes its Condition, or ends without one."""
 _HEX_PAIRS: Final = [f"{number:02X}" for number in range(256)]
+_HEX_DIGITS: Final = np.frombuffer("".join(_HEX_PAIRS).encode(), np.uint16)
+"""The two digits of each byte as one number."""
 
 
 class Acknowledged:
@@ -134,7 +136,7 @@ def offset_message_ids(store_host: tuple[str, int], physical_offsets: Sequence[i
     rows = np.empty((len(physical_offsets), len(host) + 8), np.uint8)
     rows[:, : len(host)] = np.frombuffer(host, np.uint8)
     rows[:, len(host) :] = np.array(physical_offsets, ">i8").view(np.uint8).reshape(-1, 8)
-    digits, width = rows.tobytes().hex().upper(), 2 * rows.shape[1]
+    digits, width = _HEX_DIGITS[rows].tobytes().decode(), 2 * rows.shape[1]
     return [digits[at : at + width] for at in range(0, len(digits), width)]
 
 
@@ -172,6 +174,8 @@ class Completion(Struct, eq=False):
     before_end: BeforeEnd | None = None
     acknowledged: Acknowledged | None = None
     error: BaseException | None = None
+    results: list[SendResult] | None = None
+    """Those of all messages, from when one of them was asked for."""
     _parts: list[tuple[int, int, Outcome]] | None = None
     _condition: threading.Condition | None = None
     _watchers: list[_Watcher] = []
@@ -232,7 +236,10 @@ class Completion(Struct, eq=False):
         first, outcome = self.wait(index, timeout_s)
         if isinstance(outcome, BaseException):
             raise copied(outcome)
-        return outcome.results()[index - first]
+        results = outcome.results()
+        if outcome is self.acknowledged:
+            self.results = results
+        return results[index - first]
 
     def exception(self, index: int, timeout_s: float | None = None) -> BaseException | None:
         """A copy of the error of message `index`, None if it was stored; or TimeoutError after `timeout_s`."""
@@ -385,9 +392,9 @@ else:
             return self._completion, self._index
 
         def result(self, timeout=None):
-            acknowledged = self._completion.acknowledged
-            if acknowledged is not None:
-                return acknowledged.results()[self._index]
+            results = self._completion.results
+            if results is not None:  # mostly: a program waits for the first of many, and then asks for all
+                return results[self._index]
             return self._completion.result(self._index, timeout)
 
         def exception(self, timeout=None):

@@ -45,7 +45,7 @@ from raymq.errors import (
     SendUnknownError,
 )
 from raymq.kernels.message_columns import MessageColumns
-from raymq.message import Message, MessageQueue, SendResult
+from raymq.message import PLAIN_PROPERTIES, Message, MessageQueue, SendResult
 from raymq.names import check_group, check_user_topic
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
@@ -208,22 +208,22 @@ class Producer(Closing):
     def join(self, message: Message, where: DestinationOptions) -> SendFuture | None:
         """Hand over a message to the open batch of its topic or queue. None if there is none that it may join; nothing
         was done then."""
-        if (
-            message.__class__ is not Message
-            or message.delay_level
-            or message.deliver_at_ms is not None
-            or message.wait_store_msg_ok is not True
-        ):
+        if message.__class__ is not Message:
             return None
-        plain = message.tags is None and not message.keys and not message.properties and not message.flag
-        cost = len(message.body) + OVERHEAD_BYTES if plain else cost_bytes(message)
+        plain = message.properties is PLAIN_PROPERTIES
+        if plain:
+            cost = len(message.body) + OVERHEAD_BYTES
+        elif message.delay_level or message.deliver_at_ms is not None or message.wait_store_msg_ok is not True:
+            return None
+        else:
+            cost = cost_bytes(message)
         now_s = self._clock()
         place = self._open_place(message, where, now_s) if where else message.topic
         with self._lock:
             batch = self._open.get(place)
             if (
                 batch is None
-                or cost > batch.room_bytes
+                or (batch_cost := batch.cost_bytes + cost) > batch.limit_bytes
                 or now_s > batch.join_until_s
                 or not self.buffer.extend_locked(cost, 1)
             ):
@@ -233,8 +233,9 @@ class Producer(Closing):
                 assert isinstance(messages, list)  # as in every open batch
             index = len(messages)
             messages.append(message)
-            batch.cost_bytes += cost
-            batch.room_bytes = batch.room_bytes - cost if index < batch.max_messages - 1 else SEALED
+            batch.cost_bytes = batch_cost
+            if index >= batch.max_messages - 1:
+                batch.limit_bytes = SEALED
             if not plain:
                 batch.plain = False
         return SendFuture(batch.completion, index)
@@ -527,7 +528,7 @@ class Producer(Closing):
         [message] = request.messages
         if (
             batch is None
-            or request.cost_bytes > batch.room_bytes
+            or batch.cost_bytes + request.cost_bytes > batch.limit_bytes
             or batch.queue != queue
             or batch.movable is not request.movable
             or batch.waits is not message.wait_store_msg_ok
@@ -542,8 +543,8 @@ class Producer(Closing):
         batch.messages.append(message)
         batch.plain = batch.plain and request.plain
         batch.cost_bytes += request.cost_bytes
-        full = index >= batch.max_messages - 1
-        batch.room_bytes = SEALED if full else batch.room_bytes - request.cost_bytes
+        if index >= batch.max_messages - 1:
+            batch.limit_bytes = SEALED
         return _Placed([(batch, (0,), index)]), self.buffer.merge_locked(request.generation)
 
     def _open_locked(self, batch: SendBatch, stored: MessageQueue) -> None:
@@ -551,7 +552,7 @@ class Producer(Closing):
         open_for_s = batch.timeout_s * _JOIN_TIMEOUT_SHARE
         batch.join_until_s = self._clock() + open_for_s
         batch.deadline_s += open_for_s
-        batch.room_bytes = max(SEALED, limits.OPEN_BATCH_MAX_BYTES - batch.cost_bytes)
+        batch.limit_bytes = limits.OPEN_BATCH_MAX_BYTES
         if batch.movable:
             before = self._open.get(batch.topic)
             full = before is not None and len(before.messages) >= before.max_messages

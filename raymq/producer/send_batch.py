@@ -34,7 +34,7 @@ OPEN_BATCH_MAX_BYTES: Final = 1024 * 1024
 REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
 """The most bytes of messages in a request, by their cost in the buffer pool. One message may be larger."""
 SEALED: Final = -1
-"""The `room_bytes` of a batch that no further message joins."""
+"""The `limit_bytes` of a batch that no further message joins."""
 
 
 class Stage(Enum):
@@ -93,10 +93,9 @@ class SendBatch(Struct, eq=False):
     is a time of the monotonic clock, `timeout_s` the time the sender gave. `cost_bytes` of the buffer pool are held for
     them, in `generation`. `message_ids` is empty until they were encoded, and stays when that is repeated.
 
-    Further messages may join while they fit in `room_bytes`, are not more than `max_messages` in all, and time is not
-    beyond `join_until_s`. `plain`: none has
-    more than a topic and a body. `alone`: no other batch goes with it, since one of its messages may be what the store
-    refuses.
+    Further messages may join while all cost at most `limit_bytes`, are not more than `max_messages`, and time is not
+    beyond `join_until_s`. `plain`: none has more than a topic and a body. `alone`: no other batch goes with it, since
+    one of its messages may be what the store refuses.
     """
 
     topic: str
@@ -111,7 +110,7 @@ class SendBatch(Struct, eq=False):
     cost_bytes: int
     generation: int
     join_until_s: float = 0.0
-    room_bytes: int = SEALED
+    limit_bytes: int = SEALED
     max_messages: int = BATCH_MAX_MESSAGES
     plain: bool = False
     first: int = 0

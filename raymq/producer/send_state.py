@@ -175,7 +175,7 @@ class SendState:
         """Let a batch wait behind those of its queue; none joins the batch before it any more."""
         sends = batch.sends
         if sends.waiting:
-            sends.waiting[-1].room_bytes = SEALED
+            sends.waiting[-1].limit_bytes = SEALED
         sends.waiting.append(batch)
         if not sends.busy:
             self._waiting.setdefault(sends)
@@ -221,7 +221,7 @@ class SendState:
                 if batches and count + len(batch.messages) > send_batch.BATCH_MAX_MESSAGES:
                     break
                 sends.waiting.popleft()
-                batch.room_bytes = SEALED
+                batch.limit_bytes = SEALED
                 batch.stage = TRANSITIONS[batch.stage, Event.TAKEN]
                 left_bytes -= batch.cost_bytes
                 count += len(batch.messages)
@@ -399,7 +399,7 @@ class SendState:
     ) -> None:
         leaving = [batch for batch in batches if batch.movable and another_broker_helps(error)]
         for batch in leaving:
-            batch.room_bytes = SEALED
+            batch.limit_bytes = SEALED
         verdict.leaving += leaving
         self._wait_again([batch for batch in batches if batch not in leaving], error, verdict, wait=wait)
 
@@ -415,7 +415,7 @@ class SendState:
         """Let batches wait before all others of their queues, in their order."""
         for batch in reversed(batches):
             if batch.sends.waiting:
-                batch.room_bytes = SEALED
+                batch.limit_bytes = SEALED
             batch.stage = Stage.QUEUED
             batch.sends.waiting.appendleft(batch)
             if not batch.sends.busy:
@@ -436,7 +436,7 @@ class SendState:
         if late:
             failure = given_up(error, max(batch.timeout_s for batch in late))
             for batch in late:
-                batch.room_bytes = SEALED
+                batch.limit_bytes = SEALED
             verdict.ended += [(batch, failure) for batch in late]
         return [batch for batch in batches if batch.deadline_s > now_s]
 

@@ -156,12 +156,12 @@ def test_the_batches_of_a_queue_go_together_and_are_sealed():
     state = state_of()
     batches = [batch_in(state, 2) for _ in range(3)]
     for batch in batches:
-        batch.room_bytes = 1000
+        batch.limit_bytes = 1000
     put(state, *batches)
-    assert [batch.room_bytes >= 0 for batch in batches] == [False, False, True]
+    assert [batch.limit_bytes >= 0 for batch in batches] == [False, False, True]
     attempt = depart(state)
     assert [flight.batches for flight in attempt.flights] == [batches]
-    assert batches[2].room_bytes < 0
+    assert batches[2].limit_bytes < 0
     verdict = state.answered(attempt, answer(attempt), 0.0)
     [(flight, result)] = verdict.acknowledged
     offsets = [list(acknowledged.queue_offsets) for _, acknowledged in flight.acknowledge(result)]
