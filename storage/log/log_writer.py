@@ -36,10 +36,12 @@ PAGES_AHEAD_BYTES: Final = 128 << 10
 STEPS_OF_LARGE: Final = 4
 """So many times PAGES_AHEAD_BYTES for an append that fills half of them itself: else each such append would make some.
 """
-STORE_MAX_BYTES: Final = 1 << 20
+STORE_MAX_BYTES: Final = 256 << 10
 """Longer appends are written with `pwrite`: it makes the pages as it goes."""
 STORE_MAX_BYTES_WITHOUT_PAGES: Final = 8 << 10
 """The same where no pages are made ahead."""
+SCRATCH_MAX_BYTES: Final = 8 << 20
+"""The memory for stamped copies that is kept."""
 
 _ZEROS: Final = memoryview(bytes(STEPS_OF_LARGE * PAGES_AHEAD_BYTES + STORE_MAX_BYTES))
 
@@ -64,6 +66,8 @@ class LogWriter:
         self._store_max_bytes = STORE_MAX_BYTES if makes_pages else STORE_MAX_BYTES_WITHOUT_PAGES
         self._pages_end = 0
         """The end of the pages made ahead."""
+        self._scratch = memoryview(b"")
+        """Memory for stamped copies, kept: new memory costs more than the copy, a page at a time."""
 
     def start(self, path_of: Callable[[int], Path]) -> None:
         """Get ready to write. `path_of` gives the path of the file that starts at an offset."""
@@ -113,7 +117,7 @@ class LogWriter:
             mapped = None
         if stamp is not None and (whole or mapped is None):
             # In the file, `stamp` cannot have the first 8 bytes: they come last.
-            records, stamp = _stamped(records, stamp), None
+            records, stamp = self._stamped(records, stamp), None
         if mapped is None:
             file.write_whole(position, records)
             return
@@ -148,6 +152,16 @@ class LogWriter:
     def close(self) -> None:
         """Release what `start` made. Idempotent."""
 
+    def _stamped(self, records: memoryview, stamp: Stamp) -> memoryview:
+        """A stamped copy of the records, valid until the next one is made."""
+        size = len(records)
+        if size <= SCRATCH_MAX_BYTES and size > len(self._scratch):
+            self._scratch = memoryview(bytearray(size))
+        copy = self._scratch[:size] if size <= SCRATCH_MAX_BYTES else memoryview(bytearray(size))
+        copy[:] = records
+        stamp(copy)
+        return copy
+
     def _end_file(self, end_offset: int, physical_offset: int) -> None:
         """Write the BLANK that ends a file at `end_offset`, as the records go to the next one."""
         left = self.files[physical_offset - physical_offset % self._file_size - self._file_size]
@@ -160,10 +174,3 @@ class LogWriter:
     def _blank(self, end_offset: int, physical_offset: int) -> bytes:
         """The BLANK from `end_offset` to the start of the file that holds `physical_offset`."""
         return encode_blank(physical_offset - physical_offset % self._file_size - end_offset)
-
-
-def _stamped(records: memoryview, stamp: Stamp) -> memoryview:
-    """A stamped copy of the records."""
-    copy = memoryview(bytearray(records))
-    stamp(copy)
-    return copy
