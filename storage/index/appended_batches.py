@@ -23,7 +23,9 @@ from raymq.record.message_id import IdRange
 from storage.index.index_file import IndexEntries
 
 RECORDS_MIN: Final = 64
-"""A batch of fewer records is quicker read from the log, together with its neighbours."""
+"""A batch of fewer records is quicker read from the log, together with its neighbours, ..."""
+BYTES_MIN: Final = 256 << 10
+"""... unless it has so many bytes: reading those takes longer than the proof."""
 RECORDS_MAX: Final = 1 << 20
 """So many records, 8 bytes for each, may wait for the index."""
 RUN_RECORDS: Final = 1 << 12
@@ -80,7 +82,8 @@ class AppendedBatches:
     def add(self, physical_offset: int, ends: Ints, batch: EncodedBatch, store_ms: int) -> None:
         """Note a batch whose first record is at `physical_offset`, unless the index had better read it from the log."""
         ids = batch.message_ids
-        if len(ends) >= RECORDS_MIN and isinstance(ids, IdRange) and len(ids) == len(ends):
+        is_large = len(ends) >= RECORDS_MIN or int(ends[-1]) >= BYTES_MIN
+        if is_large and isinstance(ids, IdRange) and len(ids) == len(ends):
             with self._lock:
                 if self._records < self._records_max:
                     self._batches.append(AppendedBatch(physical_offset, ends, batch.topic, ids, store_ms))
