@@ -45,8 +45,8 @@ class ByteColumn:
         if isinstance(values, ByteColumn):
             return values
         if not isinstance(values, pa.Array):
-            data = np.frombuffer(b"".join(values), np.uint8)
-            return cls(data, _bounds(np.fromiter(map(len, values), np.int64, len(values))), values)
+            column = cls.of_buffers(values)
+            return cls(column.data, column.offsets, values)
         if values.null_count:
             raise InvalidArgumentError(f"a column of bytes has {values.null_count} nulls, which are no byte strings")
         values = _without_views(values)
@@ -62,6 +62,12 @@ class ByteColumn:
             return cls(np.zeros(0, np.uint8), np.zeros(1, np.int64))
         positions = np.frombuffer(offsets, width)[values.offset : values.offset + len(values) + 1].astype(np.int64)
         return cls(np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), positions)
+
+    @classmethod
+    def of_buffers(cls, values: Sequence[bytes | memoryview]) -> ByteColumn:
+        """The strings of a list, of which only a copy is kept."""
+        data = np.frombuffer(b"".join(values), np.uint8)
+        return cls(data, _bounds(np.fromiter(map(len, values), np.int64, len(values))))
 
     @classmethod
     def of_nullable(cls, values: pa.Array) -> tuple[ByteColumn, NDArray[np.bool_]]:
@@ -139,6 +145,13 @@ class ByteColumn:
         bounds = self.offsets.tolist()
         data = self.data[bounds[0] : bounds[-1]].tobytes()
         return [data[start - bounds[0] : end - bounds[0]] for start, end in pairwise(bounds)]
+
+    def views(self) -> Sequence[bytes | memoryview]:
+        """The strings as objects where there are such, else as views of the memory."""
+        if self.values is not None:
+            return self.values
+        data = self.data.data
+        return [data[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def array(self) -> pa.Array:
         """The column as an Arrow binary array over the same bytes. InvalidArgumentError for 2 GiB or more."""

@@ -252,8 +252,10 @@ def _compress(
     """The bodies as they are stored, and the records' sys flags: one for all, or one per row."""
     if compression.type is CompressionType.NONE or not (bodies.sizes >= compression.threshold_bytes).any():
         return bodies, sys_flag
-    stored = [compression.compress_body(body) for body in bodies.tolist()]
-    return ByteColumn.of([body for body, _ in stored]), np.array([sys_flag | bits for _, bits in stored], np.int32)
+    stored = [compression.compress_body(body) for body in bodies.views()]
+    if not any(bits for _, bits in stored):
+        return bodies, sys_flag
+    return ByteColumn.of_buffers([body for body, _ in stored]), np.array([sys_flag | b for _, b in stored], np.int32)
 
 
 def _crcs(bodies: ByteColumn) -> NDArray[np.int32]:

@@ -11,13 +11,15 @@ import threading
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import lz4.frame
 import zstandard
 
 from raymq.errors import InvalidArgumentError
 from raymq.record.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, RecordError
+
+BytesT = TypeVar("BytesT", bound=bytes | memoryview)
 
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
 """The bound on a decompressed body unless the reader gives one; sixteen times the largest legal message."""
@@ -57,7 +59,7 @@ class Compression:
         if self.threshold_bytes < 0:
             raise InvalidArgumentError(f"a compression threshold of {self.threshold_bytes} bytes is negative")
 
-    def compress_body(self, body: bytes) -> tuple[bytes, int]:
+    def compress_body(self, body: BytesT) -> tuple[bytes | BytesT, int]:
         """The bytes to store for `body`, and the sys-flag bits that go with them. A body that is too short or does not
         get smaller is stored as it is, with no bits."""
         if self.type is CompressionType.NONE or len(body) < self.threshold_bytes:
@@ -79,7 +81,7 @@ class _Contexts(threading.local):
 _contexts: Final = _Contexts()
 
 
-def compress(data: bytes, type: CompressionType, level: int | None = None) -> bytes:
+def compress(data: bytes | memoryview, type: CompressionType, level: int | None = None) -> bytes:
     """`data` compressed with `type` (at its default level when `level` is None)."""
     if level is None:
         level = _LEVELS[type][1]
@@ -93,7 +95,7 @@ def compress(data: bytes, type: CompressionType, level: int | None = None) -> by
         if compressor is None:
             compressor = _contexts.compressors[level] = zstandard.ZstdCompressor(level=level)
         return compressor.compress(data)
-    return data
+    return bytes(data)
 
 
 def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
