@@ -69,7 +69,7 @@ class AsyncProducer:
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> list[SendResult]:
         """Send messages of one topic, one after another into one queue (`Producer.send_batch`)."""
-        batch = check_batch(messages)
+        batch = check_batch(messages, as_objects=self._producer.has_hooks)
         futures = await self._hand_over(batch, where, timeout_s, together=len(batch) > 1)
         return [await future for future in futures]
 

@@ -44,6 +44,8 @@ _FEW: Final = 40
 """Up to so many messages, packing each record's header costs less than making columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
+_TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
+"""The longest properties of a message that surely fit in a record, with its ids."""
 _NO_CODES: Final = np.zeros(_FEW, np.int64)
 
 
@@ -293,15 +295,16 @@ def may_exceed_a_record(message: Message) -> bool:
         return False
     characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)
     characters += sum(len(name) + len(value) + 2 for name, value in message.properties.items())
-    return 4 * characters > MAX_PROPERTIES_BYTES - 1024
+    return 4 * characters > _TEXT_MAX_BYTES
 
 
-def check_batch(messages: Iterable[Message]) -> Sequence[Message]:
-    """The messages of one batch, as a list or as columns; MessageIllegalError unless all can be sent together."""
+def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Sequence[Message]:
+    """The messages of one batch, as a list or, unless they are wanted `as_objects`, as columns where that is possible;
+    MessageIllegalError unless all can be sent together."""
     batch = message_list(messages)
     if not batch:
         raise MessageIllegalError("send_batch was given no messages")
-    columns = _columns_of_plain(batch)
+    columns = None if as_objects else _columns(batch)
     if columns is not None:
         return columns
     if len({message.topic for message in batch}) > 1:
@@ -314,16 +317,34 @@ def check_batch(messages: Iterable[Message]) -> Sequence[Message]:
     return batch
 
 
-def _columns_of_plain(batch: list[Message]) -> MessageColumns | None:
-    """Messages of one topic with a body and nothing else as columns, if they are many and fit in one request: then no
-    further step looks at each of them. None for others."""
-    if not _FEW < len(batch) <= BATCH_MAX_MESSAGES:
+def _columns(batch: list[Message]) -> MessageColumns | None:
+    """The messages of one topic as columns, if they are many, fit in one request, and nothing about them is special: no
+    further step looks at each of them then. None for others."""
+    if not _FEW < len(batch) <= BATCH_MAX_MESSAGES or set(map(type, batch)) != {Message}:
         return None
     topic = batch[0].topic
     bodies = [message.body for message in batch if message.properties is PLAIN_PROPERTIES and message.topic == topic]
-    if len(bodies) < len(batch) or sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) > REQUEST_MAX_BYTES:
-        return None
-    return MessageColumns(topic, ByteColumn.of(bodies))
+    texts = codes = None
+    if len(bodies) < len(batch):
+        bodies = [message.body for message in batch if message.topic == topic and _is_usual(message)]
+        if len(bodies) < len(batch):
+            return None
+        texts = ByteColumn.of([own_properties(message).encode() for message in batch])
+        codes = np.array([tags_code(message.tags) for message in batch], np.int64)
+        if texts.sizes.max() > _TEXT_MAX_BYTES:
+            return None  # perhaps one is too long
+    cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
+    return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
+
+
+def _is_usual(message: Message) -> bool:
+    """True if the message has at most tags, keys and properties beside its topic and its body."""
+    return not (
+        message.flag
+        or message.delay_level
+        or message.deliver_at_ms is not None
+        or message.wait_store_msg_ok is not True
+    )
 
 
 def cost_bytes(message: Message) -> int:

@@ -250,7 +250,7 @@ class Producer(Closing):
         of the batch may be stored.
         """
         _refuse_in_callback("send_batch")
-        batch = check_batch(messages)
+        batch = check_batch(messages, as_objects=self.has_hooks)
         if len(batch) == 1:
             return [self.send(batch[0], timeout_s=timeout_s, **where)]
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
@@ -303,6 +303,11 @@ class Producer(Closing):
         with self._lock:
             self._open.clear()  # what comes now is not waited for
         return flush
+
+    @property
+    def has_hooks(self) -> bool:
+        """True if hooks look at the messages."""
+        return bool(self._hooks)
 
     @property
     def flush_timeout_s(self) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 
+from raymq.errors import MessageIllegalError
+from raymq.kernels.message_columns import MessageColumns
 from raymq.message import Message, MessageQueue
 from raymq.producer.completion import Completion
-from raymq.producer.encoder import BatchEncoder
+from raymq.producer.encoder import BatchEncoder, check_batch
 from raymq.producer.send_batch import QueueSends, SendBatch
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.decode import decode_records
@@ -19,8 +22,10 @@ SEEDS = 150
 TOPICS = ("orders", "%RETRY%" + "g" * 130)
 
 
-def message(chance: random.Random, topic: str, *, waits: bool) -> Message:
-    rich = chance.random() < 0.4
+def message(
+    chance: random.Random, topic: str, *, waits: bool, rich_share: float = 0.4, flagged: bool = True
+) -> Message:
+    rich = chance.random() < rich_share
     body = chance.choice([b"x", b"body", bytes(5000), chance.randbytes(300)])
     if not rich:
         return Message(topic, body, wait_store_msg_ok=waits)
@@ -30,7 +35,7 @@ def message(chance: random.Random, topic: str, *, waits: bool) -> Message:
         chance.choice([None, "paid", "größe"]),
         chance.choice([(), ("k1",), ("k1", "k2")]),
         chance.choice([{}, {"shop": "Zürich", "a": "b"}]),
-        chance.choice([0, -5, 2**31 - 1]),
+        chance.choice([0, -5, 2**31 - 1] if flagged else [0]),
         wait_store_msg_ok=waits,
     )
 
@@ -53,7 +58,54 @@ def test_batches_are_those_of_the_record_encoder(host):
             check(encoder, sends, batches, host, compression)
 
 
-def batch_of(messages: list[Message], sends: QueueSends, *, waits: bool) -> SendBatch:
+def test_batches_that_go_as_columns_have_the_bytes_that_their_messages_have():
+    host, as_columns = ("127.0.0.1", 1), 0
+    for seed in range(SEEDS):
+        print("seed", seed)
+        chance = random.Random(seed)
+        compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
+        encoder = BatchEncoder(host, compression)
+        sends = QueueSends(MessageQueue(TOPICS[0], "a", 0))
+        sends.next_sequence = chance.choice([0, 95])
+        rich_share, flagged, waits = chance.choice([0.0, 0.4]), chance.random() < 0.2, chance.random() < 0.8
+        many = [
+            [
+                message(chance, TOPICS[0], waits=waits, rich_share=rich_share, flagged=flagged)
+                for _ in range(chance.choice([2, 40, 41, 120]))
+            ]
+            for _ in range(chance.choice([1, 2]))
+        ]
+        batches = [batch_of(check_batch(messages), sends, waits=waits) for messages in many]
+        as_columns += sum(isinstance(batch.messages, MessageColumns) for batch in batches)
+        assert [list(batch.messages) for batch in batches] == many
+        check(encoder, sends, batches, host, compression)
+    assert as_columns > SEEDS // 4
+
+
+def test_only_many_usual_messages_of_one_topic_go_as_columns():
+    def as_columns(*more: Message, count: int = 100, as_objects: bool = False) -> bool:
+        messages = [Message("orders", b"x", keys="k") for _ in range(count)]
+        return isinstance(check_batch([*messages, *more], as_objects=as_objects), MessageColumns)
+
+    class OwnMessage(Message):
+        pass
+
+    assert as_columns(Message("orders", b"x"))
+    assert not as_columns(count=40)
+    assert not as_columns(count=5000)
+    assert not as_columns(as_objects=True)
+    for other in (
+        *(Message("orders", b"x", delay_level=1), Message("orders", b"x", deliver_at_ms=1), OwnMessage("orders", b"x")),
+        *(Message("orders", b"x", flag=1), Message("orders", b"x", properties={"a": "b" * 32000})),
+        Message("orders", bytes(4 << 20)),
+    ):
+        assert not as_columns(other)
+    for other in (Message("others", b"x"), Message("orders", b"x", wait_store_msg_ok=False)):
+        with pytest.raises(MessageIllegalError):
+            as_columns(other)
+
+
+def batch_of(messages: Sequence[Message], sends: QueueSends, *, waits: bool) -> SendBatch:
     return SendBatch(sends.queue.topic, sends.queue, sends, messages, Completion(), True, waits, 30.0, 1e9, 0, 0)
 
 

@@ -8,10 +8,12 @@ import pickle
 
 import cloudpickle
 import pytest
+from msgspec.structs import replace
 
 from raymq.errors import IllegalNameError, MessageIllegalError
 from raymq.message import (
     MAX_MESSAGE_SIZE_BYTES,
+    PLAIN_PROPERTIES,
     RESERVED_PROPERTIES,
     Message,
     MessageQueue,
@@ -49,8 +51,41 @@ def test_fields_may_be_given_by_position_and_are_shown_by_name():
                                                   "deliver_at_ms=None, wait_store_msg_ok=True)")  # fmt: skip
 
 
-def test_messages_have_properties_of_their_own():
-    assert Message("orders", b"x").properties is not Message("orders", b"x").properties
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda properties: properties.__setitem__("a", "1"),
+        lambda properties: properties.update(a="1"),
+        lambda properties: properties.setdefault("a", "1"),
+        lambda properties: properties.__ior__({"a": "1"}),
+    ],
+)
+def test_nobody_gives_properties_to_all_messages_that_have_none(change):
+    with pytest.raises(TypeError, match="not changed after it was made"):
+        change(Message("orders", b"x").properties)
+    assert Message("orders", b"x").properties == {}
+    first, second = (Message("orders", b"x", tags="t") for _ in range(2))
+    assert first.properties is not second.properties
+
+
+def test_plain_messages_and_no_others_are_told_by_their_properties():
+    plain = Message("orders", b"x")
+    made_otherwise = [
+        *(Message("orders", bytearray(b"x"), None, [], {}, False), Message("orders", b"x", keys=[], properties={})),
+        *(pickle.loads(pickle.dumps(plain)), copy.copy(plain), copy.deepcopy(plain)),
+        *(replace(plain, body=b"y"), replace(Message("orders", b"x", tags="t"), tags=None)),
+    ]
+    assert all(message.properties is PLAIN_PROPERTIES for message in (plain, *made_otherwise))
+    more = [
+        *({"tags": "t"}, {"keys": "k"}, {"properties": {"a": "1"}}, {"flag": 1}, {"delay_level": 1}),
+        *({"deliver_at_ms": 1}, {"wait_store_msg_ok": False}, {"tags": "t", "properties": PLAIN_PROPERTIES}),
+    ]
+    for fields in more:
+        message = Message("orders", b"x", **fields)
+        copies = message, pickle.loads(pickle.dumps(message)), copy.deepcopy(message), replace(plain, **fields)
+        assert not any(one.properties is PLAIN_PROPERTIES for one in copies), fields
+        assert type(message.properties) is dict
+    assert type(pickle.loads(pickle.dumps(plain.properties))) is dict
 
 
 def test_messages_and_results_cost_the_garbage_collector_nothing():

@@ -14,7 +14,7 @@ import pytest
 
 from raymq.errors import SendUnknownError, ServiceNotAvailableError
 from raymq.message import MessageQueue, SendStatus
-from raymq.producer.completion import Acknowledged, Completion, SendFuture, offset_message_ids
+from raymq.producer.completion import Acknowledged, Completion, SendFuture, SendResults, offset_message_ids
 from raymq.record.message_id import IdRange, offset_message_id
 from tests.support.clients.fakes import WAIT_S
 
@@ -109,6 +109,19 @@ def test_parts_of_a_batch_have_ends_of_their_own():
     assert futures[2].result().queue_offset == 9
     assert isinstance(futures[0].exception(), ValueError)
     assert seen == [2, 0, 1]
+
+
+def test_results_are_a_sequence_equal_to_their_list():
+    results, listed = SendResults(acknowledged(3)), acknowledged(3).results()
+    assert results == listed
+    assert results == SendResults(acknowledged(3))
+    assert results != listed[:2]
+    assert (len(results), results[-1], results[:2], list(reversed(results))) == (3, listed[2], listed[:2], listed[::-1])
+    assert (results + listed, listed + results) == (listed * 2, listed * 2)
+    assert pickle.loads(pickle.dumps(results)) == listed
+    assert repr(results) == repr(listed)
+    with pytest.raises(IndexError):
+        results[3]
 
 
 def test_a_loop_is_woken_once_for_all_messages_of_a_batch():
