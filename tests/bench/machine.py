@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -33,10 +34,25 @@ def processes(without: set[int] = frozenset()) -> list[psutil.Process]:  # type:
 
 def cpu_s(without: set[int] = frozenset()) -> float:  # type: ignore[assignment]
     """The CPU time that all `processes` have used, in s. A process that ends takes its part with it."""
+    return _others_cpu_s(without) + time.process_time()
+
+
+def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
+    """The time that `work` takes, and the CPU time that all `processes` use meanwhile, in s. The looks at the other
+    processes cost this one milliseconds, which are not in it."""
+    others_s, own_s, start_s = _others_cpu_s(without), time.process_time(), time.perf_counter()
+    work()
+    seconds, own_s = time.perf_counter() - start_s, time.process_time() - own_s
+    return seconds, own_s + _others_cpu_s(without) - others_s
+
+
+def _others_cpu_s(without: set[int]) -> float:
+    """`cpu_s` without this process."""
     total = 0.0
     for process in processes(without):
-        with suppress(psutil.NoSuchProcess):
-            total += process_cpu_s(process.pid)
+        if process.pid != os.getpid():
+            with suppress(psutil.NoSuchProcess):
+                total += process_cpu_s(process.pid)
     return total
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, Final
@@ -13,7 +12,7 @@ import pyarrow as pa
 import raymq
 from tests.bench.cluster import new_topic
 from tests.bench.figures import Figure, Goal, Sample
-from tests.bench.machine import cpu_s, latencies_us, percentile
+from tests.bench.machine import latencies_us, percentile, timed
 
 SIZES: Final = {"100 B": 100, "1 KiB": 1024, "100 KiB": 100 * 1024}
 
@@ -79,10 +78,8 @@ def produce(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
 
 def rate(work: Callable[[], object], count: int, without: set[int] | None = None) -> Sample:
     """The messages per second of `work`, which handles `count`, and the CPU time of all processes but `without`."""
-    cpu, start = cpu_s(without or set()), time.perf_counter()
-    work()
-    seconds = time.perf_counter() - start
-    return Sample(count / seconds, (cpu_s(without or set()) - cpu) / count * 1e6)
+    seconds, cpu_s = timed(work, without or set())
+    return Sample(count / seconds, cpu_s / count * 1e6)
 
 
 def send_async_each(producer: Any, topic: str, body: bytes, count: int) -> None:
