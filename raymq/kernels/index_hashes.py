@@ -111,8 +111,9 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
 
 
 def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
-    """True if property texts have the ids of this stem and these counters, shape (n,), no KEYS, and the same bytes but for the ids' counters and the
-    digits of the producer's sequence. Most batches of a producer are so, which takes few looks at each text to see."""
+    """True if property texts have the ids of this stem and these counters, shape (n,), no KEYS, and the same bytes but
+    for the ids' counters and the digits of the producer's sequence. Most batches of a producer are so, which takes few
+    looks at each text to see."""
     first = texts[0].tobytes()
     names = [piece.partition(b"\x01")[0] for piece in first.split(b"\x02")]
     found = f"\x02{PROPERTY_UNIQ_KEY}\x01{stem}".encode()
