@@ -279,6 +279,11 @@ class MessageStore:
         flush that they wait for, after a failure of the disk, and after `notify_progress`. It must not block."""
         self._gate.progress.add_listener(callback)
 
+    def call_on_write(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by whatever thread, each time that something was written. It must not block. With a
+        transient store pool it is in the files only when it is stored."""
+        self._gate.on_written = callback
+
     def notify_progress(self) -> None:
         """Have appends that wait for copies (`acks`) ask again if these are there."""
         self._gate.progress.notify()
@@ -425,6 +430,11 @@ class MessageStore:
     def stored_offset(self) -> int:
         """The end of what is as durable as the settings promise."""
         return self._gate.stored_offset
+
+    @property
+    def written_offset(self) -> int:
+        """The end of what can be read from the files. With SYNC_FLUSH some of it may not be on disk."""
+        return self._log.committed_offset
 
     @property
     def visible_offset(self) -> int:

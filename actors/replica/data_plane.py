@@ -7,6 +7,7 @@ A change of what a lane's frame does at a storage actor belongs here; the bytes 
     WAIT     answered by the lane's thread, right after the appends of a turn
     FETCH    read by a few threads, because records may have to come from the disk; while it waits it holds none
     CALL     by the same threads
+    The frames of the log are served by actors.replica.log_lanes.
 
 Nothing survives the process.
 """
@@ -36,7 +37,7 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.loop import Timer
 from raymq.remoting.lane.reads import Fetch, decode_fetch, decode_wait, encode_ends, encode_fetched
-from raymq.remoting.lane.server import FRAME_MAX_BYTES, LaneServer
+from raymq.remoting.lane.server import FRAME_MAX_BYTES, Handler, LaneServer
 from storage.append.durability import StartedAppend
 from storage.read.fetch_service import concluded, following, has_news
 from storage.read.long_polls import LongPolls, Waiter
@@ -220,8 +221,10 @@ class DataPlane:
         frame_max_bytes: int = FRAME_MAX_BYTES,
         host: str = "",
         tls: TlsFiles | None = None,
+        more: Callable[[DataPlane], Mapping[int, Handler]] = lambda plane: {},
     ) -> None:
-        """`methods` may be called by name. With `host`, an IP address of this node, other nodes are served too."""
+        """`methods` may be called by name, and `more` makes the handlers of further kinds of frames. With `host`, an IP
+        address of this node, other nodes are served too."""
         self.source = source
         self._deleted, self._limit = deleted, limit
         self._pending: PendingAppends[tuple[LaneRequest, Sequence[EncodedBatch]]] = PendingAppends()
@@ -239,9 +242,10 @@ class DataPlane:
                 Kind.FETCH: self._fetch,
                 Kind.WAIT: self._wait,
                 Kind.CALL: ControlCalls(methods, self.submit),
+                **more(self),
             },
             contexts=LaneContext,
-            bulk_kinds=frozenset({Kind.APPEND}),
+            bulk_kinds=frozenset({Kind.APPEND, Kind.APPEND_LOG}),
             frame_max_bytes=frame_max_bytes,
             host=host,
             tls=tls,

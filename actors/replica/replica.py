@@ -3,9 +3,16 @@
 A change of what a replica does with its store in a role belongs here; the decisions about roles and copies are in
 actors.core.replica. Free of Ray: `actors.replica.storage_actor` is its shell.
 
-    master     append ──▶ flush ──▶ wait until the others have it ──▶ acknowledge
-                             └─▶ chunks for the followers, whose requests acknowledge what is before them
+    master     append ──┬─▶ flush ──────────────────────────────────────▶ both are there ──▶ acknowledge
+                        └─▶ chunks for the followers, who flush them and say so ──┘
     slave      align with the master's epochs (cut what differs) ──▶ append its chunks, ask for more
+
+Followers get what the master has written, so that all disks flush at the same time. After a power cut a master may so
+have less than they. That is safe for three reasons: it is acknowledged and shown only when the master's own disk has
+it, too; a master that was started again never leads on in its epoch (actors.core.replica.role), and a follower cuts
+what the next epoch's master does not have; and in one epoch no follower cuts anything, because it never has more than
+its master gives. With fixed roles they get only what is on the master's disk: there a copy that is longer than the
+master's log shows that its disk has lost messages (placement.election).
 
 Consumers see messages up to the confirm offset, which every member of the sync-state set has
 (actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither appends nor
@@ -103,6 +110,9 @@ class Replica:
         self._changed = threading.Condition(threading.RLock())
         self._notified_offset = -1
         self._on_progress: list[Callable[[], None]] = []
+        self._on_log: Callable[[], None] | None = None
+        self._readers = 0
+        """The calls that wait for the log to grow."""
         self._store = self._open()
         self._epochs = EpochFile(settings.store_path_root_dir)
         self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
@@ -118,6 +128,7 @@ class Replica:
         store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
         for callback in self._on_progress:
             store.add_progress_listener(callback)
+        store.call_on_write(self._note_log)
         return store
 
     @property
@@ -344,30 +355,70 @@ class Replica:
         """The epochs of this master's log, for a follower. NotMasterError unless it leads `epoch`."""
         with self._changed:
             self._role.check_asked(epoch)
-            return EpochHistory(self._epochs.entries, self._store.min_offset, self._store.stored_offset)
+            return EpochHistory(self._epochs.entries, self._store.min_offset, self._given_end)
+
+    @property
+    def _given_end(self) -> int:
+        """The end of what followers get."""
+        return self._store.stored_offset if self._rules.fixed_roles else self._store.written_offset
 
     def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
         """The chunk of the log that a follower requests; waits up to `wait_s` for records.
 
         NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted.
         """
+        self.note_request(request)
         epoch, physical_offset = request.epoch, request.next_offset
         with self._changed:
-            self._role.check_asked(epoch)
+            self._readers += 1
+            try:
+                self._changed.wait_for(
+                    lambda: self._role.epoch != epoch or self._given_end > physical_offset or self._closed, wait_s
+                )
+            finally:
+                self._readers -= 1
+        return self.chunk_at(epoch, physical_offset, max_bytes)
+
+    def note_request(self, request: LogRequest) -> None:
+        """Note what a follower has on its disk. NotMasterError unless this replica leads the request's epoch."""
+        with self._changed:
+            self._role.check_asked(request.epoch)
             assert self._sync is not None
             self._sync.asked(
                 request.follower, request.store_id, request.acked_offset, self._clock_s(), learner=request.learner
             )
             self._show_confirmed()
-            self._changed.wait_for(
-                lambda: self._role.epoch != epoch or self._store.stored_offset > physical_offset or self._closed, wait_s
-            )
+
+    def log_beyond(self, epoch: int, physical_offset: int) -> int:
+        """The bytes of the log that a follower at an offset does not have. NotMasterError unless this replica leads
+        `epoch`."""
+        with self._changed:
             self._role.check_asked(epoch)
+            return self._given_end - physical_offset
+
+    def chunk_at(self, epoch: int, physical_offset: int, max_bytes: int) -> LogChunk:
+        """The chunk of the log at an offset, empty at its end. Errors as of `read_log`."""
+        with self._changed:
+            self._role.check_asked(epoch)
+            assert self._sync is not None
             entry = self._entry_at(physical_offset)
             following = [one.start_offset for one in self._epochs.entries if one.start_offset > physical_offset]
-            end, confirm = self._store.stored_offset, self._sync.confirm_offset
+            end, confirm = self._given_end, self._sync.confirm_offset
         data = self._store.chunks.read_chunk(physical_offset, max_bytes, min([end, *following]))
         return LogChunk(physical_offset, data, entry, confirm, end)
+
+    def call_on_log(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by whatever thread, when the log may have grown. It must not block. A change of the
+        role is progress (`add_progress_listener`)."""
+        self._on_log = callback
+
+    def _note_log(self) -> None:
+        """The log may have grown. Called by any thread; not under a lock, unless it is `_changed`."""
+        if self._on_log is not None:
+            self._on_log()
+        if self._readers:
+            with self._changed:
+                self._changed.notify_all()
 
     def _on_stored(self, end_offset: int) -> None:
         """Note that this disk has everything before `end_offset`. Called by the store's flush thread."""
@@ -375,7 +426,7 @@ class Replica:
             if self._sync is not None:
                 self._sync.flushed(end_offset, self._clock_s())
                 self._show_confirmed()
-            self._changed.notify_all()
+            self._note_log()
 
     def _show_confirmed(self) -> None:
         """Show consumers the messages that have their copies, and wake the appends that wait for copies."""
@@ -465,24 +516,61 @@ class Replica:
         continues this log. ServiceNotAvailableError when this disk is too slow.
         """
         with self._order_lock:
-            self._role.check_chunk(epoch)
-            if not self._aligned or chunk.physical_offset != self._store.end_offset:
-                raise InvalidArgumentError(
-                    f"a chunk for {chunk.physical_offset} came to a log that ends at {self._store.end_offset}"
-                )
-            if chunk.data:
-                if chunk.entry is not None and chunk.entry.epoch > self._last_epoch():
-                    self._begin_epoch(*chunk.entry)
-                more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
-                wait = not more or self._store.end_offset - self._store.stored_offset >= UNFLUSHED_MAX_BYTES
-                if not self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait) and wait:
-                    self._store.flush_all()
-            with self._changed:
-                self._last_chunk_s = self._clock_s()
-                if chunk.confirm_offset >= self._shown_from:
-                    self._shown_from = -1
-                self._store.show(chunk.confirm_offset)
+            more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
+            wait = not more or self._store.end_offset - self._store.stored_offset >= UNFLUSHED_MAX_BYTES
+            if not self._append_chunk(epoch, chunk, wait=wait) and wait:
+                self._store.flush_all()
+            self._show_chunk(chunk)
             return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
+
+    def start_append_log(self, epoch: int, chunk: LogChunk) -> Copied:
+        """Do as `append_log` does, and never wait: the chunk is on disk once `copied` has its end.
+
+        ServiceNotAvailableError, and nothing is written, while this replica changes its role, or its log.
+        """
+        if not self._order_lock.acquire(blocking=False):
+            raise ServiceNotAvailableError(
+                f"replica {self._replica} of {self._broker_name} changes its role now: nothing was written, ask it "
+                "again whom it follows"
+            )
+        try:
+            self._append_chunk(epoch, chunk, wait=False)
+            self._show_chunk(chunk)
+            return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
+        finally:
+            self._order_lock.release()
+
+    def copied(self, epoch: int, end_offset: int) -> int | None:
+        """The end of what is on disk, if it has all before `end_offset`, which was appended; else None.
+
+        NotMasterError unless it follows in `epoch`. StoreFailedError: the disk failed.
+        """
+        with self._changed:
+            self._role.check_chunk(epoch)
+            store = self._store
+        return store.stored_offset if store.chunks.is_durable(end_offset) else None
+
+    def _append_chunk(self, epoch: int, chunk: LogChunk, *, wait: bool) -> bool:
+        """Append a chunk; errors as of `append_log`. True if it is on disk, or empty; without `wait` it is only asked
+        for."""
+        self._role.check_chunk(epoch)
+        if not self._aligned or chunk.physical_offset != self._store.end_offset:
+            raise InvalidArgumentError(
+                f"a chunk for {chunk.physical_offset} came to a log that ends at {self._store.end_offset}"
+            )
+        if not chunk.data:
+            return True
+        if chunk.entry is not None and chunk.entry.epoch > self._last_epoch():
+            self._begin_epoch(*chunk.entry)
+        return self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait)
+
+    def _show_chunk(self, chunk: LogChunk) -> None:
+        """Show consumers what the chunk's master has confirmed."""
+        with self._changed:
+            self._last_chunk_s = self._clock_s()
+            if chunk.confirm_offset >= self._shown_from:
+                self._shown_from = -1
+            self._store.show(chunk.confirm_offset)
 
     # Both
 

@@ -1,14 +1,16 @@
 """Replicator: carries the log from a broker group's master to one slave replica.
 
-A change of how chunks travel, or of what happens when a call fails, belongs here.
+A change of where a Replicator begins and what happens when a call fails belongs here; how chunks travel between lanes,
+in actors.replica.log_carrier.
 
     slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align
-                                                └─▶ master.read_log(from) ══ chunk ══▶ slave.append_log ─▶ from, …
+                                                └─▶ read the log (from) ══ chunk ══▶ append it at the slave ─▶ from, …
 
-A chunk passes between the two storage actors by object reference: this actor does not hold its bytes. Each request
-acknowledges what the slave has on its disk, so there is no other acknowledgement. A chunk is sent to the slave once it
-exists, not before: Ray keeps the order of calls, and the next would wait behind one whose chunk never comes. While a
-master that stands still owes a chunk, the Replicator checks now and then whether the slave follows another one.
+Chunks go over a lane to each of the two storage actors. Where one of these cannot be opened they go by actor calls, for
+CALLS_S, with the same meaning: a chunk passes by object reference then, so that this actor does not hold its bytes, and
+each request acknowledges what the slave has on its disk. It is sent to the slave once it exists, not before: Ray keeps
+the order of calls, and the next would wait behind one whose chunk never comes. While a master that stands still owes a
+chunk, the Replicator checks now and then whether the slave follows another one.
 
 What survives its death: nothing, and nothing has to; the slave knows its own end. Everything it calls is safe to
 repeat: a chunk that does not continue the slave's log is refused.
@@ -21,6 +23,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -28,17 +32,20 @@ import ray
 from actors.actor_class import actor_class
 from actors.core.replica.orders import Copied, Following
 from actors.options import PERSISTENT
+from actors.replica.log_carrier import LATE_S, REPLICATE_CALL_TIMEOUT_S, REPLICATE_LONG_POLL_S, LogCarrier
+from actors.threads import take_turns_quickly
 from raymq.errors import RaymqError, RequestTimeoutError
 from raymq.names import StorageName
 from raymq.remoting.actor_ref import ActorRef, resolve
+from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED
+from raymq.remoting.storage_client import StorageDescription
 from raymq.retry import Backoff
 from storage.replication.log_chunks import CHUNK_MAX_BYTES
 
-REPLICATE_CALL_TIMEOUT_S: Final = 10.0
 HISTORY_TIMEOUT_S: Final = 3.0
-REPLICATE_LONG_POLL_S: Final = 2.0
-LATE_S: Final = 0.5
-"""The lateness of a chunk after which the slave's master is checked, and the interval of the checks."""
+CALLS_S: Final = 10.0
+"""How long chunks go by actor calls before lanes are tried again."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +54,11 @@ class Replicator:
     """The loop of one slave. `flow_bytes_s`: the most bytes per second, None for no limit."""
 
     def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
+        take_turns_quickly()
         self._name = slave
         self._slave = ActorRef(str(slave))
         self._flow_bytes_s = flow_bytes_s
+        self._node_id = ray.get_runtime_context().get_node_id()
         self._stopping = threading.Event()
         self._copied = 0
         self._failure = ""
@@ -88,8 +97,49 @@ class Replicator:
         if position is None:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
+        with ExitStack() as lanes:
+            try:
+                ends = self._open_lane(master, lanes), self._open_lane(self._slave, lanes)
+            except LANE_NOT_OPENED as error:
+                if isinstance(error, RaymqError):
+                    raise  # RequestTimeoutError is an OSError by way of TimeoutError
+                logger.info("%s copies by actor calls, because a lane cannot be opened: %r", self._name, error)
+            else:
+                carrier = LogCarrier(
+                    *ends,
+                    following,
+                    self._name.replica,
+                    position,
+                    is_followed=partial(self._is_followed, following),
+                    on_copied=self._note_copied,
+                    stopping=self._stopping,
+                    flow_bytes_s=self._flow_bytes_s,
+                )
+                carrier.run()
+                return
+        self._copy_by_calls(master, following, position)
+
+    def _open_lane(self, actor: ActorRef, lanes: ExitStack) -> Lane:
+        """A lane to a storage actor, which `lanes` closes. One of LANE_NOT_OPENED, or as ActorRef.call."""
+        description: StorageDescription = actor.call("describe", timeout_s=DESCRIBE_TIMEOUT_S)
+        lane = Lane(description.lane, remote=description.node_id != self._node_id)
+        lanes.callback(lane.close)
+        return lane
+
+    def _note_copied(self, copied_bytes: int) -> None:
+        self._copied += copied_bytes
+        self._failure = ""
+
+    def _is_followed(self, following: Following) -> bool:
+        """True if the slave still follows this master in this epoch."""
+        now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
+        return now is not None and (now.master, now.epoch) == (following.master, following.epoch)
+
+    def _copy_by_calls(self, master: ActorRef, following: Following, position: int) -> None:
+        """`_copy` by actor calls, for a while."""
         copied = Copied(position, position, 0)
-        while not self._stopping.is_set():
+        until_s = time.monotonic() + CALLS_S
+        while not self._stopping.is_set() and time.monotonic() < until_s:
             started_s = time.monotonic()
             request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
             chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, REPLICATE_LONG_POLL_S)
@@ -97,8 +147,7 @@ class Replicator:
                 return
             appended = self._slave.handle().append_log.remote(following.epoch, chunk)
             copied = resolve(appended, f"{self._name}.append_log", REPLICATE_CALL_TIMEOUT_S)
-            self._copied += copied.copied_bytes
-            self._failure = ""
+            self._note_copied(copied.copied_bytes)
             if self._flow_bytes_s:
                 took_s = time.monotonic() - started_s
                 self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - took_s, 0.0))
@@ -109,8 +158,7 @@ class Replicator:
         wait_s = REPLICATE_LONG_POLL_S + LATE_S
         while not ray.wait([chunk], timeout=wait_s, fetch_local=False)[0]:
             wait_s = LATE_S
-            now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
-            if now is None or (now.master, now.epoch) != (following.master, following.epoch):
+            if not self._is_followed(following):
                 return False
             if self._stopping.is_set() or time.monotonic() >= deadline_s:
                 raise RequestTimeoutError(

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -33,6 +33,7 @@ from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogReq
 from actors.core.replica.rules import ReplicaRules
 from actors.options import PERSISTENT
 from actors.replica.data_plane import DataPlane
+from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
 from actors.threads import take_turns_quickly
 from raymq.config.cluster import ReplicationOptions, path_here
@@ -52,7 +53,7 @@ from raymq.protocol.store import (
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import rays_tls
 from raymq.remoting.lane.frames import PAYLOAD_MAX
-from raymq.remoting.lane.server import allow_descriptors
+from raymq.remoting.lane.server import Handler, allow_descriptors
 from raymq.remoting.storage_client import StorageDescription
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
@@ -131,12 +132,16 @@ class Storage:
                 "offset_by_time": self.offset_by_time,
             },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
+            more=self._log_handlers,
         )
         try:
             return plane(host=self._host, tls=rays_tls())
         except (OSError, KeyError) as error:  # the address, or the files of TLS
             logger.error("%s has no lanes for other nodes, whose calls are actor methods now: %r", self._name, error)
             return plane()
+
+    def _log_handlers(self, plane: DataPlane) -> Mapping[int, Handler]:
+        return {} if self._replica is None else LogLanes(plane, self._replica).handlers
 
     @property
     def _present_store(self) -> MessageStore:

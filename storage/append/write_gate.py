@@ -61,6 +61,8 @@ class WriteGate:
         self.closed = False
         # The disk's failure, which is final; empty while all is well.
         self.failure = ""
+        # Called by the writer, without the append lock, when something was written. It must not block.
+        self.on_written: Callable[[], None] | None = None
         # Moves with each flush that appends may wait for, and with a failure.
         self.progress = AppendProgress()
         self._flush = FlushService(
@@ -118,6 +120,8 @@ class WriteGate:
             self._append_lock.release()
         if self.is_sync:
             self._flush.request(end_offset)
+        if self.on_written is not None:
+            self.on_written()
         return result, end_offset
 
     def _wait_for_turn(self, timeout_s: float | None, against: RunningFlag) -> None:

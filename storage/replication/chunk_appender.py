@@ -97,7 +97,7 @@ class ChunkAppender:
         # The units that the chunk under way put into queues: topic, messages, bytes.
         self._puts: list[tuple[str, int, int]] = []
 
-    def append_chunk(self, physical_offset: int, data: bytes) -> list[tuple[str, int, int]]:
+    def append_chunk(self, physical_offset: int, data: bytes | memoryview) -> list[tuple[str, int, int]]:
         """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns the
         units that were put into queues: topic, messages, bytes.
 

@@ -53,10 +53,10 @@ class SyncStateSet:
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """A master's epochs and the bounds of its log on disk, which a follower compares with its own."""
+    """A master's epochs and the bounds of its log, which a follower compares with its own."""
 
     entries: tuple[EpochEntry, ...]
-    # The log's first offset, and the end of what is on the master's disk.
+    # The log's first offset, and the end of what the master gives to followers: a follower never has more of its epoch.
     min_offset: int
     end_offset: int
 
@@ -65,16 +65,16 @@ class EpochHistory:
 class LogChunk:
     """Bytes of a master's log from `physical_offset` on: whole records of one file and of one epoch, `entry`.
 
-    Empty when there was nothing in time. `confirm_offset` is the master's, `end_offset` the end of the log on its disk.
+    Empty when there was nothing in time. `confirm_offset` is the master's, `end_offset` the end of what it gives.
     """
 
     # The offset of the first byte.
     physical_offset: int
-    # Empty when nothing came in time.
-    data: bytes
+    # Empty when nothing came in time. A view is valid only while the chunk is appended.
+    data: bytes | memoryview
     # The epoch of the records; None for a log of before there were epochs.
     entry: EpochEntry | None
-    # The master's confirm offset, and the end of what is on its disk.
+    # The master's confirm offset, and the end of what it gives to followers.
     confirm_offset: int
     end_offset: int
 

@@ -32,6 +32,8 @@ from storage.stats import StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
 
+Bytes = bytes | memoryview
+
 
 class LogChunks:
     """The log of one open store, in chunks, for the other replicas. Thread-safe."""
@@ -60,7 +62,7 @@ class LogChunks:
         limit = self._parts.visibility.visible_offset if limit is None else limit
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
 
-    def append_chunk(self, physical_offset: int, data: bytes, *, wait: bool = True) -> bool:
+    def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
         """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store takes it.
 
         True if it is as durable as the settings promise, False if the disk was too slow for that or, without `wait`,
@@ -71,6 +73,11 @@ class LogChunks:
         on_disk = self._gate.wait_durable(end_offset) if wait else self._gate.is_durable(end_offset, late=False)
         self._stats.count_puts(puts, None)
         return on_disk
+
+    def is_durable(self, end_offset: int) -> bool:
+        """True if what was appended before `end_offset` is as durable as the settings promise. StoreFailedError: the
+        disk failed."""
+        return self._gate.is_durable(end_offset, late=False)
 
     def begin_at(self, physical_offset: int) -> None:
         """Let an empty log begin at an offset, where a file of another replica's begins. InvalidArgumentError."""

@@ -25,9 +25,12 @@ An answer has the kind and the correlation of its request. Its flag 1 says that 
     3 FETCH    `count` queues and offsets (reads.py)            `count` results with records, after a wait
     4 WAIT     `count` queues and offsets (reads.py)            `count` ends, once one of them has something
     5 CALL     a method and its arguments (calls.py)            its result
+    6 READ_LOG     a slave's position (log_chunks.py)           a chunk of the log, after a wait
+    7 APPEND_LOG   a chunk of the log (log_chunks.py)           the end on the slave's disk, once the chunk is there
+    8 ACK_LOG      a slave's position (log_chunks.py)           none
 A server may give other kinds a meaning. A WAIT takes the place of the one before on its connection, which then gets no
 answer. Requests of one connection may be answered in any order.
 
 Modules: address (where a server is), handshake, frames, turns (who may send a large frame), connection and server (the
-server's end), client (the other end), and the payloads in appends, reads and calls.
+server's end), client (the other end), and the payloads in appends, reads, calls and log_chunks.
 """

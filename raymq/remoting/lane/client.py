@@ -151,12 +151,21 @@ class Lane:
 
     def receive_one(self, deadline_s: float) -> Answer | None:
         """The next answer, as `receive`; None if it is to a request that another took the place of."""
+        return self._receive_answer(deadline_s, of_any=False)
+
+    def receive_next(self, deadline_s: float) -> Answer:
+        """The next answer, to whichever of several requests under way. Raises as `receive`."""
+        answer = self._receive_answer(deadline_s, of_any=True)
+        assert answer is not None
+        return answer
+
+    def _receive_answer(self, deadline_s: float, *, of_any: bool) -> Answer | None:
         try:
             _, _, flags, count, correlation, payload = self._receive_frame(deadline_s)
         except BaseException:
             self.close()
             raise
-        if correlation != self._correlation:
+        if correlation != self._correlation and not of_any:
             return None
         if flags & FLAG_ERROR:
             raise decode_error(payload)
@@ -165,6 +174,15 @@ class Lane:
     def pack_unanswered(self, kind: int, payload: bytes) -> bytes:
         """A frame that gets no answer, for `send`."""
         return pack_header(len(payload), kind, 0, 0, 0, checked=self._checked) + payload
+
+    def send_unanswered(self, kind: int, payload: bytes, deadline_s: float) -> None:
+        """Send a frame that gets no answer. Raises as `send`."""
+        frame = self.pack_unanswered(kind, payload)
+        try:
+            self._send((frame,), len(frame), deadline_s)
+        except BaseException:
+            self.close()
+            raise
 
     def fileno(self) -> int:
         """The socket's descriptor: readable when there is something to receive."""
@@ -263,8 +281,8 @@ class Lane:
             self._timeouts_s = [left_s, left_s]
             return
         self._timeouts_s[index] = left_s
-        whole = int(left_s)
-        self._stream.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, int((left_s - whole) * 1e6) + 1))
+        timeval = _TIMEVAL.pack(*divmod(int(left_s * 1e6) + 1, 1_000_000))
+        self._stream.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
 def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:

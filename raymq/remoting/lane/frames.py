@@ -35,6 +35,9 @@ class Kind(IntEnum):
     FETCH = 3
     WAIT = 4
     CALL = 5
+    READ_LOG = 6
+    APPEND_LOG = 7
+    ACK_LOG = 8
     OTHER = 16
 
 

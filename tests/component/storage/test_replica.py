@@ -29,14 +29,14 @@ Make = Callable[..., LocalReplicas]
 RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 
 
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+@pytest.fixture(params=["calls", "lanes"])
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Make]:
     # That a slave has not heard its master for a while is said by the tests, not by a machine that is busy.
     monkeypatch.setattr(replica_module, "MASTER_SILENT_AFTER_S", 3600.0)
     groups: list[LocalReplicas] = []
 
     def build(**options: Any) -> LocalReplicas:
-        groups.append(LocalReplicas(tmp_path, **options))
+        groups.append(LocalReplicas(tmp_path, lanes=request.param == "lanes", **options))
         return groups[-1]
 
     yield build

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.core.replica.orders import Copied
+from actors.core.replica.append_limit import AppendLimit
+from actors.core.replica.deleted_topics import DeletedTopics
+from actors.core.replica.orders import Copied, Following
 from actors.core.replica.rules import ReplicaRules
+from actors.replica.data_plane import DataPlane
+from actors.replica.log_carrier import LogCarrier
+from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.config.store import StoreSettings
 from raymq.errors import RaymqError
+from raymq.remoting.lane.client import Lane
 from storage.message_store import MessageStore
 from tests.support.stores.stores import small_settings
 
@@ -25,13 +32,22 @@ PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
 class LocalReplicas:
     """Replicas below `root`, with a Controller that is asked by `control` and Replicators that run by `copy`.
 
-    `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks.
+    `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks; with
+    `lanes` chunks go over lanes, else by the calls of the actor methods.
     """
 
     def __init__(
-        self, root: Path, replicas: int = 3, rules: ReplicaRules | None = None, *, log_disks: int = 0, **store: Any
+        self,
+        root: Path,
+        replicas: int = 3,
+        rules: ReplicaRules | None = None,
+        *,
+        log_disks: int = 0,
+        lanes: bool = False,
+        **store: Any,
     ) -> None:
-        self._root, self._store, self._log_disks = root, store, log_disks
+        self._root, self._store, self._log_disks, self._lanes = root, store, log_disks, lanes
+        self._planes: dict[int, DataPlane] = {}
         self.rules = rules or PATIENT
         self.replicas: dict[int, Replica] = {}
         self.names = frozenset(range(replicas))
@@ -56,14 +72,25 @@ class LocalReplicas:
     def open(self, name: int) -> Replica:
         settings = self.settings(name)
         store = partial(self._open_store, settings)
-        self.replicas[name] = Replica(GROUP, name, settings, self.rules, store)
-        return self.replicas[name]
+        replica = self.replicas[name] = Replica(GROUP, name, settings, self.rules, store)
+        if self._lanes:
+            self._planes[name] = DataPlane(
+                f"{GROUP}-{name}",
+                replica,
+                deleted=DeletedTopics(replica.any_store.read_config, replica.any_store.write_config),
+                limit=AppendLimit(10_000),
+                methods={},
+                more=lambda plane: LogLanes(plane, replica).handlers,
+            )
+        return replica
 
     @staticmethod
     def _open_store(settings: Any, on_stored: Any) -> MessageStore:
         return MessageStore.open(settings, broker_name=GROUP, on_stored=on_stored)
 
     def close(self, name: int) -> None:
+        if self._lanes:
+            self._planes.pop(name).close()
         self.replicas.pop(name).close()
 
     def control(self, rounds: int = 4) -> None:
@@ -98,12 +125,38 @@ class LocalReplicas:
         position = following.position
         if position is None:
             position = slave.align(epoch, master.history(epoch))
+        if self._lanes:
+            self._copy_over_lanes(name, following, position, chunk_bytes)
+            return
         copied = Copied(position, position, 0)
         while True:
             request = following.request(name, copied.next_offset, copied.acked_offset)
             copied = slave.append_log(epoch, master.read_log(request, chunk_bytes, 0.0))
             if not copied.copied_bytes:
                 return
+
+    def _copy_over_lanes(self, name: int, following: Following, position: int, chunk_bytes: int) -> None:
+        """`_copy` by the Replicator's own carrier. The second empty chunk shows that the master knows of all before."""
+        empty, done = 0, threading.Event()
+
+        def note_copied(copied_bytes: int) -> None:
+            nonlocal empty
+            empty = 0 if copied_bytes else empty + 1
+            if empty == 2:
+                done.set()
+
+        with (
+            closing(Lane(self._planes[following.master].address)) as master,
+            closing(Lane(self._planes[name].address)) as slave,
+        ):
+            LogCarrier(
+                *(master, slave, following, name, position),
+                is_followed=lambda: True,
+                on_copied=note_copied,
+                stopping=done,
+                chunk_max_bytes=chunk_bytes,
+                wait_s=0.0,
+            ).run()
 
     def settle(self) -> None:
         """Until everybody who runs has everything and is in the set."""

@@ -165,7 +165,10 @@ class Node:
             self.disk.append([(self.role.epoch, message)])
         self.pending.append((offset + 1, message, self.role.epoch))
         incarnation, target = self.disk.incarnation, len(self.disk.log)
-        self.world.at(self.world.rng.uniform(0.0005, 0.004), lambda: self._flushed(incarnation, target))
+        if self.world.async_flush:
+            self._flushed(incarnation, target)
+        else:
+            self.world.at(self.world.rng.uniform(0.0005, 0.02), lambda: self._flushed(incarnation, target))
 
     def _unless_unfenced(self, check: Callable[[], None]) -> None:
         if not self.world.bugs.skip_fencing:
@@ -189,23 +192,41 @@ class Node:
             return
         limit = self.disk.flushed if self.world.bugs.acknowledge_early else self.sync.confirm_offset
         self.visible = max(self.visible, limit)
-        for _, message, epoch in [entry for entry in self.pending if entry[0] <= limit]:
+        settled = [entry for entry in self.pending if self._has_copies(entry[0], limit)]
+        for _, message, epoch in settled:
             self.world.checks.acknowledge(epoch, self.name, message)
             self.world.client.answered(self.name, message)
-        self.pending = [entry for entry in self.pending if entry[0] > limit]
+        self.pending = [entry for entry in self.pending if entry not in settled]
+
+    def _has_copies(self, end: int, limit: int) -> bool:
+        if self.world.all_ack:
+            return end <= limit
+        assert self.sync is not None
+        return end <= self.disk.flushed and self.sync.copies(end) >= len(self.world.nodes)
+
+    @property
+    def given_end(self) -> int:
+        """The end of what followers get: what is written, or what is on disk where roles are fixed."""
+        return self.disk.flushed if self.world.fixed else len(self.disk.log)
 
     def give_epochs(self, asker: Node, epoch: int) -> None:
         self.role.check_asked(epoch)
-        epochs, end = list(self.disk.epochs), self.disk.flushed
+        epochs, end = list(self.disk.epochs), self.given_end
+        if self.world.bugs.align_to_flushed:
+            end = self.disk.flushed
         self.world.send(self.name, asker.name, lambda: asker.deliver(lambda: asker.take_epochs(epoch, epochs, end)))
 
-    def give_log(self, asker: Node, store_id: str, epoch: int, start: int) -> None:
+    def take_ack(self, follower: int, store_id: str, epoch: int, acked: int) -> None:
         self._unless_unfenced(lambda: self.role.check_asked(epoch))
+        if self.sync is not None:
+            self.sync.asked(follower, store_id, acked, self.world.now)
+            self._settle()
+
+    def give_log(self, asker: Node, store_id: str, epoch: int, start: int, acked: int) -> None:
+        self.take_ack(asker.name, store_id, epoch, acked)
         if self.sync is None:
             return
-        self.sync.asked(asker.name, store_id, start, self.world.now)
-        self._settle()
-        records = self.disk.log[start : min(self.disk.flushed, start + CHUNK_MAX)]
+        records = self.disk.log[start : min(self.given_end, start + CHUNK_MAX)]
         records = [record for record in records if record[0] == records[0][0]]
         entry = next((e for e in self.disk.epochs if records and e.epoch == records[0][0]), None)
         confirm = self.sync.confirm_offset
@@ -225,12 +246,12 @@ class Node:
     def _ask(self) -> None:
         if self.role.role is not ReplicaRole.SLAVE or self.role.master is None:
             return
-        master, epoch, start = self.world.nodes[self.role.master], self.role.epoch, self.disk.flushed
-        store_id = self.disk.store_id
+        master, epoch = self.world.nodes[self.role.master], self.role.epoch
+        store_id, start, acked = self.disk.store_id, len(self.disk.log), self.disk.flushed
 
         def ask() -> None:
             if handshaken:
-                master.give_log(self, store_id, epoch, start)
+                master.give_log(self, store_id, epoch, start, acked)
             else:
                 master.give_epochs(self, epoch)
 
@@ -254,17 +275,29 @@ class Node:
         self, epoch: int, start: int, records: list[tuple[int, int]], entry: EpochEntry | None, confirm: int
     ) -> None:
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
-        if not self.handshaken or start != len(self.disk.log) or self.disk.flushed != start:
+        if not self.handshaken or start != len(self.disk.log) or start - self.disk.flushed > CHUNK_MAX:
             return
         if entry is not None and (not self.disk.epochs or self.disk.epochs[-1].epoch < entry.epoch):
             self.disk.epochs.append(entry)
         self.disk.append(records)
-        self.visible = max(self.visible, min(confirm, start))
+        self.visible = max(self.visible, min(confirm, start, self.disk.flushed))
         if records:
             incarnation, end = self.disk.incarnation, len(self.disk.log)
-            self.world.at(self.world.rng.uniform(0.0005, 0.004), lambda: self._follow_on(incarnation, end))
+            delay_s = 0.0 if self.world.async_flush else self.world.rng.uniform(0.0005, 0.02)
+            self.world.at(delay_s, lambda: self._copied(incarnation, end))
+            self._ask()  # the next chunk is read while this one is flushed
 
-    def _follow_on(self, incarnation: int, end: int) -> None:
+    def _copied(self, incarnation: int, end: int) -> None:
+        """A chunk is on disk: the master is told at once."""
         self._flushed(incarnation, end)
-        if self.alive and not self.paused and self.disk.incarnation == incarnation:
-            self._ask()
+        if not self.alive or self.paused or self.disk.incarnation != incarnation:
+            return
+        if self.role.role is not ReplicaRole.SLAVE or self.role.master is None or not self.handshaken:
+            return
+        master = self.world.nodes[self.role.master]
+        name, store_id, epoch, acked = self.name, self.disk.store_id, self.role.epoch, self.disk.flushed
+
+        def acknowledge() -> None:
+            master.take_ack(name, store_id, epoch, acked)
+
+        self.world.send(name, master.name, lambda: master.deliver(acknowledge))

@@ -1,0 +1,166 @@
+"""Carries a master's log to a slave over two lanes, in one thread.
+
+A change of how chunks travel between the lanes belongs here; how many may, in actors.core.replica.copy_window.
+
+    master ── READ_LOG's answer ──▶ carrier ── APPEND_LOG ──▶ slave
+       ▲                               │ ◀── once it is on disk ──┘
+       └── ACK_LOG, or next READ_LOG ──┘
+
+A chunk is sent on in the memory into which it was received. What the slave has on its disk is told at once: with the
+next READ_LOG, or, while one waits at the master already, by an ACK_LOG. An empty chunk is sent on, too: the slave
+learns from it that the master is there, and what consumers may see.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from actors.core.replica.copy_window import CopyWindow
+from actors.core.replica.orders import Copied, Following
+from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.log_chunks import (
+    ReadLog,
+    decode_chunk,
+    decode_copied,
+    encode_append_log,
+    encode_read_log,
+)
+from storage.replication.log_chunks import CHUNK_MAX_BYTES
+
+REPLICATE_CALL_TIMEOUT_S: Final = 10.0
+REPLICATE_LONG_POLL_S: Final = 2.0
+LATE_S: Final = 0.5
+"""The lateness of a chunk after which the slave's master is checked, and the interval of the checks."""
+
+
+class LogCarrier:
+    """Carries chunks from `master` to `slave`, which is `replica` and follows as `following` says, from `position` on.
+
+    `is_followed` says if the slave still does. `on_copied` is called with the bytes of each chunk that is on the
+    slave's disk. `flow_bytes_s`: the most bytes per second, None for no limit.
+    """
+
+    def __init__(
+        self,
+        master: Lane,
+        slave: Lane,
+        following: Following,
+        replica: int,
+        position: int,
+        *,
+        is_followed: Callable[[], bool],
+        on_copied: Callable[[int], None],
+        stopping: threading.Event,
+        flow_bytes_s: int | None = None,
+        chunk_max_bytes: int = CHUNK_MAX_BYTES,
+        wait_s: float = REPLICATE_LONG_POLL_S,
+    ) -> None:
+        """`chunk_max_bytes` as of Replica.read_log; `wait_s`: its longest wait for records."""
+        self._master, self._slave = master, slave
+        self._following, self._replica = following, replica
+        self._is_followed, self._on_copied, self._stopping = is_followed, on_copied, stopping
+        self._flow_bytes_s, self._chunk_max_bytes, self._wait_s = flow_bytes_s, chunk_max_bytes, wait_s
+        self._window = CopyWindow(position)
+        self._append_head = encode_append_log(following.epoch)
+        self._asked_s = 0.0
+        """When the master was asked last."""
+        self._sent_s = 0.0
+        """When the slave began with the chunk that it has not answered."""
+
+    def run(self) -> None:
+        """Carry chunks until the slave follows another master, or `stopping` is set.
+
+        RaymqError: a call failed, which it does when a role changes, or a lane broke. What the slave has then, it knows
+        itself.
+        """
+        poll = select.poll()
+        lanes = {
+            lane.fileno(): take for lane, take in ((self._master, self._take_chunk), (self._slave, self._take_copied))
+        }
+        for descriptor in lanes:
+            poll.register(descriptor, select.POLLIN)
+        try:
+            self._tell()
+            while not self._stopping.is_set():
+                ready = poll.poll(LATE_S * 1000)
+                for descriptor, _ in ready:
+                    lanes[descriptor]()
+                if not ready and not self._check_late():
+                    return
+        except (EOFError, OSError) as error:
+            if isinstance(error, RaymqError):
+                raise  # RequestTimeoutError is an OSError by way of TimeoutError
+            raise ServiceNotAvailableError(
+                f"a lane of the replicator of replica {self._replica} broke: {error!r}"
+            ) from error
+
+    def _tell(self) -> None:
+        """Tell the master how far the slave is, and ask it for a chunk if one may come now."""
+        window, following = self._window, self._following
+        asks = window.may_ask
+        if not asks and not window.must_tell:
+            return
+        request = ReadLog(
+            self._replica,
+            following.store_id,
+            following.learner,
+            following.epoch,
+            window.next_offset,
+            window.acked_offset,
+            self._chunk_max_bytes,
+            self._wait_s,
+        )
+        now_s = time.monotonic()
+        if asks:
+            self._asked_s = now_s
+            self._master.send(Kind.READ_LOG, (encode_read_log(request),), now_s + REPLICATE_CALL_TIMEOUT_S)
+        else:
+            self._master.send_unanswered(Kind.ACK_LOG, encode_read_log(request), now_s + REPLICATE_CALL_TIMEOUT_S)
+        window.told(asked=asks)
+
+    def _take_chunk(self) -> None:
+        """Send the chunk that has come on to the slave."""
+        now_s = time.monotonic()
+        answer = self._master.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
+        _, data = decode_chunk(answer.payload)
+        self._slave.send(Kind.APPEND_LOG, (self._append_head, answer.payload), now_s + REPLICATE_CALL_TIMEOUT_S)
+        if not self._window.under_way:
+            self._sent_s = now_s
+        self._window.read(len(data))
+        self._tell()
+
+    def _take_copied(self) -> None:
+        """Note what the slave has on its disk now."""
+        now_s = time.monotonic()
+        while True:
+            answer = self._slave.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
+            copied = Copied(*decode_copied(answer.payload))
+            self._window.copied(copied)
+            self._on_copied(copied.copied_bytes)
+            if self._flow_bytes_s:
+                self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - (now_s - self._sent_s), 0.0))
+            self._sent_s = now_s
+            if not self._slave.has_received:
+                break
+        self._tell()
+
+    def _check_late(self) -> bool:
+        """Look after an answer that is missing. False if the slave follows another master meanwhile.
+
+        RequestTimeoutError if the master or the slave stands still.
+        """
+        now_s, window = time.monotonic(), self._window
+        if window.under_way and now_s - self._sent_s >= REPLICATE_CALL_TIMEOUT_S:
+            raise RequestTimeoutError(f"replica {self._replica}, to append a chunk,", REPLICATE_CALL_TIMEOUT_S)
+        if not window.is_asked or now_s - self._asked_s < REPLICATE_LONG_POLL_S + LATE_S:
+            return True
+        longest_s = REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
+        if now_s - self._asked_s >= longest_s:
+            raise RequestTimeoutError(f"replica {self._following.master}, to read its log,", longest_s)
+        return self._is_followed()

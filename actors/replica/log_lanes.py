@@ -1,0 +1,209 @@
+"""The log's way between replicas over lanes: the storage actors' side.
+
+A change of what READ_LOG, ACK_LOG and APPEND_LOG do at a storage actor belongs here; their bytes are in
+raymq.remoting.lane.log_chunks, and what they mean is in actors.replica.replica.
+
+    READ_LOG     at a master: notes what the follower has, and is answered with a chunk as soon as the log has more.
+                 Read by the lane's thread, which has just written it; by another one for a follower far behind
+    ACK_LOG      at a master: notes what the follower has
+    APPEND_LOG   at a slave: written by the lane's thread; answered, in order, once it is on disk
+
+While one of them waits it holds no thread. Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from actors.core.replica.orders import LogRequest
+from actors.replica.replica import Replica
+from raymq.errors import NotMasterError, RaymqError, ServiceNotAvailableError
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.log_chunks import (
+    ChunkHead,
+    ReadLog,
+    decode_append_log,
+    decode_read_log,
+    encode_chunk_head,
+    encode_copied,
+)
+from raymq.remoting.lane.loop import Timer
+from raymq.remoting.lane.server import Handler, LaneServer
+from storage.replication.epochs import EpochEntry, LogChunk
+
+NEAR_BYTES: Final = 16 << 20
+"""What lies so near to the log's end is in memory: to read it takes no time to speak of."""
+READ_LOG_WAIT_MAX_S: Final = 30.0
+"""The longest wait of a READ_LOG."""
+APPEND_LOG_TIMEOUT_S: Final = 10.0
+"""Bounds the wait for the disk of a slave."""
+
+
+class Plane(Protocol):
+    """The lanes of a storage actor (actors.replica.data_plane)."""
+
+    @property
+    def server(self) -> LaneServer: ...
+    def submit(self, call: Callable[[], None]) -> None: ...
+
+
+@dataclass(eq=False)
+class _Read:
+    """A READ_LOG that waits for the log to grow."""
+
+    request: LaneRequest
+    asked: ReadLog
+    timer: Timer | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Copy:
+    """An APPEND_LOG that waits for the disk: the epoch, the end of its chunk, and the chunk's bytes."""
+
+    request: LaneRequest
+    epoch: int
+    end_offset: int
+    copied_bytes: int
+    deadline_s: float
+
+
+class LogLanes:
+    """The frames of the log at one replica. Its methods are for the lane's thread, but for the listener."""
+
+    def __init__(self, plane: Plane, replica: Replica) -> None:
+        self._plane, self._replica = plane, replica
+        self._reads: dict[int, _Read] = {}
+        """The READ_LOGs that wait, by follower."""
+        self._copies: deque[_Copy] = deque()
+        """The APPEND_LOGs that wait, in their order."""
+        self._deadline: Timer | None = None
+        self._is_looking = False
+        """True while `_look` is about to be called."""
+        self.handlers: Mapping[int, Handler] = {
+            Kind.READ_LOG: self._read_log,
+            Kind.ACK_LOG: self._ack_log,
+            Kind.APPEND_LOG: self._append_log,
+        }
+        replica.add_progress_listener(self._note_move)
+        replica.call_on_log(self._note_move)
+
+    def _note_move(self) -> None:
+        """The log, what is on disk, or the role may have changed. Called by any thread."""
+        if (self._reads or self._copies) and not self._is_looking:
+            self._is_looking = True
+            self._plane.server.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Answer what need not wait any more."""
+        self._is_looking = False  # before the look: what moves meanwhile has them looked at again
+        for read in list(self._reads.values()):
+            self._try_read(read, last=False)
+        self._answer_copies()
+
+    # At a master
+
+    def _read_log(self, request: LaneRequest) -> None:
+        asked = decode_read_log(request.payload)
+        self._replica.note_request(_request_of(asked))
+        earlier = self._reads.pop(asked.follower, None)
+        if earlier is not None:
+            self._cancel(earlier)
+            earlier.request.drop()
+        read = _Read(request, asked)
+        self._reads[asked.follower] = read  # before the look: what is written from now on has it looked at again
+        self._try_read(read, last=asked.wait_s <= 0)
+        if self._reads.get(asked.follower) is read:
+            deadline_s = time.monotonic() + min(asked.wait_s, READ_LOG_WAIT_MAX_S)
+            read.timer = self._plane.server.loop.call_at(deadline_s, partial(self._try_read, read, last=True))
+
+    def _ack_log(self, request: LaneRequest) -> None:
+        try:
+            self._replica.note_request(_request_of(decode_read_log(request.payload)))
+        except NotMasterError:
+            pass  # the follower's READ_LOG is told
+        finally:
+            request.drop()
+
+    def _try_read(self, read: _Read, *, last: bool) -> None:
+        """Answer a READ_LOG if the log has more, if this replica leads no more, or if this is the last look."""
+        asked = read.asked
+        try:
+            beyond = self._replica.log_beyond(asked.epoch, asked.next_offset)
+        except RaymqError as error:
+            self._end(read)
+            read.request.fail(error)
+            return
+        if beyond <= 0 and not last:
+            return
+        self._end(read)
+        if beyond <= NEAR_BYTES:
+            self._answer_read(read)
+        else:
+            self._plane.submit(partial(self._answer_read, read))
+
+    def _answer_read(self, read: _Read) -> None:
+        """Read a chunk and send it."""
+        asked = read.asked
+        try:
+            chunk = self._replica.chunk_at(asked.epoch, asked.next_offset, asked.max_bytes)
+        except Exception as error:
+            read.request.fail(read.request.told(error, "the reading of a chunk"))
+            return
+        head = ChunkHead(chunk.physical_offset, chunk.confirm_offset, chunk.end_offset, chunk.entry)
+        read.request.answer(encode_chunk_head(head), chunk.data)
+
+    def _end(self, read: _Read) -> None:
+        """Wait no more."""
+        if self._reads.get(read.asked.follower) is read:
+            del self._reads[read.asked.follower]
+        self._cancel(read)
+
+    def _cancel(self, read: _Read) -> None:
+        if read.timer is not None:
+            self._plane.server.loop.cancel(read.timer)
+
+    # At a slave
+
+    def _append_log(self, request: LaneRequest) -> None:
+        epoch, head, data = decode_append_log(request.payload)
+        entry = None if head.entry is None else EpochEntry(*head.entry)
+        chunk = LogChunk(head.physical_offset, data, entry, head.confirm_offset, head.end_offset)
+        copied = self._replica.start_append_log(epoch, chunk)
+        deadline_s = time.monotonic() + APPEND_LOG_TIMEOUT_S
+        self._copies.append(_Copy(request, epoch, copied.next_offset, copied.copied_bytes, deadline_s))
+        self._answer_copies()
+
+    def _answer_copies(self) -> None:
+        """Answer the APPEND_LOGs that are on disk, in their order."""
+        while self._copies:
+            copy = self._copies[0]
+            try:
+                acked = self._replica.copied(copy.epoch, copy.end_offset)
+                if acked is None and time.monotonic() >= copy.deadline_s:
+                    raise ServiceNotAvailableError(
+                        f"the disk of a replica took more than {APPEND_LOG_TIMEOUT_S:g} s to flush a chunk, which is "
+                        "written: ask the replica how far it is"
+                    )
+            except RaymqError as error:
+                copy.request.fail(error)
+            else:
+                if acked is None:
+                    break
+                copy.request.answer(encode_copied(copy.end_offset, acked, copy.copied_bytes))
+            self._copies.popleft()
+        if self._copies and self._deadline is None:
+            self._deadline = self._plane.server.loop.call_at(self._copies[0].deadline_s, self._meet_deadline)
+
+    def _meet_deadline(self) -> None:
+        self._deadline = None
+        self._answer_copies()
+
+
+def _request_of(asked: ReadLog) -> LogRequest:
+    return LogRequest(asked.follower, asked.store_id, asked.learner, asked.epoch, asked.next_offset, asked.acked_offset)

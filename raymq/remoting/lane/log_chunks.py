@@ -1,0 +1,123 @@
+"""Payloads of READ_LOG, APPEND_LOG and ACK_LOG frames: a log's chunks on their way from a master to a slave.
+
+READ_LOG        | follower 4 | learner 1 | length 1 | zero 2 | epoch 8 | next offset 8 | acked offset 8 | max bytes 8
+                | wait s 8 (double) | id of the follower's store |                          48 bytes, then the id
+answer          a chunk: | physical offset 8 | confirm offset 8 | end offset 8 | epoch 8 | start of the epoch 8 |
+                epoch 0: the records have none                                                        40 bytes
+                | the log's bytes |
+APPEND_LOG      | epoch 8 | a chunk |
+answer          | next offset 8 | acked offset 8 | copied bytes 8 |
+ACK_LOG         as READ_LOG; what it asks for is not looked at
+
+A chunk passes through its carrier as it came: only its head is looked at.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import isnan
+from typing import Final, NamedTuple
+
+from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.remoting.lane.frames import Buffer
+
+_READ: Final = struct.Struct("<iBB2xqqqqd")
+_CHUNK: Final = struct.Struct("<qqqqq")
+_EPOCH: Final = struct.Struct("<q")
+_COPIED: Final = struct.Struct("<qqq")
+
+
+class ReadLog(NamedTuple):
+    """A READ_LOG, or an ACK_LOG. Offsets are physical; everything before `acked_offset` is on the follower's disk."""
+
+    follower: int
+    store_id: str
+    learner: bool
+    epoch: int
+    next_offset: int
+    acked_offset: int
+    max_bytes: int = 0
+    wait_s: float = 0.0
+
+
+class ChunkHead(NamedTuple):
+    """The beginning of a chunk. `entry`: the epoch of its records and the offset at which that began, or None."""
+
+    physical_offset: int
+    confirm_offset: int
+    end_offset: int
+    entry: tuple[int, int] | None
+
+
+def encode_read_log(request: ReadLog) -> bytes:
+    """The payload of a READ_LOG or an ACK_LOG. InvalidArgumentError for what does not fit."""
+    store_id = request.store_id.encode()
+    try:
+        head = _READ.pack(
+            request.follower,
+            request.learner,
+            len(store_id),
+            request.epoch,
+            request.next_offset,
+            request.acked_offset,
+            request.max_bytes,
+            request.wait_s,
+        )
+    except struct.error as error:
+        raise InvalidArgumentError(f"a READ_LOG has a number that is out of range: {error}") from None
+    return head + store_id
+
+
+def decode_read_log(payload: memoryview) -> ReadLog:
+    """A READ_LOG or an ACK_LOG. InvalidArgumentError if the payload is none."""
+    try:
+        follower, learner, length, epoch, next_offset, acked, max_bytes, wait_s = _READ.unpack_from(payload)
+        store_id = bytes(payload[_READ.size :]).decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"a READ_LOG cannot be read: {error}") from None
+    if len(payload) != _READ.size + length or isnan(wait_s):
+        raise InvalidArgumentError(f"a READ_LOG of {len(payload)} bytes has an id of {length}")
+    return ReadLog(follower, store_id, bool(learner), epoch, next_offset, acked, max_bytes, wait_s)
+
+
+def encode_chunk_head(head: ChunkHead) -> bytes:
+    """The beginning of a READ_LOG's answer; the log's bytes follow it."""
+    return _CHUNK.pack(head.physical_offset, head.confirm_offset, head.end_offset, *(head.entry or (0, 0)))
+
+
+def decode_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
+    """The head of a READ_LOG's answer and the log's bytes, a view. ServiceNotAvailableError if it cannot be read."""
+    try:
+        physical_offset, confirm, end, epoch, start = _CHUNK.unpack_from(payload)
+    except struct.error as error:
+        raise ServiceNotAvailableError(f"a chunk of a log cannot be read: {error}") from None
+    return ChunkHead(physical_offset, confirm, end, (epoch, start) if epoch else None), payload[_CHUNK.size :]
+
+
+def encode_append_log(epoch: int) -> bytes:
+    """The beginning of an APPEND_LOG; the answer to a READ_LOG follows it."""
+    return _EPOCH.pack(epoch)
+
+
+def decode_append_log(payload: memoryview) -> tuple[int, ChunkHead, memoryview]:
+    """An APPEND_LOG: its epoch, the chunk's head, and its bytes, a view. InvalidArgumentError if the payload is
+    none."""
+    try:
+        [epoch] = _EPOCH.unpack_from(payload)
+        head, data = decode_chunk(payload[_EPOCH.size :])
+    except (struct.error, ServiceNotAvailableError) as error:
+        raise InvalidArgumentError(f"an APPEND_LOG cannot be read: {error}") from None
+    return epoch, head, data
+
+
+def encode_copied(next_offset: int, acked_offset: int, copied_bytes: int) -> bytes:
+    """The answer to an APPEND_LOG."""
+    return _COPIED.pack(next_offset, acked_offset, copied_bytes)
+
+
+def decode_copied(payload: Buffer) -> tuple[int, int, int]:
+    """The answer to an APPEND_LOG: next offset, acked offset, copied bytes. ServiceNotAvailableError if it cannot be
+    read."""
+    if len(payload) != _COPIED.size:
+        raise ServiceNotAvailableError(f"the answer to an APPEND_LOG has {len(payload)} bytes")
+    return _COPIED.unpack(payload)
