@@ -38,7 +38,7 @@ from raymq.remoting.lane.server import Handler, LaneServer
 from storage.replication.epochs import EpochEntry, LogChunk
 
 NEAR_BYTES: Final = 16 << 20
-"""What lies so near to the log's end is in memory: to read it takes no time to speak of."""
+"""The bytes in front of the end of the log that are in memory for certain, so that reading them takes little time."""
 READ_LOG_WAIT_MAX_S: Final = 30.0
 """The longest wait of a READ_LOG."""
 APPEND_LOG_TIMEOUT_S: Final = 10.0
