@@ -28,6 +28,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.actor_class import actor_class
+from actors.broker.direct_appends import DirectAppends
 from actors.broker.group_methods import GroupMethods
 from actors.broker.lane import BrokerLane
 from actors.broker.master_store import MasterStore
@@ -105,6 +106,8 @@ class Broker(GroupMethods):
         self._clients_lock = threading.Lock()
         self._node_id = node_id
         self._lane = BrokerLane(settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address())
+        self._direct = DirectAppends(self._lane.loop, records, node_id)
+        log.write_by(self._direct)
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow_masters, name="broker-master", daemon=True),
@@ -333,6 +336,7 @@ class Broker(GroupMethods):
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
+        self._direct.close()
         self._lane.close()
         self._stopping.set()
         self._another_leads.set()

@@ -10,7 +10,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -147,17 +146,19 @@ class GroupMethods(ABC):
         fail: Callable[[BaseException], None],
     ) -> None:
         """As `commit_offsets`, without waiting: once it is durable, or failed, `answer` or `fail` is called, by the
-        state log's writer or by the caller. Neither may block. SystemBusyError."""
+        thread that wrote it. Neither may block. SystemBusyError."""
         commit = _Commit(group, commits, self._owners)
 
-        def done(future: Future[bool]) -> None:
-            try:
-                future.result()
-                answer(self._committed(commit))
-            except Exception as error:
+        def done(_: bool, error: Exception | None) -> None:
+            if error is not None:
                 fail(error)
+                return
+            try:
+                answer(self._committed(commit))
+            except Exception as failure:  # a bug; the client waits for an answer
+                fail(failure)
 
-        self._log.submit(commit.decide).add_done_callback(done)
+        self._log.submit_with(commit.decide, done)
 
     def _committed(self, commit: _Commit) -> CommitAnswer:
         """The answer to a commit that is durable."""

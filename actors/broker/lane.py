@@ -1,8 +1,8 @@
 """The lane of a broker: the frequent calls of its clients, without Ray (raymq.remoting.broker_client).
 
 A method of the Broker that is served here answers as its actor method does. Commits are not waited for by any thread:
-the lane's own hands them to the state log, whose writer answers them once they are durable. The other methods may
-wait, and run in a pool.
+the lane's own hands them to the state log, which answers them once they are durable, as a rule in the same thread
+(actors.broker.direct_appends). The other methods may wait, and run in a pool.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from raymq.remoting.lane.address import LaneAddress, rays_tls
 from raymq.remoting.lane.calls import ControlCalls, encode_result
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.server import LaneServer
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,11 @@ class BrokerLane:
     def address(self) -> LaneAddress:
         """The address that clients open lanes at."""
         return self._server.address
+
+    @property
+    def loop(self) -> Loop:
+        """The loop of the lane's thread."""
+        return self._server.loop
 
     def close(self) -> None:
         """End every lane, and the threads once their calls have ended. Idempotent."""

@@ -5,9 +5,13 @@ A change of how a decision becomes durable, or of how the state is read at a sta
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← records behind it
 
-One thread stores the changes. While a write is under way, changes gather; they are decided together, in the order in
-which they came, each on the state with those before it, and go into one batch of records. So the log's order is the
-state's. The state that is read from outside has a change only when it is durable.
+One write is under way at a time. Meanwhile changes gather; they are decided together, in the order in which they came,
+each on the state with those before it, and go into one batch of records. So the log's order is the state's. The state
+that is read from outside has a change only when it is durable.
+
+A thread of its own, the writer, makes the writes and waits for the store. The thread of the broker's lane makes a write
+itself when all is as usual (`_write_directly`): it sends the records and takes the answer as one of its events, so no
+thread is woken for a commit. When something is out of the way, it hands the same write to the writer.
 
 A change is answered once every replica that may lead next has its record: the record is acknowledged as durable, or it
 can be read. From the moment another replica is to lead until its log was read, no change is decided at all; those that
@@ -30,9 +34,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
 
 from actors.broker.state_records import STORE_TIMEOUT_S, StoredRecords
 from actors.broker.state_snapshots import CALL_TIMEOUT_S, StateSnapshots
@@ -62,6 +65,8 @@ CHANGES_MAX: Final = 10_000
 WRITE_MAX_RECORDS: Final = 2000
 WRITE_MAX_BYTES: Final = 1 << 20
 """The bounds of one batch of records; a change that is larger goes alone."""
+DIRECT_CHANGES_MAX: Final = 200
+"""The most changes that the lane's thread decides about at a time: its other clients wait meanwhile."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,30 +76,69 @@ DecidedChanges = Change | Sequence[Change] | None
 Decide = Callable[[BrokerState], DecidedChanges]
 
 
+Done = Callable[[bool, Exception | None], None]
+"""Gets a change's result, True if topics changed, or its error. It must not block."""
+
+
+class SentRecords(Protocol):
+    """Records that were sent to the store."""
+
+    @property
+    def stored(self) -> StoredRecords | None:
+        """Their place, once the store has said it; None if its answer is another one, or there is none."""
+
+    def finish(self) -> StoredRecords:
+        """Wait for them to be stored, as StateRecords.append; send them again if need be."""
+
+
+class DirectWrites(Protocol):
+    """Sends records from the thread of the broker's lane (actors.broker.direct_appends)."""
+
+    @property
+    def is_own_thread(self) -> bool:
+        """True in that thread, the only one that calls `send`."""
+
+    def connect(self, storage: StorageClient) -> None:
+        """Make `send` possible, if it is not. By a thread that may wait."""
+
+    def send(self, storage: StorageClient, bodies: Sequence[bytes], done: Callable[[SentRecords], None]) -> bool:
+        """Send records without waiting; `done` is called later. False, and nothing was sent, if that cannot be now."""
+
+
 @dataclass(slots=True, eq=False)
 class _Pending:
     """A change that waits. `deadline_s`: the latest time to begin with it. `changed_topics` is known once it is
     decided; `error`: why it was refused."""
 
     decide: Decide
-    future: Future[bool]
+    done: Done
     deadline_s: float
     changed_topics: bool = False
     error: Exception | None = None
 
     def answer(self) -> None:
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.changed_topics)
+        self.done(self.changed_topics, self.error)
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    """A write: what was `decided` since, the `changes` to store, and their records if they were `sent` already.
+
+    `left`: the number of changes that waited then, and were not decided."""
+
+    now_ms: int
+    decided: list[_Pending] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    left: int = 0
+    sent: SentRecords | None = None
 
 
 class StateLog:
     """One broker's state. Thread-safe.
 
-    `append` stores records with these bodies in the state topic's queue, in order (StateRecords.append); only the
-    writer's thread calls it. `copies`: the stores of the other replicas, which get the snapshots too, because one of
-    them may be the master next.
+    `append` stores records with these bodies in the state topic's queue, in order (StateRecords.append); only who has
+    the write under way calls it. `copies`: the stores of the other replicas, which get the snapshots too, because one
+    of them may be the master next.
     """
 
     def __init__(
@@ -124,7 +168,10 @@ class StateLog:
         self._writing = False
         self._alone = 0
         """The number of next changes that are written one by one."""
-        self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._waiting: deque[_Pending] = deque()
+        self._handed_over: _Write | None = None
+        """The write under way, if the writer is to go on with it."""
+        self._direct: DirectWrites | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
         self.waiting_for = f"{storage.name} to open its store"
@@ -234,135 +281,230 @@ class StateLog:
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CHANGE_TIMEOUT_S) from None
 
     def submit(self, decide: Decide) -> Future[bool]:
-        """As `change`, without waiting: the future has its result or its error, from the writer's thread.
+        """As `change`, without waiting: the future has its result or its error, from the thread that wrote it.
 
         `decide` runs in that thread, on the newest state, and must not block. SystemBusyError if too many changes wait,
         ServiceNotAvailableError after `close`.
         """
-        if self._closed:
-            raise ServiceNotAvailableError(f"{self._broker_name} is being stopped")
-        if self._waiting.qsize() >= CHANGES_MAX:
-            raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
         future: Future[bool] = Future()
-        future.set_running_or_notify_cancel()
-        self._waiting.put(_Pending(decide, future, time.monotonic() + READY_WAIT_S))
-        if self._writer is None:
-            self._start_writer()
+
+        def done(changed_topics: bool, error: Exception | None) -> None:
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(changed_topics)
+
+        self.submit_with(decide, done)
         return future
+
+    def submit_with(self, decide: Decide, done: Done) -> None:
+        """As `submit`, with a function in place of the future."""
+        with self._changed:
+            if self._closed:
+                raise ServiceNotAvailableError(f"{self._broker_name} is being stopped")
+            if len(self._waiting) >= CHANGES_MAX:
+                raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
+            self._waiting.append(_Pending(decide, done, time.monotonic() + READY_WAIT_S))
+            if self._writing:
+                return  # who has it takes this one next
+            direct = self._may_write_directly() and self._direct is not None and self._direct.is_own_thread
+            if direct:
+                self._writing = True
+            else:
+                self._wake_writer()
+        if direct:
+            self._write_directly()
 
     def close(self) -> None:
         """Carry out the changes that wait, and end the writer's thread. Idempotent."""
-        with self._lock:
+        with self._changed:
             writer, self._closed = self._writer, True
-        self._waiting.put(None)
+            self._changed.notify_all()
         if writer is not None:
             writer.join(CHANGE_TIMEOUT_S)
 
-    def _start_writer(self) -> None:
-        with self._lock:
-            if self._writer is None and not self._closed:
-                self._writer = threading.Thread(target=self._write_all, name="broker-writer", daemon=True)
-                self._writer.start()
+    def _may_write(self) -> bool:
+        """True if a master's state is read, and no other is to lead. Called with the lock."""
+        return self._ready.is_set() and not self._replaced.is_set()
+
+    # The lane's thread
+
+    def write_by(self, direct: DirectWrites) -> None:
+        """Have the thread of `direct` write the changes that it submits, when all is as usual."""
+        self._direct = direct
+
+    def _may_write_directly(self) -> bool:
+        """True if nothing stands in the way that only the writer may wait for. Called with the lock."""
+        return self._may_write() and not self._outcome_unknown and not self._alone
+
+    def _write_directly(self) -> None:
+        """Decide about the changes that wait, and send their records; what then happens is `_answered_directly`.
+
+        It differs from `_write` in nothing but that: no mark is needed here, and where the store must open topics
+        before, or cannot be reached without waiting, the writer goes on."""
+        direct = self._direct
+        assert direct is not None
+        while True:
+            write = _Write(time.time_ns() // 1_000_000)
+            try:
+                self._decide(write, DIRECT_CHANGES_MAX)
+                if write.changes:
+                    if self._topics_to_open(write.changes) or not self._send(direct, write):
+                        self._hand_over(write)
+                    return
+            except Exception as error:  # whatever it is, they wait for an answer
+                self._give_up(write, error)
+            if not self._begins_next():
+                return
+
+    def _send(self, direct: DirectWrites, write: _Write) -> bool:
+        """Send a write's records directly; False if that cannot be now."""
+        bodies = [encode_change(change) for change in write.changes]
+        is_sent = direct.send(self._storage, bodies, lambda sent: self._sent(write, sent))
+        self._outcome_unknown = is_sent
+        return is_sent
+
+    def _sent(self, write: _Write, sent: SentRecords) -> None:
+        """Take the end of records that were sent directly."""
+        stored = sent.stored
+        if stored is None or not stored.durable or not self._follows(stored, write.changes):
+            write.sent = sent
+            self._hand_over(write)
+            return
+        try:
+            self._take_stored(write, stored)
+            for pending in write.decided:
+                pending.answer()
+        finally:
+            if self._begins_next():
+                self._write_directly()
+
+    def _begins_next(self) -> bool:
+        """End a write, and begin the next one if there is one for this thread."""
+        with self._changed:
+            if self._waiting and self._may_write_directly():
+                return True
+            self._writing = False
+            if self._waiting or self._closed or self._replaced.is_set():
+                self._wake_writer()
+        return False
+
+    def _hand_over(self, write: _Write) -> None:
+        """Have the writer go on with a write."""
+        with self._changed:
+            self._handed_over = write
+            self._wake_writer()
+
+    # The writer's thread
+
+    def _wake_writer(self) -> None:
+        """Wake the writer, and who waits for the end of a write. Called with the lock."""
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="broker-writer", daemon=True)
+            self._writer.start()
+        self._changed.notify_all()
 
     def _write_all(self) -> None:
         """Carry out the changes that come, until `close`."""
-        while True:
-            first = self._waiting.get()
-            if first is None:
-                return
-            taken = deque([first])
-            self._take_more(taken)
-            while taken and self._begin(taken):
-                try:
-                    self._write(taken)
-                finally:
-                    with self._changed:
-                        self._writing = False
-                        self._changed.notify_all()
-
-    def _take_more(self, taken: deque[_Pending]) -> None:
-        """Take the changes that wait, up to the most that a write may have."""
-        while len(taken) < WRITE_MAX_RECORDS:
+        while (write := self._next_write()) is not None:
             try:
-                pending = self._waiting.get_nowait()
-            except Empty:
-                return
-            if pending is None:
-                self._waiting.put(None)
-                return
-            taken.append(pending)
+                self._write(write)
+            finally:
+                with self._changed:
+                    self._writing = False
+                    self._changed.notify_all()
+            if self._direct is not None and not self._outcome_unknown:
+                self._direct.connect(self._storage)
 
-    def _begin(self, taken: deque[_Pending]) -> bool:
-        """Wait until a master's state is read, and begin a write. False if the time of all the changes was up."""
-        while taken:
+    def _next_write(self) -> _Write | None:
+        """Wait for the next write, or one to go on with, and begin it. None at the end of the log's life."""
+        while True:
             with self._changed:
-                left_s = taken[0].deadline_s - time.monotonic()
-                if self._changed.wait_for(lambda: self._ready.is_set() and not self._replaced.is_set(), left_s):
-                    self._writing = True
-                    return True
-            now_s = time.monotonic()
-            while taken and taken[0].deadline_s <= now_s:
-                taken.popleft().future.set_exception(self._not_ready())
-        return False
-
-    def _write(self, taken: deque[_Pending]) -> None:
-        """Decide about the next changes, as many as one write may have, store their records and answer them."""
-        decided: list[_Pending] = []
-        now_ms = time.time_ns() // 1_000_000
-        try:
-            if self._outcome_unknown:
-                self._store([MARK], now_ms)
-            changes = self._decide(taken, decided, now_ms)
-            if changes:
-                self._open_topics(changes)
-                if self._store(changes, now_ms):
-                    self._open_topics(changes)  # another instance may have deleted some of them in between
-                    for pending in decided:
-                        pending.changed_topics = True
-        except Exception as error:  # whatever it is, they wait for an answer
-            with self._lock:
-                self._ahead = self._state.copy()
-            self._failed(taken, decided, error)
-        else:
-            for pending in decided:
+                write, late = self._begin()
+                while write is None and not late:
+                    if self._closed and not self._waiting and not self._writing:
+                        return None
+                    left_s = self._waiting[0].deadline_s - time.monotonic() if self._waiting else None
+                    self._changed.wait(None if self._writing else left_s)
+                    write, late = self._begin()
+            if write is not None:
+                return write
+            for pending in late:
+                pending.error = self._not_ready()
                 pending.answer()
 
-    def _failed(self, taken: deque[_Pending], decided: list[_Pending], error: Exception) -> None:
+    def _begin(self) -> tuple[_Write | None, list[_Pending]]:
+        """A write that may go on, or begin, and the changes whose time was up before it could. Called with the lock."""
+        handed_over, self._handed_over = self._handed_over, None
+        if handed_over is not None or self._writing or not self._waiting:
+            return handed_over, []
+        if self._may_write():
+            self._writing = True
+            return _Write(time.time_ns() // 1_000_000), []
+        late, now_s = [], time.monotonic()
+        while self._waiting and self._waiting[0].deadline_s <= now_s:
+            late.append(self._waiting.popleft())
+        return None, late
+
+    def _write(self, write: _Write) -> None:
+        """Decide about the next changes, as many as one write may have, store their records and answer them; or go on
+        with a write for which that was begun."""
+        try:
+            if not write.changes:
+                if self._outcome_unknown:
+                    self._store(_Write(write.now_ms, changes=[MARK]))
+                self._decide(write)
+            if write.changes:
+                if write.sent is None:
+                    self._open_topics(write.changes)
+                if self._store(write):
+                    self._open_topics(write.changes)  # another instance may have deleted some of them in between
+                    for pending in write.decided:
+                        pending.changed_topics = True
+        except Exception as error:  # whatever it is, they wait for an answer
+            self._give_up(write, error)
+        else:
+            for pending in write.decided:
+                pending.answer()
+
+    def _give_up(self, write: _Write, error: Exception) -> None:
         """Answer the changes of a write that failed, and those that would fail likewise. If the write cannot succeed,
         that may be for one of them: then each is written alone."""
-        retryable = isinstance(error, RaymqError) and error.retryable
-        if len(decided) > 1 and not retryable:
-            taken.extendleft(reversed(decided))
-            self._alone = len(decided)
-            return
-        failed = list(decided)
-        if retryable or not decided:  # what failed concerns them all: the store, or the mark
-            failed += taken
-            taken.clear()
+        failed, retryable = write.decided, isinstance(error, RaymqError) and error.retryable
+        with self._lock:
+            self._ahead = self._state.copy()
+            if len(failed) > 1 and not retryable:
+                self._waiting.extendleft(reversed(failed))
+                self._alone = len(failed)
+                return
+            if retryable or not failed:  # what failed concerns them all: the store, or the mark
+                left = write.left if write.changes else len(self._waiting)
+                failed = failed + [self._waiting.popleft() for _ in range(left)]
         for pending in failed:
             pending.error = _copy_of(error)
             pending.answer()
 
-    def _decide(self, taken: deque[_Pending], decided: list[_Pending], now_ms: int) -> list[Change]:
-        """Decide about changes, in order; returns the changes to store. Those moved to `decided` are to be answered
-        when these are stored; the others, whose answers depend on none of them, are answered now."""
-        changes: list[Change] = []
+    def _decide(self, write: _Write, most: int = CHANGES_MAX) -> None:
+        """Decide about changes that wait, in order. Those that are to be answered when the write's changes are stored
+        are its `decided`; the others, whose answers depend on none of them, are answered now."""
+        changes, decided = write.changes, write.decided
         size_bytes = 0
-        while taken and len(changes) < WRITE_MAX_RECORDS and size_bytes < WRITE_MAX_BYTES:
-            pending = taken.popleft()
-            pending.error = None
+        while self._waiting and most and len(changes) < WRITE_MAX_RECORDS and size_bytes < WRITE_MAX_BYTES:
+            most -= 1
             with self._lock:
-                own = self._decide_one(pending, now_ms)
-            changes += own
-            size_bytes += sum(len(change.get("offsets", ())) * 16 + 256 for change in own)
-            if changes:
+                pending = self._waiting.popleft()
                 decided.append(pending)
-            else:
+                pending.error = None
+                own = self._decide_one(pending, write.now_ms)
+            changes += own
+            size_bytes += sum([len(change.get("offsets", ())) * 16 + 256 for change in own])
+            if not changes:
+                decided.remove(pending)
                 pending.answer()
             if self._alone:
                 self._alone -= 1
                 break
-        return changes
+        write.left = len(self._waiting)
 
     def _decide_one(self, pending: _Pending, now_ms: int) -> list[Change]:
         """The changes that one caller asks for, applied to the state ahead; none if they are refused."""
@@ -378,23 +520,35 @@ class StateLog:
         pending.changed_topics = self._ahead.topics_version != before
         return changes
 
-    def _store(self, changes: Sequence[Change], now_ms: int) -> bool:
-        """Store the records of changes, and apply them and every record before them to the state. True if there were
-        others before them."""
+    def _store(self, write: _Write) -> bool:
+        """Store the records of a write's changes, and apply them and every record before them to the state. True if
+        there were others before them."""
         self._outcome_unknown = True
-        stored = self._append([encode_change(change) for change in changes])
-        between = stored.queue_offset > self._position or len(changes) != stored.next_offset - stored.queue_offset
-        if stored.durable and not between:
-            with self._lock:
-                for change in changes:
-                    self._apply(change, now_ms)
-                self._position = stored.next_offset
+        if write.sent is not None:
+            stored = write.sent.finish()
         else:
-            self._read_up_to(stored.next_offset)
-            with self._lock:
-                self._ahead = self._state.copy()
+            stored = self._append([encode_change(change) for change in write.changes])
+        follows = self._follows(stored, write.changes)
+        if stored.durable and follows:
+            self._take_stored(write, stored)
+            return False
+        self._read_up_to(stored.next_offset)
+        with self._lock:
+            self._ahead = self._state.copy()
         self._outcome_unknown = False
-        return between
+        return not follows
+
+    def _follows(self, stored: StoredRecords, changes: Sequence[Change]) -> bool:
+        """True if the records of changes are the next ones, and no others lie between them."""
+        return stored.queue_offset <= self._position and len(changes) == stored.next_offset - stored.queue_offset
+
+    def _take_stored(self, write: _Write, stored: StoredRecords) -> None:
+        """Apply a write's changes, which are durable and the next ones."""
+        with self._lock:
+            for change in write.changes:
+                self._apply(change, write.now_ms)
+            self._position = stored.next_offset
+        self._outcome_unknown = False
 
     def _apply(self, change: Change, now_ms: int) -> None:
         """Apply a durable change to the state. Called with the lock."""
@@ -426,15 +580,20 @@ class StateLog:
 
         A store of several replicas knows only the topics that were deleted while it led, so it is asked for each.
         """
-        topics = [change["topic"] for change in changes if change["kind"] == "topic"]
-        with self._lock:
-            new = [topic for topic in dict.fromkeys(topics) if topic not in self._state.topics]
-            closed = [topic for topic in dict.fromkeys(topics) if topic in self._closed_topics]
-        wanted = [*dict.fromkeys([*new, *closed])] if self._copies else closed
+        wanted = self._topics_to_open(changes)
         if wanted:
             self._open_at_store(wanted)
             with self._lock:
                 self._closed_topics -= set(wanted)
+
+    def _topics_to_open(self, changes: Sequence[Change]) -> list[str]:
+        topics = [change["topic"] for change in changes if change["kind"] == "topic"]
+        if not topics:
+            return []
+        with self._lock:
+            new = [topic for topic in dict.fromkeys(topics) if topic not in self._state.topics]
+            closed = [topic for topic in dict.fromkeys(topics) if topic in self._closed_topics]
+        return [*dict.fromkeys([*new, *closed])] if self._copies else closed
 
     def _open_at_store(self, topics: list[str]) -> None:
         def call(left_s: float) -> RaymqError | None:
@@ -459,7 +618,8 @@ class StateLog:
             position, storage, copies = self._position, self._storage, self._copies
             if position == self._snapshot_position or not self._ready.is_set():
                 return  # before another master's state is read, the state here is not its
-            files = dump_snapshot(self._state, position)
+            state = self._state.copy()
+        files = dump_snapshot(state, position)
         self._snapshots.write(storage, files, position)
         with self._lock:
             if self._storage is storage and self._ready.is_set():

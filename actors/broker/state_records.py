@@ -61,14 +61,17 @@ class StateRecords:
         stored after any other error: ServiceNotAvailableError when no store took them in that time, or the error of a
         store that cannot take them.
         """
-        batch = self._encode(bodies)
+        return self.store(self.encode(bodies))
+
+    def store(self, batch: EncodedBatch, *, in_doubt: bool = False) -> StoredRecords:
+        """As `append`, for records that `encode` made. `in_doubt`: it is unknown if they are stored already."""
         deadline_s = time.monotonic() + STORE_TIMEOUT_S
-        backoff, in_doubt = Backoff(), False
+        backoff = Backoff()
         while True:
             storage = self._master()
             try:
                 [result] = storage.append([batch], min(left_s(deadline_s), ATTEMPT_TIMEOUT_S))
-                return _stored(result, len(bodies))
+                return stored_records(result, len(batch))
             except RaymqError as error:
                 in_doubt = in_doubt or may_be_stored(error)
                 pause_s = backoff.next()
@@ -81,7 +84,7 @@ class StateRecords:
                     raise given_up(error, STORE_TIMEOUT_S) from error
                 raise
 
-    def _encode(self, bodies: Sequence[bytes]) -> EncodedBatch:
+    def encode(self, bodies: Sequence[bytes]) -> EncodedBatch:
         """A batch of the bodies. Its sequences are never used again: a store expects gaps."""
         first, self._next_sequence = self._next_sequence, self._next_sequence + len(bodies)
         return encode_batch(
@@ -95,6 +98,7 @@ class StateRecords:
         )
 
 
-def _stored(result: AppendResult, count: int) -> StoredRecords:
+def stored_records(result: AppendResult, count: int) -> StoredRecords:
+    """The place of `count` records, by the store's answer."""
     offsets = result.queue_offsets or (result.queue_offset, result.queue_offset + count - 1)
     return StoredRecords(offsets[0], offsets[-1] + 1, result.status is SendStatus.SEND_OK)

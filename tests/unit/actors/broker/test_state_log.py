@@ -518,6 +518,7 @@ def test_a_topic_that_was_deleted_is_opened_at_the_store_before_it_is_made_again
 
 def test_more_changes_than_may_wait_are_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHANGES_MAX", 2)
+    scene.make_group("before")
     gate = Gate()
     scene.send.before = gate
     taken = [scene.log.submit(group("g"))]
