@@ -54,7 +54,7 @@ class _Sent:
 
 class DirectAppends:
     """One lane to the group's master, for one batch of records at a time. The lane's loop calls everything but
-    `connect` and `close`, which any thread may call."""
+    `connect`, `leads_to`, `call_soon` and `close`, which any thread may call."""
 
     def __init__(self, loop: Loop, records: StateRecords, node_id: str) -> None:
         """`node_id`: the Ray node that this process runs on."""
@@ -73,6 +73,14 @@ class DirectAppends:
     def is_own_thread(self) -> bool:
         """True in the loop's thread."""
         return self._loop.is_own_thread
+
+    def leads_to(self, storage: StorageClient) -> bool:
+        """True if there is a lane to this store, as far as is known."""
+        return self._storage is storage
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Have the loop's thread call `callback`."""
+        self._loop.call_soon(callback)
 
     def connect(self, storage: StorageClient) -> None:
         """Open a lane to the store, unless there is one, or none could be opened a moment ago. Not over TLS, whose

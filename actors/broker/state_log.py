@@ -101,6 +101,12 @@ class DirectWrites(Protocol):
     def connect(self, storage: StorageClient) -> None:
         """Make `send` possible, if it is not. By a thread that may wait."""
 
+    def leads_to(self, storage: StorageClient) -> bool:
+        """True if `send` is possible now, as far as is known."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Have that thread call `callback`."""
+
     def send(self, storage: StorageClient, bodies: Sequence[bytes], done: Callable[[SentRecords], None]) -> bool:
         """Send records without waiting; `done` is called later. False, and nothing was sent, if that cannot be now."""
 
@@ -360,9 +366,11 @@ class StateLog:
     def _send(self, direct: DirectWrites, write: _Write) -> bool:
         """Send a write's records directly; False if that cannot be now."""
         bodies = [encode_change(change) for change in write.changes]
-        is_sent = direct.send(self._storage, bodies, lambda sent: self._sent(write, sent))
-        self._outcome_unknown = is_sent
-        return is_sent
+        self._outcome_unknown = True
+        if direct.send(self._storage, bodies, lambda sent: self._sent(write, sent)):
+            return True
+        self._outcome_unknown = False
+        return False
 
     def _sent(self, write: _Write, sent: SentRecords) -> None:
         """Take the end of records that were sent directly."""
@@ -409,12 +417,20 @@ class StateLog:
         while (write := self._next_write()) is not None:
             try:
                 self._write(write)
+                if self._direct is not None and not self._outcome_unknown:
+                    self._direct.connect(self._storage)
             finally:
-                with self._changed:
-                    self._writing = False
-                    self._changed.notify_all()
-            if self._direct is not None and not self._outcome_unknown:
-                self._direct.connect(self._storage)
+                self._end_write()
+
+    def _end_write(self) -> None:
+        """End a write of the writer; the lane's thread makes the next one, if it may."""
+        with self._changed:
+            direct = self._direct
+            if self._waiting and self._may_write_directly() and direct is not None and direct.leads_to(self._storage):
+                direct.call_soon(self._write_directly)
+                return
+            self._writing = False
+            self._changed.notify_all()
 
     def _next_write(self) -> _Write | None:
         """Wait for the next write, or one to go on with, and begin it. None at the end of the log's life."""

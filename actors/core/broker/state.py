@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
+import msgspec
+
 from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
 from raymq.errors import (
     GroupNotExistError,
@@ -350,7 +352,7 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
 
 def encode_change(change: Change) -> bytes:
     """A change as the body of its record."""
-    return json.dumps(change, separators=(",", ":"), ensure_ascii=False).encode()
+    return msgspec.json.encode(change)
 
 
 def decode_change(body: bytes) -> Change:

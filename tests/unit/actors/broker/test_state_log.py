@@ -1,5 +1,6 @@
 """A broker's state when its group's master changes: what is read from whom, what is not written to whom, and that
-nothing is forgotten which was answered."""
+nothing is forgotten which was answered. All of it holds for changes that the log's writer stores, and for those that
+the thread of the broker's lane stores directly."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from raymq.errors import (
     ClientStateError,
     MessageIllegalError,
     NotMasterError,
+    RaymqError,
     RequestTimeoutError,
     ServiceNotAvailableError,
     SystemBusyError,
@@ -30,6 +32,7 @@ from raymq.errors import (
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchResult, QueueBounds
 from storage.retention.cleaner import HOLDS_FILE
+from tests.support.history.waiting import eventually
 from tests.support.stores.stores import make_batch
 
 WAIT_S = 30.0
@@ -107,14 +110,73 @@ class Sender:
         return StoredRecords(first, first + len(bodies), self.durable)
 
 
+class Sent:
+    """Records that were sent directly, and what became of them."""
+
+    def __init__(self, outcome: StoredRecords | RaymqError) -> None:
+        self.outcome = outcome
+        self.stored = outcome if isinstance(outcome, StoredRecords) else None
+
+    def finish(self) -> StoredRecords:
+        if isinstance(self.outcome, StoredRecords):
+            return self.outcome
+        raise self.outcome
+
+
+class Direct:
+    """Sends records directly, in order, from whatever thread; the answers come in a thread of its own."""
+
+    is_own_thread = True
+
+    def __init__(self, send: Sender) -> None:
+        self._send = send
+        self._answers = ThreadPoolExecutor(1)
+        self._storage: Any = None
+        self.sent = 0
+
+    def connect(self, storage: Any) -> None:
+        self._storage = storage
+
+    def leads_to(self, storage: Any) -> bool:
+        return self._storage is storage
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._answers.submit(callback)
+
+    def send(self, storage: Any, bodies: Sequence[bytes], done: Callable[[Any], None]) -> bool:
+        if self._storage is not storage:
+            return False
+        self.sent += 1
+        self._answers.submit(self._store, bodies, done)
+        return True
+
+    def _store(self, bodies: Sequence[bytes], done: Callable[[Any], None]) -> None:
+        try:
+            outcome: StoredRecords | RaymqError = self._send(bodies)
+        except RaymqError as error:
+            outcome = error
+        done(Sent(outcome))
+
+    def close(self) -> None:
+        self._answers.shutdown()
+
+
 class Scene:
     """A state log over the first of two stores."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, direct: bool) -> None:
         self.first, self.second = Store("storage-broker-a-0"), Store("storage-broker-a-1")
         self.send = Sender(self.first)
         self.log = StateLog("broker-a", self.first, self.send, [self.second])  # type: ignore[arg-type,list-item]
+        self.direct = Direct(self.send) if direct else None
+        if self.direct is not None:
+            self.log.write_by(self.direct)
         self.log.load()
+
+    def close(self) -> None:
+        self.log.close()
+        if self.direct is not None:
+            self.direct.close()
 
     def make_group(self, group: str) -> bool:
         return self.log.change(lambda state: state.decide_group(group))
@@ -132,11 +194,11 @@ class Scene:
         return set(log.ready().groups)
 
 
-@pytest.fixture
-def scene() -> Iterator[Scene]:
-    scene = Scene()
+@pytest.fixture(params=["writer", "direct"])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    scene = Scene(direct=request.param == "direct")
     yield scene
-    scene.log.close()
+    scene.close()
 
 
 @pytest.fixture
@@ -405,6 +467,75 @@ def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Futu
     for future in futures:
         future.exception(WAIT_S)
     return futures
+
+
+def connected(scene: Scene) -> Direct:
+    """The direct way, which can be taken."""
+    direct = scene.direct
+    assert direct is not None
+    scene.make_group("before")
+    idle(scene)
+    assert direct.leads_to(scene.first)
+    return direct
+
+
+def idle(scene: Scene) -> None:
+    """Wait until no write is under way: changes are answered a moment before."""
+    eventually(lambda: not scene.log._writing, "the write to end", WAIT_S)
+
+
+@pytest.mark.parametrize("scene", ["direct"], indirect=True)
+def test_a_change_is_stored_directly_and_not_by_the_writer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = connected(scene)
+    monkeypatch.delattr(StateLog, "_write")
+    sent = direct.sent
+    for index in range(10):
+        idle(scene)
+        scene.log.change(group_only(f"g{index}"))
+    assert direct.sent == sent + 10
+    assert {f"g{index}" for index in range(10)} <= scene.reloaded(scene.first)
+
+
+@pytest.mark.parametrize("scene", ["direct"], indirect=True)
+def test_what_comes_while_the_writer_writes_is_stored_directly_after_that(scene: Scene) -> None:
+    direct = connected(scene)
+    sent = direct.sent
+    submitted(scene, group_only("h"), group_only("i"))  # during a write for which the store opens a topic
+    assert direct.sent == sent + 1
+    assert {"h", "i"} <= scene.reloaded(scene.first)
+
+
+@pytest.mark.parametrize("scene", ["direct"], indirect=True)
+def test_a_direct_write_that_fails_is_followed_by_a_mark_of_the_writer(scene: Scene) -> None:
+    direct = connected(scene)
+    scene.send.outcome = RequestTimeoutError("storage-broker-a-0", 20.0)
+    with pytest.raises(RequestTimeoutError):
+        scene.make_group("g")
+    idle(scene)
+    sent = direct.sent
+    assert scene.make_group("h")
+    assert direct.sent == sent
+    assert b"mark" in scene.send.writes[-2][0]
+    assert {"g", "h"} <= set(scene.log.ready().groups)
+
+
+@pytest.mark.parametrize("scene", ["direct"], indirect=True)
+def test_another_master_is_not_written_to_before_it_is_read_nor_over_the_old_ones_way(scene: Scene) -> None:
+    direct = connected(scene)
+    scene.fail_over()
+    change = scene.log.submit(group("g"))
+    assert not change.done()
+    scene.log.load()
+    assert change.result(WAIT_S)
+    assert "g" in scene.reloaded(scene.second)
+    assert "g" not in scene.reloaded(scene.first)
+    idle(scene)
+    assert direct.leads_to(scene.second)
+
+
+def group_only(name: str) -> Callable[[BrokerState], Any]:
+    """A change for which a store of several replicas need not open a topic."""
+    return lambda state: {"kind": "group", "group": name}
 
 
 def group(name: str) -> Callable[[BrokerState], Any]:
