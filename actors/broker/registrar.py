@@ -84,7 +84,9 @@ class Registrar:
             self._register_at_s = time.monotonic() + self._interval_s
             return _AWAY not in self._call_all("register_broker", now)
         if told.data_version != now.data_version:
-            changed = tuple(config for topic, config in topics.items() if known.get(topic) != config)
+            # Most are the very objects they were, which need no look at their fields: there may be thousands.
+            new = [config for topic, config in topics.items() if known.get(topic) is not config]
+            changed = tuple(config for config in new if known.get(config.topic) != config)
             removed = tuple(known.keys() - topics.keys())
             changes = TopicChanges(self._broker_name, now.life, told.data_version, now.data_version, changed, removed)
             return self._tell_forgetful(self._call_all("change_topics", changes), now)
