@@ -144,6 +144,15 @@ class BufferPool:
         self._holders[self.generation] += 1
         return self.generation
 
+    def allocate_locked(self, cost_bytes: int) -> bool:
+        """Allocate space to a new holder of one message, in the present generation. False if there is none now."""
+        if self._waiters or (self._count and not self._fits(cost_bytes, 1)):
+            return False
+        self._bytes += cost_bytes
+        self._count += 1
+        self._holders[self.generation] += 1
+        return True
+
     def share_locked(self, generation: int) -> None:
         """A holder of `generation` is divided into two, which share its space."""
         self._holders[generation] += 1

@@ -76,7 +76,7 @@ class Acknowledged:
     def _make(self) -> list[SendResult]:
         status, queue = self.status, self.queue
         if len(self.message_ids) == 1:
-            offset_id = f"{_host_digits(self._store_host)}{int(self.physical_offsets[0]):016X}"
+            offset_id = offset_message_id(self._store_host, int(self.physical_offsets[0]))
             return [SendResult(status, self.message_ids[0], offset_id, queue, self.queue_offsets[0])]
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
         # Without a line of Python per message: a program may send a million.
@@ -128,6 +128,11 @@ class SendResults(Sequence[SendResult]):
 @lru_cache(maxsize=256)
 def _host_digits(store_host: tuple[str, int]) -> str:
     return encode_host(*store_host).hex().upper()
+
+
+def offset_message_id(store_host: tuple[str, int], physical_offset: int) -> str:
+    """The offset message id (raymq.record.message_id) of the record at this byte of the store at `store_host`."""
+    return f"{_host_digits(store_host)}{physical_offset:016X}"
 
 
 def offset_message_ids(store_host: tuple[str, int], physical_offsets: Sequence[int] | NDArray[np.int64]) -> list[str]:

@@ -34,7 +34,15 @@ from raymq.producer.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES, Que
 from raymq.record import layout
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.crc import crc32
-from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch, own_properties, topic_part
+from raymq.record.encode import (
+    EncodedBatch,
+    LoneRecord,
+    ProducerSequence,
+    Waiting,
+    encode_batch,
+    own_properties,
+    topic_part,
+)
 from raymq.record.hashing import tags_code
 from raymq.record.message_id import IdRange, UniqueIdGenerator
 
@@ -46,6 +54,8 @@ _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 _TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
 """The longest properties of a message that surely fit in a record, with its ids."""
+_NO_HOST: Final = bytes(8)
+"""The store host of a record that is not stored yet."""
 _NO_CODES: Final = np.zeros(_FEW, np.int64)
 
 
@@ -177,41 +187,67 @@ class BatchEncoder:
         shared: _QueueLayout = sends.layout or self._layout(sends)
         queue_id, sequence = sends.queue.queue_id, sends.next_sequence
         born_ms, stem, counter = time.time_ns() // 1_000_000, ids.stem.encode(), ids.first
-        pack, topic_text = shared.header.pack, shared.topic_text
         parts: list[bytes] = []
         sizes: list[int] = []
         codes = _NO_CODES[: len(messages)]
         for index, message in enumerate(messages):
-            body, sys_flag, own = message.body, shared.sys_flag, b""
-            if len(body) >= self._compresses_from:
-                body, bits = self._compression.compress_body(body)
-                sys_flag |= bits
-            if message.tags or message.keys or message.properties:
-                own = own_properties(message).encode()
-                if message.tags:
-                    codes = codes.copy()
-                    codes[index] = tags_code(message.tags)
-            if not waits:
-                own += _WAIT
-            properties = b"%b%b%b%04X\x02%b%d\x02" % (
-                own, _UNIQUE, stem, counter + index & 0xFFFF, shared.identity, sequence + index,
-            )  # fmt: skip
-            if len(properties) > MAX_PROPERTIES_BYTES:
-                raise MessageIllegalError(
-                    f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
-                )
-            size = shared.fixed_size + len(body) + len(properties)
-            head = pack(
-                size, shared.magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, 0, 0, sys_flag, born_ms,
-                shared.born_host, 0, bytes(8), 0, 0, len(body),
-            )  # fmt: skip
-            parts += (head, body, topic_text, len(properties).to_bytes(2), properties)
+            number = counter + index & 0xFFFF
+            record, size = self._record(shared, queue_id, message, waits, stem, number, sequence + index, born_ms)
+            parts += record
             sizes.append(size)
+            if message.tags:
+                codes = codes.copy()
+                codes[index] = tags_code(message.tags)
         producer = ProducerSequence(self._producer_id, 0, sequence)
         records = b"".join(parts)
         return EncodedBatch(
             sends.queue.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits
         )
+
+    def encode_one(self, sends: QueueSends, message: Message) -> LoneRecord:
+        """One message that is not delayed as `encode` makes it, in fewer steps: its batch is not made.
+        MessageIllegalError; no sequence is used then."""
+        shared: _QueueLayout = sends.layout or self._layout(sends)
+        (stem, number), sequence, queue = self._ids.next_parts(), sends.next_sequence, sends.queue
+        waits, born_ms = message.wait_store_msg_ok, time.time_ns() // 1_000_000
+        parts, size = self._record(shared, queue.queue_id, message, waits, stem.encode(), number, sequence, born_ms)
+        code = tags_code(message.tags) if message.tags else 0
+        sends.next_sequence = sequence + 1
+        return LoneRecord(
+            queue.topic, queue.queue_id, parts, size, code, self._producer_id, sequence, stem, number, waits
+        )
+
+    def _record(
+        self,
+        shared: _QueueLayout,
+        queue_id: int,
+        message: Message,
+        waits: bool,
+        stem: bytes,
+        number: int,
+        sequence: int,
+        born_ms: int,
+    ) -> tuple[tuple[bytes, bytes, bytes, bytes, bytes], int]:
+        """The parts of a message's record, and their size. Its unique id is `stem` and the hex digits of `number`."""
+        body, sys_flag, own = message.body, shared.sys_flag, b""
+        if len(body) >= self._compresses_from:
+            body, bits = self._compression.compress_body(body)
+            sys_flag |= bits
+        if message.tags or message.keys or message.properties:
+            own = own_properties(message).encode()
+        if not waits:
+            own += _WAIT
+        properties = b"%b%b%b%04X\x02%b%d\x02" % (own, _UNIQUE, stem, number, shared.identity, sequence)
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            raise MessageIllegalError(
+                f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+            )
+        size = shared.fixed_size + len(body) + len(properties)
+        head = shared.header.pack(
+            size, shared.magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, 0, 0, sys_flag, born_ms,
+            shared.born_host, 0, _NO_HOST, 0, 0, len(body),
+        )  # fmt: skip
+        return (head, body, shared.topic_text, len(properties).to_bytes(2), properties), size
 
     def _layout(self, sends: QueueSends) -> _QueueLayout:
         magic, topic_text = topic_part(sends.queue.topic)

@@ -40,8 +40,10 @@ class BrokerFaults:
 
     def answered(self, broker_name: str, latency_ms: float, now_s: float) -> None:
         """Note that the broker's store answered a request after `latency_ms`."""
-        self._unreachable_until_s.pop(broker_name, None)
-        self._slow(broker_name, latency_ms, now_s)
+        if self._unreachable_until_s:
+            self._unreachable_until_s.pop(broker_name, None)
+        if self._latency_enabled:
+            self._slow(broker_name, latency_ms, now_s)
 
     def failed(self, broker_name: str, now_s: float) -> None:
         """Note that the broker's store did not answer, or refused a request."""

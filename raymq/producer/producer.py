@@ -64,7 +64,7 @@ from raymq.producer.queue_selector import (
 )
 from raymq.producer.send_batch import SEALED, QueueSends, SendBatch, SendRequest
 from raymq.producer.send_state import closed_error
-from raymq.producer.sender import Pauses, Sender, SenderContext, Target, in_sender
+from raymq.producer.sender import LoneSend, Pauses, Sender, SenderContext, Target, in_sender
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
 from raymq.remoting.master_locator import RouteSource
@@ -110,7 +110,6 @@ class _LoneTurn(Struct, eq=False):
     """The queue whose turn it is for lone messages of a topic, up to a time and a number of messages."""
 
     sender: Sender
-    queue: MessageQueue
     sends: QueueSends
     until_s: float
     left: int
@@ -183,14 +182,12 @@ class Producer(Closing):
         """
         _refuse_in_callback("send")
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        completion = None if where else self._send_lone(message, timeout_s)
-        if completion is None:
+        sent = None if where else self._send_lone(message, timeout_s)
+        if sent is None:
             placed = self._place([message], where, timeout_s, at_once=True)
             [(batch, _, index)] = placed.batches
-            completion = batch.completion
-        else:
-            index = 0
-        return self._wait(completion, index, timeout_s)
+            return self._wait(batch.completion, index, timeout_s)
+        return sent if isinstance(sent, SendResult) else self._wait(sent, 0, timeout_s)
 
     def send_async(self, message: Message, **where: Unpack[DestinationOptions]) -> Future[SendResult]:
         """Hand over one message and return at once; the future ends as `send` does.
@@ -580,9 +577,10 @@ class Producer(Closing):
 
     # A lone message on an idle queue
 
-    def _send_lone(self, message: Message, timeout_s: float) -> Completion | None:
-        """Send a message in this thread to the queue whose turn it is, if there is one that is idle. None if there is
-        not: nothing was done then."""
+    def _send_lone(self, message: Message, timeout_s: float) -> SendResult | Completion | None:
+        """Send a message in this thread to the queue whose turn it is, if nothing is under way to its broker. Returns
+        its result, or what will have it when the sender's thread has gone on with it. None if it is to go the general
+        way: nothing was done then."""
         if (
             message.__class__ is not Message
             or message.delay_level
@@ -590,35 +588,45 @@ class Producer(Closing):
             or message.properties
         ):
             return None
-        cost = len(message.body) + OVERHEAD_BYTES
-        if cost - OVERHEAD_BYTES > self.settings.max_message_size_bytes:
+        size = len(message.body)
+        if size > self.settings.max_message_size_bytes:
             return None
         now_s = self._clock()
+        turn = self._lone_turns.get(message.topic)
+        if turn is None or (now_s > turn.until_s and (turn := self._next_lone_turn(message.topic, now_s)) is None):
+            return None
+        sender, buffer = turn.sender, self.buffer
+        lone = LoneSend(message, turn.sends, now_s, timeout_s, size + OVERHEAD_BYTES, buffer.generation)
         with self._lock:
-            turn = self._lone_turns.get(message.topic)
-            if turn is None or now_s > turn.until_s or not turn.left:
+            if not turn.left or self._closed or (target := sender.begin_lone_locked(turn.sends)) is None:
                 return None
-            sender, buffer = turn.sender, self.buffer
-            batch = SendBatch(
-                message.topic, turn.queue, turn.sends, [message], Completion(), True, message.wait_store_msg_ok,
-                timeout_s, now_s + timeout_s, cost, buffer.generation,
-            )  # fmt: skip
-            if not sender.begin_at_once_locked(batch):
-                return None
-            if not buffer.extend_locked(cost, 1):
+            if not buffer.allocate_locked(lone.cost_bytes):
                 sender.state.release(turn.sends)
                 return None
-            buffer.hold_locked()
+            lone.generation = buffer.generation
             turn.left -= 1
-            target = sender.require_target()
-        sender.send_at_once(batch, target)
-        return batch.completion
+        return sender.send_lone(lone, target)
 
     def _note_lone_turn_locked(self, batch: SendBatch, sender: Sender) -> None:
         """The next lone messages of the topic go to the same queue, as far as its turn goes."""
         if not self._hooks:
             until_s = self._clock() + TURN_MAX_S
-            self._lone_turns[batch.topic] = _LoneTurn(sender, batch.queue, batch.sends, until_s, TURN_MAX_MESSAGES - 1)
+            self._lone_turns[batch.topic] = _LoneTurn(sender, batch.sends, until_s, TURN_MAX_MESSAGES - 1)
+
+    def _next_lone_turn(self, topic: str, now_s: float) -> _LoneTurn | None:
+        """The turn of the next queue of a topic to which lone messages were sent; None if that is for the general way
+        to find out."""
+        try:
+            queue = self._turns.next(self._usable_route(topic, keyed=False), 1, now_s)
+        except RaymqError:
+            return None  # the general way waits, or raises
+        sender = self._senders.get(queue.broker_name)
+        with self._lock:
+            if sender is None or self._closed:
+                return None
+            sends = sender.state.sends(queue)
+            turn = self._lone_turns[topic] = _LoneTurn(sender, sends, now_s + TURN_MAX_S, TURN_MAX_MESSAGES)
+        return turn
 
     # Other brokers
 

@@ -189,7 +189,12 @@ class QueueTurns:
 
     def _next_queue(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
         """The next queue of an available broker, else of a reachable one, else the next one. Called with the lock."""
-        first = self._next.get(topic, secrets.randbelow(len(queues)))
+        first = self._next.get(topic, -1)
+        if first < 0:
+            first = secrets.randbelow(len(queues))
+        if first < len(queues) and self._faults.available(queues[first].broker_name, now_s):
+            self._next[topic] = (first + 1) % len(queues)
+            return queues[first]
         in_order = [(first + step) % len(queues) for step in range(len(queues))]
         chosen = in_order[0]
         for good in (self._faults.available, self._faults.reachable):

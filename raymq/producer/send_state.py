@@ -186,6 +186,14 @@ class SendState:
         self._under_way += 1
         self._waiting.pop(sends, None)
 
+    def begin_alone(self, sends: QueueSends) -> bool:
+        """`begin` if nothing waits or is under way; else False."""
+        if self._waiting or self._attempts or self._under_way:
+            return False
+        sends.busy = True
+        self._under_way = 1
+        return True
+
     def release(self, sends: QueueSends) -> None:
         """The queue has no flight any more."""
         if sends.busy:
@@ -289,10 +297,6 @@ class SendState:
         elif attempt.error is not None:
             self._end_unknown_in_time(attempt, attempt.error, now_s, verdict)
         return verdict
-
-    def settled_at_once(self, flight: Flight) -> None:
-        """A flight that its caller sent is stored as safely as was asked, and its batch has its end."""
-        self._finish(flight, Event.ANSWERED)
 
     def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> Verdict:
         """A bug: of these batches, those that neither have their end nor wait end with `error`; their queues go on."""

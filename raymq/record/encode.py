@@ -15,6 +15,7 @@ from itertools import count, repeat
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from raymq.delay import DELAY_LEVELS_MAX
@@ -39,6 +40,7 @@ from raymq.record import layout
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.crc import PROPERTY_CRC_PLACEHOLDER, crc32
 from raymq.record.hashing import tags_code
+from raymq.record.message_id import IdRange
 
 _NO_COMPRESSION: Final = Compression()
 
@@ -83,6 +85,38 @@ class EncodedBatch:
         """A pickle of a batch holds its records as bytes, for a view cannot be pickled."""
         records = bytes(self.records) if isinstance(self.records, memoryview) else self.records
         return EncodedBatch, tuple(records if f.name == "records" else getattr(self, f.name) for f in fields(self))
+
+
+class LoneRecord(Struct, frozen=True, gc=False):
+    """One message for queue `queue_id` of `topic`, as the pieces that an EncodedBatch of it is made from.
+
+    A send of one message goes without that batch as long as nothing goes wrong (`StorageClient.append_one`). `parts`
+    are the record's bytes, `size` of them in all. Its unique id is `stem` and the four hex digits of `counter`.
+    """
+
+    topic: str
+    queue_id: int
+    parts: tuple[bytes, ...]
+    size: int
+    tag_code: int
+    producer_id: str
+    sequence: int
+    stem: str
+    counter: int
+    wait_store_msg_ok: bool
+
+    def batch(self) -> EncodedBatch:
+        """The batch of this message."""
+        return EncodedBatch(
+            self.topic,
+            self.queue_id,
+            b"".join(self.parts),
+            np.array((self.size,), np.int32),
+            np.array((self.tag_code,), np.int64),
+            ProducerSequence(self.producer_id, 0, self.sequence),
+            IdRange(self.stem, self.counter, 1),
+            self.wait_store_msg_ok,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,10 +107,12 @@ class UniqueIdGenerator:
         self._fixed_pid, self._fixed_loader = pid, loader_hash
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
-        self._now_ms = 0
+        self._now_ms = -1
         self._month_start_ms = self._next_month_ms = 0
         self._counter = 0
         self._made_in_ms = 0
+        self._stem = ""
+        """The part that all ids of this millisecond have in common."""
         self._start_process()
 
     def _start_process(self) -> None:
@@ -118,6 +120,8 @@ class UniqueIdGenerator:
         pid = self._process_id if self._fixed_pid is None else self._fixed_pid
         loader = secrets.randbits(32) if self._fixed_loader is None else self._fixed_loader
         self._prefix = f"{self._address}{pid & 0xFFFF:04X}{loader & 0xFFFFFFFF:08X}"
+        if self._now_ms >= 0:
+            self._begin_ms(self._now_ms)
 
     def next(self) -> str:
         """One unique id."""
@@ -141,23 +145,35 @@ class UniqueIdGenerator:
         with self._lock:
             return self._ids_of_one_ms(count, all_of_them=True)
 
+    def next_parts(self) -> tuple[str, int]:
+        """One unique id as the `stem` and the `first` of a range of one."""
+        with self._lock:
+            return self._take(1, all_of_them=True)[:2]
+
     def _ids_of_one_ms(self, wanted: int, *, all_of_them: bool = False) -> IdRange:
         """Up to `wanted` ids that share one millisecond; with `all_of_them` so many, which must fit in one."""
+        return IdRange(*self._take(wanted, all_of_them=all_of_them))
+
+    def _take(self, wanted: int, *, all_of_them: bool) -> tuple[str, int, int]:
+        """The stem, the first number, and the count of ids as `_ids_of_one_ms` says."""
         if os.getpid() != self._process_id:
             self._start_process()
         now_ms = self._clock_ms()
         if now_ms > self._now_ms:
-            self._now_ms, self._made_in_ms = now_ms, 0
+            self._begin_ms(now_ms)
         elif self._made_in_ms + (wanted if all_of_them else 1) > IDS_PER_MS:
-            self._now_ms, self._made_in_ms = self._now_ms + 1, 0
-        if self._now_ms >= self._next_month_ms:
-            self._month_start_ms, self._next_month_ms = _month_bounds_ms(self._now_ms)
+            self._begin_ms(self._now_ms + 1)
         wanted = min(wanted, IDS_PER_MS - self._made_in_ms)
         self._made_in_ms += wanted
         first = self._counter
         self._counter = (first + wanted) & 0xFFFF
-        stem = f"{self._prefix}{max(self._now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
-        return IdRange(stem, first, wanted)
+        return self._stem, first, wanted
+
+    def _begin_ms(self, now_ms: int) -> None:
+        self._now_ms, self._made_in_ms = now_ms, 0
+        if now_ms >= self._next_month_ms:
+            self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
+        self._stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
 
 
 def _month_bounds_ms(now_ms: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting.actor_ref import ActorRef
@@ -55,6 +55,7 @@ class PooledLane(Protocol):
 D = TypeVar("D", bound=Described)
 L = TypeVar("L", bound=PooledLane)
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class LanePool(Generic[D, L]):
@@ -69,7 +70,8 @@ class LanePool(Generic[D, L]):
         self._lock = threading.Lock()
         self._description: D | None = None
         self._idle: list[L] = []
-        self._lanes = threading.BoundedSemaphore(LANES_MAX)
+        self._in_use = 0
+        """The lanes that calls use now."""
         self._not_opened: tuple[LaneAddress, float] | None = None
         """The address at which no lane could be opened, and when to try again."""
         self._is_closed = False
@@ -96,7 +98,7 @@ class LanePool(Generic[D, L]):
         # The steps share one deadline: if the actor stands still, each would otherwise wait for the whole timeout.
         deadline_s = time.monotonic() + timeout_s
         description = self._description or self.describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
-        if self._lanes.acquire(blocking=False):
+        if self._begin_use():
             lane = None
             try:
                 lane = self._take(description, timeout_s)
@@ -105,19 +107,32 @@ class LanePool(Generic[D, L]):
                     if result is not None:
                         return result
             except _LANE_LOST as error:
-                if isinstance(error, RaymqError):
-                    raise  # RequestTimeoutError is an OSError by way of TimeoutError
-                self.drop()
-                raise ServiceNotAvailableError(f"the lane to {self._name} broke during {what} ({error!r})") from error
+                self._raise_lost(what, error)
             finally:
-                if lane is not None:
-                    self._put_back(lane, description)
-                self._lanes.release()
+                self._end_use(lane, description)
         try:
             return by_actor(left_s(deadline_s))
         except (ServiceNotAvailableError, RequestTimeoutError):
             self.drop()
             raise
+
+    def call_idle(
+        self, what: str, over_lane: Callable[[L, A, float], T | None], argument: A, timeout_s: float
+    ) -> T | None:
+        """Make a call with one argument over a lane that is idle, in fewer steps than `call`. None if there is no such
+        lane, or the call returns None. Errors as of `call`."""
+        with self._lock:
+            description = self._description
+            if description is None or not self._idle or self._in_use >= LANES_MAX:
+                return None
+            lane = self._idle.pop()
+            self._in_use += 1
+        try:
+            return over_lane(lane, argument, timeout_s)
+        except _LANE_LOST as error:
+            self._raise_lost(what, error)
+        finally:
+            self._end_use(lane, description)
 
     def drop(self) -> None:
         """Drop the description and the idle lanes: the actor was restarted or is gone, and has another address. The
@@ -150,11 +165,31 @@ class LanePool(Generic[D, L]):
             self.drop()
             return None
 
-    def _put_back(self, lane: L, description: D) -> None:
-        """Keep a lane for the next call, or close it if the lanes were dropped meanwhile."""
+    def _begin_use(self) -> bool:
+        """Count a call that is to use a lane. False if there are as many as may be."""
         with self._lock:
+            if self._in_use >= LANES_MAX:
+                return False
+            self._in_use += 1
+            return True
+
+    def _end_use(self, lane: L | None, description: D) -> None:
+        """A call has ended. Keep its lane, if it had one, for the next call, or close it if the lanes were dropped
+        meanwhile."""
+        with self._lock:
+            self._in_use -= 1
+            if lane is None:
+                return
             known = self._description
-            if not self._is_closed and not lane.closed and known is not None and known.lane == description.lane:
+            is_known = known is description or (known is not None and known.lane == description.lane)
+            if is_known and not self._is_closed and not lane.closed:
                 self._idle.append(lane)
                 return
         lane.close()
+
+    def _raise_lost(self, what: str, error: Exception) -> NoReturn:
+        """Raise the error of a call whose lane failed with `error`; drop the lanes if it broke."""
+        if isinstance(error, RaymqError):
+            raise error  # RequestTimeoutError is an OSError by way of TimeoutError
+        self.drop()
+        raise ServiceNotAvailableError(f"the lane to {self._name} broke during {what} ({error!r})") from error

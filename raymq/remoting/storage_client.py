@@ -15,19 +15,22 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
-from raymq.record.encode import EncodedBatch
+from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.reads import can_carry
 from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePool
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
+
+LONE_RECORD_MAX_BYTES: Final = 60 << 10
+"""The longest record that is sent with its frame in one piece: the frame is small for the server, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,15 @@ class StorageClient:
             lambda left_s: self._actor.call("append", list(batches), timeout_s=left_s),
             timeout_s,
         )
+
+    def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
+        """`append` of one message: in fewer steps if it is small, and a lane is idle on which its queue is known."""
+        if record.size <= LONE_RECORD_MAX_BYTES:
+            result = self._lanes.call_idle("append", StorageLane.append_one, record, timeout_s)
+            if result is not None:
+                return result
+        [result] = self.append([record.batch()], timeout_s)
+        return result
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float

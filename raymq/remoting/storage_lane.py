@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds
-from raymq.record.encode import EncodedBatch
+from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.remoting.lane.address import LaneAddress
-from raymq.remoting.lane.appends import ClientHandles, decode_results, encode_append
-from raymq.remoting.lane.calls import decode_result, encode_call
+from raymq.remoting.lane.appends import ClientHandles, decode_result, decode_results, encode_append, encode_one
+from raymq.remoting.lane.calls import decode_result as decode_call_result, encode_call
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S, Lane
 from raymq.remoting.lane.frames import COUNT_MAX, Kind
 from raymq.remoting.lane.reads import decode_ends, decode_fetched, encode_fetch, encode_wait
@@ -51,6 +51,14 @@ class StorageLane:
         answer = self._lane.call(Kind.APPEND, parts, timeout_s, count=len(batches), before=before)
         return decode_results(answer.payload, answer.count)
 
+    def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult | None:
+        """`append` of one small message. None, and nothing was sent, if its queue has no handle yet."""
+        handle = self._handles.known(record.topic, record.queue_id)
+        if handle is None:
+            return None
+        parts, size = encode_one(record, handle)
+        return decode_result(self._lane.call_small(Kind.APPEND, parts, size, timeout_s).payload)
+
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
@@ -62,7 +70,7 @@ class StorageLane:
     def call(self, method: str, arguments: Sequence[Any], result: Any, timeout_s: float) -> Any:
         """A control call, whose result is of type `result`."""
         answer = self._lane.call(Kind.CALL, (encode_call(method, arguments),), timeout_s)
-        return decode_result(answer.payload, result)
+        return decode_call_result(answer.payload, result)
 
 
 class EndsWatch:

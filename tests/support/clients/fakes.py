@@ -11,7 +11,7 @@ from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
 from raymq.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.protocol.store import AppendResult
 from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch
+from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.record.message_id import IdRange
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
@@ -112,6 +112,11 @@ class FakeStore:
         if isinstance(step, tuple):
             raise step[1]
         return results
+
+    def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
+        """`append` of one message."""
+        [result] = self.append([record.batch()], timeout_s)
+        return result
 
     def bodies(self, queue: MessageQueue) -> list[bytes]:
         return self.queues.get((queue.topic, queue.queue_id), [])
