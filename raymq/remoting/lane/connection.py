@@ -90,6 +90,7 @@ class Stream(Protocol):
 
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
+    def send(self, data: bytes, /) -> int: ...
     def sendmsg(self, buffers: Sequence[Buffer], /) -> int: ...
     def close(self) -> None: ...
 
@@ -115,8 +116,11 @@ class TlsStream:
             raise BlockingIOError from None
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
+        return self.send(b"".join(buffers))
+
+    def send(self, data: bytes) -> int:
         try:
-            return self._stream.send(b"".join(buffers))
+            return self._stream.send(data)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
@@ -180,6 +184,7 @@ class Connection:
         self.server = server
         self._stream, self._checked = stream, checked
         self._header_bytes = CHECKED_HEADER.size if checked else HEADER.size
+        self._scratch = server.scratch[: self._header_bytes + SMALL_FRAME_BYTES]
         self.context: Any = None
         self.is_open = False
         """True once the client is authenticated."""
@@ -236,6 +241,9 @@ class Connection:
 
     def _on_events(self, events: int) -> None:
         try:
+            if events == _READ and self._tls is None:
+                self._read()
+                return
             if events & _WRITE:
                 self._flush()
             if events & _GONE and self._is_paused:
@@ -305,14 +313,14 @@ class Connection:
         scratch, have = self.server.scratch, len(self._rest)
         if have:
             scratch[:have] = self._rest
-        received = self._receive(scratch[have : self._header_bytes + SMALL_FRAME_BYTES])
+        received = self._receive(scratch[have : self._header_bytes + SMALL_FRAME_BYTES] if have else self._scratch)
         if received:
             self._take_frames(have + received)
 
     def _take_frames(self, end: int) -> None:
         """Deal with the frames in the shared buffer, whose first `end` bytes are this connection's."""
         scratch, header_bytes, at = self.server.scratch, self._header_bytes, 0
-        while end - at >= header_bytes and not self._is_paused:
+        while end - at >= header_bytes and not (at and self._is_paused):
             fields = unpack_header(scratch, at, checked=self._checked)
             start = at + header_bytes
             stop = start + fields[0]
@@ -326,7 +334,8 @@ class Connection:
             if self.is_closed:
                 return
         self._rest = bytes(scratch[at:end]) if at < end else b""
-        self._watch()
+        if self._requests or self._out:
+            self._watch()
 
     def _dispatch(self, fields: Fields, payload: memoryview) -> None:
         _, kind, flags, count, correlation = fields
@@ -449,13 +458,17 @@ class Connection:
         """Send one request's answer."""
         if self.is_closed:
             return
-        size = sum(map(len, parts))
-        header = pack_header(size, kind, flags, count, correlation, checked=self._checked)
-        size += len(header)
         try:
-            if len(parts) == 1 and size < SMALL_FRAME_BYTES:
-                self._send((header + parts[0],), size)
-            elif len(parts) < ANSWER_PARTS_MAX:
+            if len(parts) == 1 and len(parts[0]) < SMALL_FRAME_BYTES:
+                size = len(parts[0])
+                header = pack_header(size, kind, flags, count, correlation, checked=self._checked)
+                self._send_one(header + parts[0])
+                self.finish_request()
+                return
+            size = sum(map(len, parts))
+            header = pack_header(size, kind, flags, count, correlation, checked=self._checked)
+            size += len(header)
+            if len(parts) < ANSWER_PARTS_MAX:
                 self._send((header, *parts), size)
             else:
                 self._send((header + b"".join(parts),), size)
@@ -471,6 +484,18 @@ class Connection:
         if was_paused and not self.is_closed:
             self._go_on()
 
+    def _send_one(self, data: bytes) -> None:
+        """`_send` of one part, which most often the socket takes whole."""
+        sent = 0
+        if not self._out:
+            try:
+                sent = self._stream.send(data)
+            except BlockingIOError:
+                pass
+            if sent == len(data):
+                return
+        self._keep((data,), len(data), sent)
+
     def _send(self, parts: Sequence[Buffer], size: int) -> None:
         """Write `size` bytes, or keep what the socket does not take now."""
         sent = 0
@@ -481,6 +506,11 @@ class Connection:
                 pass
             if sent == size:
                 return
+        self._keep(parts, size, sent)
+
+    def _keep(self, parts: Sequence[Buffer], size: int, sent: int) -> None:
+        """Keep all but the first `sent` bytes of an answer until the socket takes them."""
+        if not self._out:
             self._note_move()
         self.server.unsent_bytes += size - sent
         for part in parts:

@@ -125,10 +125,14 @@ class Loop:
         poll, callbacks = self._epoll.poll, self._callbacks
         try:
             while not self._stopping:
-                for descriptor, events in poll(self._timeout_s(), EVENTS_MAX):
+                nothing_to_do = not (self._soon or self._timers or self.background)
+                for descriptor, events in poll(None if nothing_to_do else self._timeout_s(), EVENTS_MAX):
                     callback = callbacks.get(descriptor)
                     if callback is not None:  # else it was forgotten in this turn
-                        self._call(callback, events)
+                        try:
+                            callback(events)
+                        except Exception:  # a bug: without this thread nobody would be served
+                            logger.exception("a call in the thread of a lane failed")
                 if self._soon:
                     self._call_those_soon()
                 if self.background:
@@ -169,8 +173,8 @@ class Loop:
             else:
                 self._call(callback)
 
-    def _call(self, callback: Callable[..., None], *arguments: int) -> None:
+    def _call(self, callback: Callable[[], None]) -> None:
         try:
-            callback(*arguments)
-        except Exception:  # a bug: without this thread nobody would be served
+            callback()
+        except Exception:  # as above
             logger.exception("a call in the thread of a lane failed")
