@@ -300,7 +300,7 @@ class DataPlane:
         """Started appends may be settled. Called by any thread."""
         if self._under_way and not self._is_settling:
             self._is_settling = True
-            self.server.loop.call_soon(self._settle)
+            self.server.loop.call_now(self._settle)
 
     def _settle(self) -> None:
         """Answer the appends that are settled now."""

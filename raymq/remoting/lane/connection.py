@@ -155,7 +155,7 @@ class LaneRequest:
         if loop.is_own_thread:
             connection.reply(self.kind, flags, count, self._correlation, parts)
         else:
-            loop.call_soon(lambda: connection.reply(self.kind, flags, count, self._correlation, parts))
+            loop.call_now(lambda: connection.reply(self.kind, flags, count, self._correlation, parts))
 
     def fail(self, error: BaseException) -> None:
         """Send an error: one of raymq.errors arrives as it is, others as ServiceNotAvailableError."""

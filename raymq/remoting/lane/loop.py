@@ -33,8 +33,8 @@ class Timer:
 
 
 class Loop:
-    """Waits and calls back, in one thread. Everything but `call_soon` and `stop` is for that thread, or before it
-    starts.
+    """Waits and calls back, in one thread. Everything but `call_soon`, `call_now` and `stop` is for that thread, or
+    before it starts.
 
     A turn is: the sockets that are ready, each once; the calls that came meanwhile; one piece of the work in
     `background`; the calls whose time has come. So nobody waits for more than one piece of that work.
@@ -55,7 +55,11 @@ class Loop:
         """Cancelled calls that are still in the list."""
         self.background: deque[Callable[[], None]] = deque()
         self._stopping = False
+        self._turn = threading.Lock()
+        """Held over everything but the wait. Nobody but the loop's thread, which holds no other lock then, waits for
+        it."""
         self._thread_id = 0
+        """The thread that has the turn; that of the loop while nobody has it."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -72,12 +76,12 @@ class Loop:
         if self._thread.is_alive():
             self.call_soon(last)
             self.call_soon(end)
-            if not self.is_own_thread:
+            if not (self.is_own_thread or threading.current_thread() is self._thread):
                 self._thread.join(STOP_TIMEOUT_S)
 
     @property
     def is_own_thread(self) -> bool:
-        """True in the loop's thread."""
+        """True in the loop's thread, and in one that makes a call of `call_now`."""
         return threading.get_ident() == self._thread_id
 
     def watch(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None:
@@ -98,10 +102,33 @@ class Loop:
         """Call `callback` in this turn, or the next one. From any thread."""
         self._soon.append(callback)
         if not self._is_woken and threading.get_ident() != self._thread_id:
-            with self._wake_lock:
-                if self._wake >= 0:
-                    self._is_woken = True
-                    os.eventfd_write(self._wake, 1)
+            self._wake_up()
+
+    def call_now(self, callback: Callable[[], None]) -> None:
+        """Make a short call at once, in this thread, if the loop's thread waits: it need not wake up for that. Else
+        as `call_soon`. From any thread; the call must not need a lock that its caller holds."""
+        if self._is_woken or not self._turn.acquire(blocking=False):
+            self.call_soon(callback)
+            return
+        timers = self._timers
+        first, work = timers[0] if timers else None, len(self._soon) + len(self.background)
+        own, self._thread_id = self._thread_id, threading.get_ident()
+        try:
+            if not self._stopping:
+                self._call(callback)
+        finally:
+            self._thread_id = own
+            timers = self._timers
+            is_more = len(self._soon) + len(self.background) > work or (timers and timers[0] is not first)
+            self._turn.release()
+        if is_more:
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        with self._wake_lock:
+            if self._wake >= 0:
+                self._is_woken = True
+                os.eventfd_write(self._wake, 1)
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
         """Call `callback` at a time (time.monotonic)."""
@@ -121,14 +148,22 @@ class Loop:
             self._cancelled = 0
 
     def _run(self) -> None:
+        turn = self._turn
+        turn.acquire()
         self._thread_id = threading.get_ident()
         poll, callbacks = self._epoll.poll, self._callbacks
         try:
             while not self._stopping:
                 nothing_to_do = not (self._soon or self._timers or self.background)
-                for descriptor, events in poll(None if nothing_to_do else self._timeout_s(), EVENTS_MAX):
+                timeout_s = None if nothing_to_do else self._timeout_s()
+                turn.release()
+                try:
+                    ready = poll(timeout_s, EVENTS_MAX)
+                finally:
+                    turn.acquire()
+                for descriptor, events in ready:
                     callback = callbacks.get(descriptor)
-                    if callback is not None:  # else it was forgotten in this turn
+                    if callback is not None:  # else it was forgotten meanwhile
                         try:
                             callback(events)
                         except Exception:  # a bug: without this thread nobody would be served
@@ -140,10 +175,12 @@ class Loop:
                 if self._timers:
                     self._call_those_due()
         finally:
+            self._stopping = True
             self._epoll.close()
             with self._wake_lock:
                 os.close(self._wake)
                 self._wake = -1
+            turn.release()
 
     def _timeout_s(self) -> float | None:
         if self._soon or self.background:
