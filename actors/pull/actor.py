@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import ray
@@ -31,6 +32,8 @@ from actors.options import PERSISTENT
 from actors.pull.group_member import MEMBER_ROUTE_INTERVAL_S
 from actors.pull.push_instance import PushInstance
 from actors.pull.services import PullServices
+from actors.threads import take_turns_quickly
+from raymq.consumer.push.feed_client import FEED_CALL_TIMEOUT_S, NEXT_WAIT_S, PullDescription, TaskReport
 from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.errors import ServiceNotAvailableError
 from raymq.message import MessageQueue
@@ -50,6 +53,7 @@ class Pull:
     """The shell around the instances of one node."""
 
     def __init__(self, nameservers: Sequence[NameServerName]) -> None:
+        take_turns_quickly()
         self._node_id = ray.get_runtime_context().get_node_id()
         self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address())
         self._lock = threading.Lock()
@@ -85,6 +89,21 @@ class Pull:
             instance.start()
             self._new.set()
         return answer
+
+    def describe(self) -> PullDescription:
+        """The address at which Listeners of this node open lanes, on which `next_tasks` and `report` are served."""
+        return PullDescription(self._services.feeds.address)
+
+    def next_tasks(self, name: str, life: str, epoch: int, got: int) -> bytes:
+        """The next tasks of an instance for its Listener, which has no lane: an encoded HandOver. Waits for them, up to
+        NEXT_WAIT_S; see ListenerFeed.asked."""
+        hand_over: Future[bytes] = Future()
+        self._services.feeds.feed(name).asked(life, epoch, got, hand_over.set_result)
+        return hand_over.result(NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
+
+    def report(self, name: str, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
+        """Take reports of a Listener that has no lane; see ListenerFeed.reported."""
+        self._services.feeds.feed(name).reported(life, epoch, reports)
 
     def status(self) -> dict[str, Any]:
         """All instances, for `raymq status`."""
@@ -185,5 +204,5 @@ class Pull:
             self._new.clear()
 
 
-PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 16}
+PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 64}
 PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))

@@ -1,12 +1,16 @@
-"""ListenerFeed delivers an instance's tasks to its Listener, takes the reports, and sends failed messages back.
+"""ListenerFeed hands an instance's tasks to its Listener, takes the reports, and sends failed messages back.
 
-    FeedThread   one for all instances of a Pull actor: gives each feed its turn when it has something to do
-    ListenerFeed one per instance: what is to be delivered goes in one call, whose answer has a report for each task
+    FeedThread   one for all instances of a Pull actor: the thread of the lanes on which Listeners ask for tasks and
+                 report about them; it gives each feed its turn when it has something to do
+    ListenerFeed one per instance: what is to be delivered answers the Listener's question for tasks
 
-Callbacks of Ray only leave answers for the thread. The Listener itself calls about every HOST_INTERVAL_S
-(raymq.consumer.push.hosting), so that a new process of it is known at once; where a call to it fails, nothing is
-delivered until it has called again. Send-backs to brokers have a few threads of their own, because a broker may be
-slow.
+On the store's node a task names places in the store's mapped files, which the Listener reads itself; else, and where
+the Listener cannot read them, it has the records' bytes. A Listener that opens no lane asks and reports by actor calls
+(raymq.consumer.push.feed_client), which come in threads of Ray's.
+
+The Listener calls about every HOST_INTERVAL_S (raymq.consumer.push.hosting), so that a new process of it is known at
+once; when its lane breaks, it is looked for. Once its process is known to have ended, nothing is delivered until it has
+called again. Send-backs to brokers have a few threads of their own, because a broker may be slow.
 """
 
 from __future__ import annotations
@@ -17,27 +21,38 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from ray.exceptions import ActorDiedError, RayActorError
 
 from actors.core.consume.consume_service import Reaction, SendBack
+from actors.core.consume.located_records import LocatedRecords
 from actors.core.consume.process_queue import Task
 from actors.core.consume.process_queues import PauseState
 from actors.pull.instance_state import InstanceState
+from raymq.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
 from raymq.consumer.push.hosting import HOST_INTERVAL_S
-from raymq.consumer.push.listener import ShippedTask
-from raymq.errors import RaymqError
-from raymq.protocol.consume_result import ConsumeReport, Failure
+from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.protocol.consume_result import ConsumeReport
+from raymq.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask, StoreLog
 from raymq.remoting.actor_ref import resolve
+from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.calls import ControlCalls, encode_result
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.loop import Timer
+from raymq.remoting.lane.server import LaneServer
 
 IDLE_WAIT_S: Final = 0.5
 SILENT_AFTER_S: Final = 3 * HOST_INTERVAL_S
 """A Listener that has not called for longer is called itself, in case it is gone for good."""
 KEEP_TIMEOUT_S: Final = 5.0
-CALL_MAX_BYTES: Final = 8 << 20
-"""Records in one call to a Listener, but for a call with one larger task."""
+HAND_OVER_MAX_BYTES: Final = 8 << 20
+"""Bytes of records in one hand-over to a Listener, but for one of a larger task."""
+BYTES_FOR_S: Final = 10.0
+"""How long a Listener gets bytes that could not read a task in place."""
 SEND_BACK_MAX_BYTES: Final = 4 << 20
 STARTING: Final = "the listener's process is starting"
 
@@ -46,54 +61,118 @@ logger = logging.getLogger(__name__)
 SendBackCall = Callable[[str, bytes, int, int], None]
 """Called with broker name, records, delay level and max reconsume times; RaymqError when the broker did not take the
 records."""
-Answer = Sequence[ConsumeReport | None]
+
+
+class _LaneUser:
+    """The Listener's process at the other end of a lane, once it has asked for tasks."""
+
+    def __init__(self) -> None:
+        self.feed: ListenerFeed | None = None
+        self.life = ""
+
+    def close(self) -> None:
+        """The lane has ended."""
+        if self.feed is not None:
+            self.feed.lane_closed(self.life)
 
 
 class FeedThread:
-    """Gives feeds their turns. Thread-safe."""
+    """Gives feeds their turns, and serves their Listeners' lanes, in one thread. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._feeds: set[ListenerFeed] = set()
+        """Guards `_feeds` and `_woken`."""
+        self._feeds: dict[str, ListenerFeed] = {}
         self._woken: set[ListenerFeed] = set()
-        self._work = threading.Event()
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name="feed", daemon=True).start()
+        self._timer: Timer | None = None
+        """The next look at the feeds' times; for the thread only."""
+        self._timer_s = float("inf")
+        calls = ControlCalls({}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report})
+        self._server = LaneServer("pull", {Kind.CALL: calls}, contexts=_LaneUser)
+        self._loop = self._server.loop
+
+    @property
+    def address(self) -> LaneAddress:
+        """The address at which Listeners open lanes."""
+        return self._server.address
 
     def add(self, feed: ListenerFeed) -> None:
         """Give a feed its turns from now on."""
         with self._lock:
-            self._feeds.add(feed)
+            self._feeds[feed.name] = feed
         self.wake(feed)
 
     def remove(self, feed: ListenerFeed) -> None:
         """Give a feed no more turns."""
         with self._lock:
-            self._feeds.discard(feed)
+            if self._feeds.get(feed.name) is feed:
+                del self._feeds[feed.name]
 
     def wake(self, feed: ListenerFeed) -> None:
         """Give a feed its turn soon."""
         with self._lock:
+            first = not self._woken
             self._woken.add(feed)
-        self._work.set()
+        if first:
+            self._loop.call_soon(self._run_woken)
+
+    def feed(self, name: str) -> ListenerFeed:
+        """The feed of an instance. ServiceNotAvailableError while the instance is not here."""
+        with self._lock:
+            feed = self._feeds.get(name)
+        if feed is None:
+            raise ServiceNotAvailableError(f"instance {name} is not at this Pull actor now")
+        return feed
 
     def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._work.set()
+        """End the lanes and the thread."""
+        self._server.close()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            with self._lock:
-                feeds = list(self._feeds)
-            next_s = min((feed.next_turn_s for feed in feeds), default=float("inf"))
-            self._work.wait(min(IDLE_WAIT_S, max(0.0, next_s - time.monotonic())))
-            self._work.clear()
-            with self._lock:
-                woken, self._woken = self._woken, set()
-            now_s = time.monotonic()
-            for feed in {*woken, *(feed for feed in feeds if feed.next_turn_s <= now_s)}:
+    def _run_woken(self) -> None:
+        with self._lock:
+            woken, self._woken = self._woken, set()
+        for feed in woken:
+            feed.take_turn()
+        self._look_again(min((feed.next_turn_s for feed in woken), default=float("inf")))
+
+    def _run_due(self) -> None:
+        self._timer, self._timer_s = None, float("inf")
+        with self._lock:
+            feeds = list(self._feeds.values())
+        now_s = time.monotonic()
+        for feed in feeds:
+            if feed.next_turn_s <= now_s:
                 feed.take_turn()
+        self._look_again(min((feed.next_turn_s for feed in feeds), default=float("inf")))
+
+    def _look_again(self, due_s: float) -> None:
+        """Have `_run_due` called at `due_s`, or earlier."""
+        if due_s >= self._timer_s:
+            return
+        if self._timer is not None:
+            self._loop.cancel(self._timer)
+        self._timer, self._timer_s = self._loop.call_at(due_s, self._run_due), due_s
+
+    def _next_tasks(self, request: LaneRequest, name: str, life: str, epoch: int, got: int) -> None:
+        feed, user = self.feed(name), request.context
+        user.feed, user.life = feed, life
+        feed.asked(life, epoch, got, request.answer)
+
+    def _report(self, request: LaneRequest, name: str, life: str, epoch: int, reports: list[TaskReport]) -> None:
+        self.feed(name).reported(life, epoch, reports)
+        request.answer(encode_result(None))
+
+
+def _no_methods(call: Callable[[], None]) -> None:
+    raise AssertionError("all methods of the lane answer at once")
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A Listener's question for tasks: `answer` is called once, with an encoded HandOver."""
+
+    answer: Callable[[bytes], None]
+    asked_s: float
 
 
 class ListenerFeed:
@@ -110,6 +189,9 @@ class ListenerFeed:
         on_gone: Callable[[], None],
         wake: Callable[[ListenerFeed], None],
     ) -> None:
+        self.name = instance.name
+        self._lock = threading.RLock()
+        """Guards everything below but plain numbers and texts; held over nothing that waits."""
         self._instance = instance
         self._send_back_call = send_back
         self._senders = senders
@@ -126,10 +208,20 @@ class ListenerFeed:
         """When it called last."""
         self._asking = False
         """True while a call to a Listener that was silent is not answered."""
-        self._answers: deque[tuple[list[Task], str, Future[Answer]]] = deque()
-        """Answers of the listener that the thread has not taken yet, with the process that was asked."""
-        self._asked_at_s: dict[Task, float] = {}
-        """When the listener was last called about each task in flight."""
+        self._question: _Question | None = None
+        """The Listener's question that has no answer yet."""
+        self._tasks: dict[int, Task] = {}
+        """The tasks in flight, by number: at the listener, or on their way."""
+        self._reported_s: dict[int, float] = {}
+        """When each of them was reported last, or was handed over."""
+        self._ready: deque[Task] = deque()
+        """Those that no hand-over has taken yet."""
+        self._numbers = 0
+        """The number of the last hand-over."""
+        self._handed: bytes | None = None
+        """The last hand-over, until the Listener says that it has it."""
+        self._bytes_until_s = 0.0
+        """Until then the Listener gets the records' bytes: it cannot read them in place."""
         self._away = True
         """True while the listener's process is not known to run."""
         self._closed = False
@@ -152,7 +244,9 @@ class ListenerFeed:
 
     def close(self) -> None:
         """Deliver nothing more."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self._answer_empty()
 
     def wake(self) -> None:
         """Have a turn soon: something may be delivered."""
@@ -161,27 +255,72 @@ class ListenerFeed:
     def heard(self, listener: Any, life: str, broken: str, kept: PauseState | None) -> PauseState | None:
         """The Listener has called: its handle, its process, the traceback if the listener cannot be loaded there, and
         the state that the process keeps. Returns the state that it is to keep if that is another one."""
-        self._heard_s = time.monotonic()
-        self._listener = listener
-        if life != self._life:
-            if self._life and not self._away:
-                self._lost("it was started again")
-            self._life, self._away = life, True
-        if broken:
-            self.broken = self.away_because = f"the listener cannot be loaded:\n{broken}"
-            return None
-        if self._kept is None:
-            self._kept = kept
-        if self._away:
-            self._back()
-        return None if self._kept == kept else self._kept
+        with self._lock:
+            self._heard_s = time.monotonic()
+            self._listener = listener
+            if life != self._life:
+                if self._life:
+                    self._lost("it was started again")
+                self._life, self._away, self._bytes_until_s = life, True, 0.0
+            if broken:
+                self.broken = self.away_because = f"the listener cannot be loaded:\n{broken}"
+                return None
+            if self._kept is None:
+                self._kept = kept
+            if self._away:
+                self._back()
+            return None if self._kept == kept else self._kept
+
+    def asked(self, life: str, epoch: int, got: int, answer: Callable[[bytes], None]) -> None:
+        """The Listener's process `life` asks for tasks, and has those of all hand-overs up to number `got` of `epoch`.
+        `answer` is called with a HandOver, now or within about NEXT_WAIT_S, by any thread. ServiceNotAvailableError
+        for a process that has not called."""
+        with self._lock:
+            if self._closed or self._away or life != self._life:
+                raise ServiceNotAvailableError(f"{self.name} knows nothing of its listener's process now")
+            if self._handed is not None and not (epoch == self._epoch and got == self._numbers):
+                answer(self._handed)  # it was lost on its way
+                return
+            self._handed = None
+            self._answer_empty()
+            self._question = _Question(answer, time.monotonic())
+        self.take_turn()
+
+    def reported(self, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
+        """Take reports of the Listener's process `life` about tasks. A report that came before, or is about a task of
+        another life of the process or of the instance, changes nothing."""
+        with self._lock:
+            if life != self._life or epoch != self._epoch:
+                return
+            for number, report in reports:
+                task = self._tasks.get(number)
+                if task is None:
+                    continue
+                if report.unread:
+                    self._bytes_until_s = time.monotonic() + BYTES_FOR_S
+                    self._ready.append(task)
+                else:
+                    self._take_report(task, report)
+        self._instance.on_committable()
+        self.take_turn()
+        self._instance.on_fetchable()
+
+    def lane_closed(self, life: str) -> None:
+        """Look for the Listener's process `life`: its lane has ended."""
+        if life == self._life and not self._closed and not self._away:
+            self._ask_if_alive()
 
     def look(self) -> None:
         """Call a Listener that has been silent for too long, in case it is dead for good. Does not wait."""
-        if self._listener is None or self._asking or time.monotonic() - self._heard_s < SILENT_AFTER_S:
-            return
-        self._asking = True
-        self._listener.ready.remote().future().add_done_callback(self._looked)
+        if time.monotonic() - self._heard_s >= SILENT_AFTER_S:
+            self._ask_if_alive()
+
+    def _ask_if_alive(self) -> None:
+        with self._lock:
+            if self._listener is None or self._asking:
+                return
+            self._asking = True
+            self._listener.ready.remote().future().add_done_callback(partial(self._looked, self._life))
 
     def keep(self, state: PauseState) -> None:
         """Have the listener's process remember the state for the next life of the instance at a Pull actor. It does on
@@ -190,79 +329,75 @@ class ListenerFeed:
         try:
             resolve(self._listener.keep.remote(state), "the listener", KEEP_TIMEOUT_S)
         except RaymqError as error:
-            logger.info("%s: its listener cannot note now what is suspended or paused: %s", self._instance.name, error)
+            logger.info("%s: its listener cannot note now what is suspended or paused: %s", self.name, error)
 
     def silent_s(self) -> float:
-        """The seconds since the oldest call that the listener's process has not answered, 0 if there is none. It
-        answers every half second unless it hangs."""
-        asked_at_s = list(self._asked_at_s.values())
-        return time.monotonic() - min(asked_at_s) if asked_at_s else 0.0
+        """The seconds since the oldest report about a task in flight, 0 if there is none. The listener's process
+        reports every half second unless it hangs."""
+        reported_s = list(self._reported_s.values())
+        return time.monotonic() - min(reported_s) if reported_s else 0.0
 
     def take_turn(self) -> None:
-        """Take the answers that came, and deliver. Called by one thread at a time; does not wait."""
+        """Deliver what can be delivered, if the Listener has asked. Does not wait."""
         if self._closed:
             return
         try:
             self._turn()
         except Exception:  # a bug, in one instance: the others go on, and so does this one
-            logger.exception("%s failed to feed its listener, trying again", self._instance.name)
+            logger.exception("%s failed to feed its listener, trying again", self.name)
             self.next_turn_s = time.monotonic() + IDLE_WAIT_S
 
     def _turn(self) -> None:
         instance, due = self._instance, self.next_turn_s <= time.monotonic()
-        answered = bool(self._answers)
-        while self._answers:
-            self._take_answer(*self._answers.popleft())
         self._before_delivery()  # the process may have stood still: others may have its queues
-        with instance.lock:
-            tasks = instance.core.deliverable(time.monotonic())
-            next_time_s = instance.core.next_time_s()
-        for some in _calls(tasks):
-            self._ask(some, self._listener.consume_all.remote([self._shipped(task) for task in some]))
-        if answered:
-            instance.on_committable()
-        if answered or due:
+        with self._lock:
+            if self._question is not None:
+                self._hand_over(self._question)
+            with instance.lock:
+                next_time_s = instance.core.next_time_s()
+        if due:
             instance.on_fetchable()
         now_s = time.monotonic()
         # A time that is over needs no turn of its own: this one was it.
         pauses_s = next_time_s - now_s if next_time_s is not None and next_time_s > now_s else IDLE_WAIT_S
         self.next_turn_s = now_s + min(pauses_s, IDLE_WAIT_S)
 
-    def _shipped(self, task: Task) -> ShippedTask:
-        return ShippedTask(self._epoch, task.number, task.queue, task.messages.data)
-
-    def _ask(self, tasks: list[Task], reference: Any) -> None:
-        self._asked_at_s.update(dict.fromkeys(tasks, time.monotonic()))
-        reference.future().add_done_callback(partial(self._answered, tasks, self._life))
-
-    def _answered(self, tasks: list[Task], life: str, future: Future[Answer]) -> None:
-        """Leave an answer for the thread. Runs in a thread of Ray's, which must not be kept."""
-        self._answers.append((tasks, life, future))
-        self._wake(self)
-
-    def _take_answer(self, tasks: list[Task], life: str, future: Future[Answer]) -> None:
-        for task in tasks:
-            self._asked_at_s.pop(task, None)
-        error = future.exception()
-        if error is None:
-            reports = future.result()
-        elif isinstance(error, RayActorError):
-            reports = [None] * len(tasks)
-        else:
-            logger.error("%s: the listener's actor failed: %s", self._instance.name, error)
-            reports = [ConsumeReport(failures=(Failure(0, len(task.messages), str(error)),)) for task in tasks]
-        left = []
-        for task, report in zip(tasks, reports, strict=True):
-            if report is None:
-                self._died(task, life, error)
-            elif not self._take_report(task, report):
-                left.append(task)
-        if left:
-            self._ask(left, self._listener.progress_all.remote(self._epoch, [task.number for task in left]))
-
-    def _take_report(self, task: Task, report: ConsumeReport) -> bool:
-        """Take a report about a task. True if it was the last one."""
+    def _hand_over(self, question: _Question) -> None:
+        """Answer the Listener's question, if there are tasks or it has waited for long."""
         now_s = time.monotonic()
+        with self._instance.lock:
+            tasks = self._instance.core.deliverable(now_s)
+        for task in tasks:
+            self._tasks[task.number] = task
+        self._ready.extend(tasks)
+        shipped: list[ShippedTask] = []
+        left_bytes = HAND_OVER_MAX_BYTES
+        while self._ready and (not shipped or self._ready[0].messages.size_bytes <= left_bytes):
+            task = self._ready.popleft()
+            left_bytes -= task.messages.size_bytes
+            shipped.append(_shipped(task, in_place=now_s >= self._bytes_until_s))
+            self._reported_s[task.number] = now_s
+        if shipped:
+            self._numbers += 1
+            self._question = None
+            self._handed = encode_result(HandOver(self._epoch, self._numbers, tuple(shipped)))
+            question.answer(self._handed)
+        elif now_s - question.asked_s >= NEXT_WAIT_S - IDLE_WAIT_S:
+            self._answer_empty()
+
+    def _answer_empty(self) -> None:
+        """Answer the Listener's question, if there is one, without tasks."""
+        question, self._question = self._question, None
+        if question is not None:
+            question.answer(encode_result(HandOver(self._epoch, self._numbers)))
+
+    def _take_report(self, task: Task, report: ConsumeReport) -> None:
+        now_s = time.monotonic()
+        if report.ended:
+            del self._tasks[task.number]
+            self._reported_s.pop(task.number, None)
+        else:
+            self._reported_s[task.number] = now_s
         with self._instance.lock:
             reaction = self._instance.core.reported(task, report, now_s)
             if report.ended:
@@ -270,18 +405,6 @@ class ListenerFeed:
                 self._instance.stats.took(task.queue.topic, count, report.consume_s, now_s)
         self.stuck = report.stuck
         self._react(task, reaction, report.failures[-1].error if report.failures else "")
-        return report.ended
-
-    def _died(self, task: Task, life: str, error: BaseException | None) -> None:
-        """Prepare a task for another delivery: the listener's process ended (or is a new one, which does not know the
-        task)."""
-        if isinstance(error, ActorDiedError):
-            self._gone()
-        if life == self._life:
-            self._lost(str(error or "it was started again"))
-        with self._instance.lock:
-            reaction = self._instance.core.died(task, time.monotonic())
-        self._react(task, reaction, task.process_queue.trouble)
 
     def _react(self, task: Task, reaction: Reaction, error: str) -> None:
         now_s, topic = time.monotonic(), task.queue.topic
@@ -290,7 +413,7 @@ class ListenerFeed:
         self.consumed += reaction.ok
         self.failures += reaction.failed
         if reaction.failed and not self._instance.settings.clustering:
-            logger.warning("%s skips %d message(s) of %s: %s", self._instance.name, reaction.failed, task.queue, error)
+            logger.warning("%s skips %d message(s) of %s: %s", self.name, reaction.failed, task.queue, error)
         for sent in reaction.send_backs:
             self._senders.submit(self._send_back, sent)
 
@@ -301,10 +424,10 @@ class ListenerFeed:
                 self._send_back_call(sent.task.queue.broker_name, chunk, sent.delay_level, sent.max_reconsume_times)
         except RaymqError as error:
             failed = True
-            logger.warning("%s could not send back messages of %s: %s", self._instance.name, sent.task.queue, error)
+            logger.warning("%s could not send back messages of %s: %s", self.name, sent.task.queue, error)
         except Exception:  # a bug: the messages must not stay in flight for ever
             failed = True
-            logger.exception("%s could not send back messages of %s", self._instance.name, sent.task.queue)
+            logger.exception("%s could not send back messages of %s", self.name, sent.task.queue)
         with self._instance.lock:
             if failed:
                 self._instance.core.send_back_failed(sent, time.monotonic())
@@ -316,24 +439,35 @@ class ListenerFeed:
 
     # The listener's process
 
-    def _looked(self, future: Future[str]) -> None:
-        """Take the answer of a Listener that was silent. Runs in a thread of Ray's."""
+    def _looked(self, life: str, future: Future[str]) -> None:
+        """Take the answer of a Listener that was looked for. Runs in a thread of Ray's."""
         self._asking = False
         error = future.exception()
+        if isinstance(error, RayActorError):
+            with self._lock:
+                if life == self._life:
+                    self._lost(str(error))
         if isinstance(error, ActorDiedError):
             self._gone()
-        elif isinstance(error, RayActorError):
-            self._lost(str(error))
 
     def _lost(self, reason: str) -> None:
-        """Deliver nothing until the process calls: it ended, or is a new one."""
+        """Prepare all tasks for another delivery, and deliver nothing until the process calls: it ended, or is a new
+        one. Called with the lock."""
         with self._instance.lock:
             self._instance.core.listener_lost()
         if not self._away:
             self._away = True
             self.deaths += 1
             self.away_because = f"the listener's process died: {reason.strip()[:500]}"
-            logger.warning("%s: %s", self._instance.name, self.away_because)
+            logger.warning("%s: %s", self.name, self.away_because)
+        tasks, self._tasks, self._handed = self._tasks, {}, None
+        self._ready.clear()
+        self._reported_s.clear()
+        self._answer_empty()
+        for task in tasks.values():
+            with self._instance.lock:
+                reaction = self._instance.core.died(task, time.monotonic())
+            self._react(task, reaction, task.process_queue.trouble)
 
     def _back(self) -> None:
         """Deliver again: the process has called."""
@@ -349,22 +483,18 @@ class ListenerFeed:
             self._on_gone()
 
 
-def _calls(tasks: Sequence[Task]) -> list[list[Task]]:
-    """The tasks in lists of at most CALL_MAX_BYTES, but for a list of one larger task."""
-    calls: list[list[Task]] = []
-    size_bytes = 0
-    for task in tasks:
-        size_bytes += task.messages.size_bytes
-        if not calls or size_bytes > CALL_MAX_BYTES:
-            calls.append([])
-            size_bytes = task.messages.size_bytes
-        calls[-1].append(task)
-    return calls
+def _shipped(task: Task, *, in_place: bool) -> ShippedTask:
+    """A task for the listener: by the places of its records if they are in a store's files, and `in_place`."""
+    messages = task.messages
+    if not in_place or not isinstance(messages, LocatedRecords):
+        return ShippedTask(task.number, task.queue, len(messages), messages.data)
+    places = [LogPlaces((part.position + part.starts).tobytes(), part.sizes.tobytes()) for part in messages.parts]
+    return ShippedTask(task.number, task.queue, len(messages), b"", tuple(places), StoreLog(*messages.files))
 
 
 def _chunks(sent: SendBack) -> list[bytes]:
     """The records in chunks of at most SEND_BACK_MAX_BYTES, but for a chunk of one larger record."""
-    messages, chunks, first = sent.messages, [], 0
+    messages, chunks, first = sent.messages.in_memory(), list[bytes](), 0
     for index in range(1, len(messages) + 1):
         if index == len(messages) or messages.starts[index + 1] - messages.starts[first] > SEND_BACK_MAX_BYTES:
             chunks.append(messages.part(first, index).data)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final
 
+from actors.core.consume.located_records import LocatedRecords, TaskRecords
 from actors.core.consume.process_queue import ProcessQueue
 from actors.pull.group_member import FINISH_TIMEOUT_S, BroadcastMember, GroupMember, Member
 from actors.pull.instance_state import InstanceState
@@ -30,6 +31,7 @@ from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.memory_records import MemoryRecords
+from raymq.remoting.storage_client import FoundInPlace
 
 SEND_BACK_TIMEOUT_S: Final = 5.0
 
@@ -168,7 +170,7 @@ class PushInstance:
 
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
         """See services.Reader."""
-        records, now_s = MemoryRecords.read(result.records), time.monotonic()
+        records, now_s = _records_of(result), time.monotonic()
         with self._state.lock:
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
@@ -248,6 +250,13 @@ class PushInstance:
             services.heartbeats.remove(self)
             self.ended.set()
             services.wake_members()
+
+
+def _records_of(result: FetchResult) -> TaskRecords:
+    """The records of a fetch, which stay in the store's files where it has only found them there."""
+    if isinstance(result, FoundInPlace):
+        return LocatedRecords.of(result.files, result.mapped)
+    return MemoryRecords.read(result.records)
 
 
 def consumer_data(settings: PushSettings) -> ConsumerData:

@@ -76,6 +76,7 @@ class SharedFetcher:
             request=lambda queue, offset: self._reader(queue).request(queue, offset),
             deliver=self._deliver,
             lost=self._lose,
+            in_place=True,
         )
 
     def add(self, reader: Reader) -> None:

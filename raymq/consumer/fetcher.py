@@ -104,7 +104,9 @@ class Fetcher:
         outdated: Callable[[MessageQueue], None],
         lost: Callable[[MessageQueue, int, DataLossError], None],
         found: Callable[[MessageQueue, str], object] = lambda queue, name: None,
+        in_place: bool = False,
     ) -> None:
+        self._in_place = in_place
         self._outdated, self._lost, self._found = outdated, lost, found
         self._left_out: dict[MessageQueue, tuple[int, float]] = {}
         """By queue an offset that is lost, and the time until which it is not fetched."""
@@ -143,8 +145,10 @@ class Fetcher:
         deliver: Callable[[MessageQueue, int, FetchResult], None],
         lost: Callable[[MessageQueue, int, DataLossError], None],
         found: Callable[[MessageQueue, str], object] = lambda queue, name: None,
+        in_place: bool = False,
     ) -> Fetcher:
-        """A Fetcher that finds the storage actors in the routes of a cluster."""
+        """A Fetcher that finds the storage actors in the routes of a cluster. `in_place`: `deliver` takes FoundInPlace,
+        too (raymq.remoting.storage_client)."""
         return cls(
             wanted=wanted,
             assigned=assigned,
@@ -154,6 +158,7 @@ class Fetcher:
             found=found,
             storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=storages.get,
+            in_place=in_place,
             outdated=lambda queue: routes.invalidate(queue.topic),
         )
 
@@ -293,7 +298,8 @@ class Fetcher:
         requests = [self._request(queue, offset) for queue, offset in positions]
         timeout_s = FETCH_CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
         try:
-            results = storage.fetch(requests, CONSUMER_FETCH_MAX_BYTES, FETCH_LONG_POLL_S, timeout_s)
+            fetch = storage.find if self._in_place else storage.fetch
+            results = fetch(requests, CONSUMER_FETCH_MAX_BYTES, FETCH_LONG_POLL_S, timeout_s)
         except DataLossError:
             positions, results = self._read_singly(name, storage, positions, timeout_s)
         for (queue, offset), result in zip(positions, results, strict=True):

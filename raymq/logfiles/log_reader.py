@@ -60,6 +60,22 @@ class MappedRecords(NamedTuple):
     """The length of each record in bytes, shape (n,)."""
     offsets: NDArray[np.int64]
     """The queue offset of each record, shape (n,)."""
+    position: int
+    """The physical offset of `data`'s first byte."""
+
+    def part(self, first: int, last: int) -> MappedRecords:
+        """Records `first` to `last - 1`."""
+        rows = slice(first, last)
+        return MappedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
+
+
+class StoreFiles(NamedTuple):
+    """A store's files, as a LogReader in another process of the node needs them."""
+
+    root: str
+    commit_log_file_size: int
+    consume_queue_file_size: int
+    commit_log_directories: tuple[str, ...] = ()
 
 
 class LogReader:
@@ -220,7 +236,7 @@ class LogReader:
             edges = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(units)]
             for first, last in pairwise(edges):
                 try:
-                    here = self._mapped(positions[first:last], sizes[first:last], offsets[first:last])
+                    here = self.records_at(positions[first:last], sizes[first:last], offsets[first:last])
                 except DataLossError:
                     if not found:
                         raise
@@ -230,7 +246,7 @@ class LogReader:
                     return found, int(offsets[first + len(here.starts)])
         return found, next_offset
 
-    def _mapped(
+    def records_at(
         self, positions: NDArray[np.int64], sizes: NDArray[np.int64], offsets: NDArray[np.int64]
     ) -> MappedRecords:
         """The records at these physical offsets of one file, up to the first that the file does not hold. DataLossError
@@ -247,7 +263,7 @@ class LogReader:
         positions, sizes, ends = positions[:count], sizes[:count], ends[:count]
         low = int(positions.min())
         return MappedRecords(
-            data[low - file_start : int(ends.max()) - file_start], positions - low, sizes, offsets[:count]
+            data[low - file_start : int(ends.max()) - file_start], positions - low, sizes, offsets[:count], low
         )
 
     def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:

@@ -51,7 +51,8 @@ class ConsumeReport:
     `unfinished`: indices of the messages that it has not ended with; the others ended well, or are in the `failures`
     of this report or an earlier one. `ended`: it will do no more of this task: everything is finished, or an orderly
     task stopped at a failure, or it was taken away. `consume_s` is the time spent in its calls in all, 0 before it has
-    ended. `stuck` calls, of any task, have outlived their timeout and still run.
+    ended. `stuck` calls, of any task, have outlived their timeout and still run. `unread`: the listener has not begun,
+    because it cannot read the records in the mapped files: it is to be sent their bytes.
     """
 
     unfinished: tuple[int, ...] = ()
@@ -59,3 +60,4 @@ class ConsumeReport:
     ended: bool = True
     consume_s: float = 0.0
     stuck: int = 0
+    unread: bool = False

@@ -43,6 +43,14 @@ class MemoryRecords:
         """The length of all records."""
         return len(self.data)
 
+    def size_of(self, indices: Iterable[int]) -> int:
+        """The length of the records at these indices, together."""
+        return sum(self.starts[index + 1] - self.starts[index] for index in indices)
+
+    def in_memory(self) -> MemoryRecords:
+        """These records: all of them are in memory."""
+        return self
+
     def part(self, first: int, last: int) -> MemoryRecords:
         """Records `first` to `last - 1`; this object itself if these are all."""
         if first == 0 and last == len(self):

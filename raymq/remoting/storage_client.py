@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import LogReader
+from raymq.logfiles.log_reader import LogReader, MappedRecords, StoreFiles
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
 from raymq.record.encode import EncodedBatch, LoneRecord
@@ -54,6 +54,25 @@ class StorageDescription:
     max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
     consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES
     commit_log_directories: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> StoreFiles:
+        """The store's files, for readers of its log in other processes of the node."""
+        return StoreFiles(
+            self.root, self.commit_log_file_size, self.consume_queue_file_size, self.commit_log_directories
+        )
+
+
+_NO_FILES: Final = StoreFiles("", 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInPlace(FetchResult):
+    """A FetchResult whose records stay where they are: `mapped` in the log of the store at `files`. They stay readable
+    for as long as this is kept, though their files be deleted. `records` is empty."""
+
+    mapped: tuple[MappedRecords, ...] = ()
+    files: StoreFiles = _NO_FILES
 
 
 class StorageClient:
@@ -94,7 +113,45 @@ class StorageClient:
         Returns one result per request, in order. `timeout_s` is for the call itself, beside the wait.
         """
         reader = self._local_reader()
-        if reader is None or max_bytes < 0:  # which the store refuses
+        if reader is None:
+            return self._fetch(requests, max_bytes, wait_s, timeout_s)
+
+        def read(request: FetchRequest, end: FetchResult, left_bytes: int) -> tuple[FetchResult, int]:
+            result = reader.fetch(request, end.min_offset, end.max_offset, left_bytes)
+            return result, len(result.records)
+
+        return self._fetch_ends(requests, max_bytes, wait_s, timeout_s, read)
+
+    def find(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Do the same as `fetch`; but on the actor's node, records that lie in its mapped files are FoundInPlace."""
+        reader = self._local_reader()
+        if reader is None:
+            return self._fetch(requests, max_bytes, wait_s, timeout_s)
+        files = self.describe().files
+
+        def read(request: FetchRequest, end: FetchResult, left_bytes: int) -> tuple[FetchResult, int]:
+            mapped, next_offset = reader.find(request, end.max_offset, left_bytes)
+            status = PullStatus.FOUND if mapped else PullStatus.NO_MATCHED_MESSAGE
+            count = sum(len(part.starts) for part in mapped)
+            size_bytes = sum(int(part.sizes.sum()) for part in mapped)
+            places = (end.min_offset, end.max_offset, b"", count)
+            return FoundInPlace(status, next_offset, *places, mapped=tuple(mapped), files=files), size_bytes
+
+        return self._fetch_ends(requests, max_bytes, wait_s, timeout_s, read)
+
+    def _fetch_ends(
+        self,
+        requests: Sequence[FetchRequest],
+        max_bytes: int,
+        wait_s: float,
+        timeout_s: float,
+        read: Callable[[FetchRequest, FetchResult, int], tuple[FetchResult, int]],
+    ) -> list[FetchResult]:
+        """Have the store tell the ends of the queues only, and `read` the records here: it gets the request from the
+        first match on, the store's answer, and the bytes that are left, and returns the result and its bytes."""
+        if max_bytes < 0:  # which the store refuses
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
         ends = self._fetch(requests, 0, wait_s, timeout_s)
         results = []
@@ -104,12 +161,12 @@ class StorageClient:
                 continue
             try:
                 # The store has skipped records before this offset; they are not looked at again.
-                rest = replace(request, queue_offset=end.next_offset)
-                result = reader.fetch(rest, end.min_offset, end.max_offset, max_bytes)
+                result, size_bytes = read(replace(request, queue_offset=end.next_offset), end, max_bytes)
             except DataLossError:
                 # A file went away between the two steps (retention): the store knows what is left.
                 [result] = self._fetch([request], max_bytes, 0.0, timeout_s)
-            max_bytes = max(1, max_bytes - len(result.records))
+                size_bytes = len(result.records)
+            max_bytes = max(1, max_bytes - size_bytes)
             results.append(replace(result, pull_from=end.pull_from))
         return results
 

@@ -90,6 +90,8 @@ class ConsumeConcurrently(ConsumeService):
             process_queue.trouble = ""
         if report.ended:
             self._deliver_again(process_queue, task, sorted_tuple(task.unfinished - task.sending - failed), now_s)
+        if not by_level:
+            return Reaction(len(ended))
         if not self.clustering:
             process_queue.finish(task, failed)  # logged, and lost (spec/messaging.md §5.8)
             return Reaction(len(ended) - len(failed), len(failed))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from actors.core.consume.located_records import TaskRecords
 from actors.core.consume.process_queue import ProcessQueue, Task
 from raymq.consumer.push.settings import PushSettings
 from raymq.protocol.consume_result import ConsumeReport
-from raymq.record.memory_records import MemoryRecords
 
 TASKS_MAX: Final = 64
 """Tasks at one listener at a time; each holds a thread of its actor, which waits."""
@@ -39,7 +39,7 @@ class SendBack:
     reason: str
 
     @property
-    def messages(self) -> MemoryRecords:
+    def messages(self) -> TaskRecords:
         """The messages to send back."""
         return self.task.messages.pick(self.indices)
 
@@ -116,7 +116,9 @@ class ConsumeService(ABC):
     def _land(self, task: Task, report: ConsumeReport) -> set[int]:
         """Note the progress a report tells, and return the indices of the messages that were consumed or failed since
         the report before."""
-        ended = task.unfinished - task.sending - set(report.unfinished)
+        ended = task.unfinished - task.sending
+        if report.unfinished:
+            ended -= set(report.unfinished)
         consumed = len(task.messages) - len(report.unfinished)
         if report.ended and report.consume_s and consumed:
             pace_s = report.consume_s / consumed

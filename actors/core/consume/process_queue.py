@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from actors.core.consume.located_records import TaskRecords, join_parts
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit
-from raymq.record.memory_records import MemoryRecords, join_records
 
 
 class UnfinishedOffsets:
@@ -64,7 +64,7 @@ class Task:
     """Messages of one queue that are delivered to the listener together, under one number."""
 
     process_queue: ProcessQueue
-    messages: MemoryRecords
+    messages: TaskRecords
     number: int = 0
     """Given when the task is delivered; ascending."""
     deaths: int = 0
@@ -102,7 +102,7 @@ class ProcessQueue:
     fetch_at_s: float = 0.0
     """The queue is not fetched from before this time."""
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
-    waiting: deque[MemoryRecords] = field(default_factory=deque)
+    waiting: deque[TaskRecords] = field(default_factory=deque)
     """Records that were fetched and not delivered yet, in order."""
     waiting_count: int = 0
     """Messages in `waiting`."""
@@ -156,7 +156,7 @@ class ProcessQueue:
         self.fetch_offset = self.committed_offset = offset
         self.reset_version = reset_version
 
-    def fetched(self, records: MemoryRecords, next_offset: int) -> None:
+    def fetched(self, records: TaskRecords, next_offset: int) -> None:
         """Add fetched messages. The next fetch is at `next_offset`, which may lie behind the end of these messages."""
         self.fetch_offset = next_offset
         if len(records):
@@ -165,7 +165,7 @@ class ProcessQueue:
             self.waiting_count += len(records)
             self.size_bytes += records.size_bytes
 
-    def take_waiting(self, count: int) -> MemoryRecords:
+    def take_waiting(self, count: int) -> TaskRecords:
         """Take the next `count` waiting messages, or all of them if there are fewer. At least one must wait."""
         parts = []
         while count and self.waiting:
@@ -175,7 +175,7 @@ class ProcessQueue:
                 records = records.part(0, count)
             parts.append(records)
             count -= len(records)
-        taken = join_records(parts)
+        taken = join_parts(parts)
         self.waiting_count -= len(taken)
         return taken
 
@@ -184,12 +184,14 @@ class ProcessQueue:
         if not indices:
             return
         messages = task.messages
-        task.unfinished.difference_update(indices)
-        self.offsets.remove([messages.offsets[index] for index in indices])
         if len(indices) == len(messages):
+            task.unfinished.clear()
+            self.offsets.remove(messages.offsets)
             self.size_bytes -= messages.size_bytes
         else:
-            self.size_bytes -= sum(messages.starts[index + 1] - messages.starts[index] for index in indices)
+            task.unfinished.difference_update(indices)
+            self.offsets.remove([messages.offsets[index] for index in indices])
+            self.size_bytes -= messages.size_of(indices)
         self.finished_count += len(indices)
 
     def give_up_waiting(self) -> None:

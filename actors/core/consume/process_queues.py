@@ -24,12 +24,12 @@ from typing import Final
 from actors.core.consume.consume_concurrently import ConsumeConcurrently
 from actors.core.consume.consume_orderly import ConsumeOrderly
 from actors.core.consume.consume_service import ConsumeService, Reaction, SendBack
+from actors.core.consume.located_records import TaskRecords
 from actors.core.consume.process_queue import ProcessQueue, Task
 from raymq.consumer.push.settings import PushSettings
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.record.memory_records import MemoryRecords
 
 RELEASE_PATIENCE_S: Final = 10.0
 """How long a revoked queue of a concurrent consumer waits for its messages at the listener."""
@@ -228,7 +228,7 @@ class ProcessQueues:
         }
 
     def fetched(
-        self, queue: MessageQueue, from_offset: int, records: MemoryRecords, next_offset: int, now_s: float
+        self, queue: MessageQueue, from_offset: int, records: TaskRecords, next_offset: int, now_s: float
     ) -> None:
         """Add the messages that a fetch from `from_offset` found; the next fetch is at `next_offset`. Ignored if the
         queue was revoked meanwhile, or is fetched at another offset now."""

@@ -8,8 +8,10 @@ A call that outlives its timeout is given up: it is reported as failed, and its 
 threads as there are may be given up so; when all of those are stuck too, nothing more is consumed until one returns
 (`stuck` is their number).
 
-A request whose owner does not ask about it for HANDLER_LEASE_S is cancelled, between two calls: its owner is gone, and
+A request whose owner was not heard of for HANDLER_LEASE_S is cancelled, between two calls: its owner is gone, and
 another consumer may have its queue. Nothing here survives the process.
+
+The pool has no thread that looks after the others: whoever owns it calls `look` when that is due.
 """
 
 from __future__ import annotations
@@ -28,10 +30,8 @@ from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, Con
 
 JOIN_AFTER_S: Final = 0.02
 """A request that is not through after this time gets further threads, more each time."""
-SOME_DONE_S: Final = 0.05
-"""How long requests that are done wait for others to be reported with them."""
 HANDLER_LEASE_S: Final = 5.0
-"""A request is cancelled when its owner has not asked about it for this time."""
+"""A request is cancelled when its owner was not heard of for this time."""
 SETTLE_AFTER_S: Final = 0.05
 """A call that took longer may have been given up meanwhile, which is looked up under the lock."""
 
@@ -67,7 +67,10 @@ class ConsumeRequest:
         self.cancelled = False
         """No further call begins."""
         self.lease_until_s = float("inf")
-        """The request is cancelled after this time; infinity while its owner waits for a report."""
+        """The request is cancelled after this time."""
+        self.join_at_s = 0.0
+        """When further threads join, if it is not through by then; `joining` of them."""
+        self.joining = 1
         self.done = threading.Event()
         """Set when no thread makes calls of it any more, nor will."""
         self.follower: ConsumeRequest | None = None
@@ -120,22 +123,33 @@ class _Worker:
 
 
 class ConsumePool:
-    """Makes up to `threads` calls of `handler` at a time. `timeout_s` is for calls of requests that are not orderly."""
+    """Makes up to `threads` calls of `handler` at a time. `timeout_s` is for calls of requests that are not orderly.
+    `on_done` is called when a request is done, with the pool's lock held: it must neither block nor call the pool."""
 
     def __init__(
-        self, handler: Handler, *, threads: int, timeout_s: float, group: str = "", hooks: Sequence[ConsumeHook] = ()
+        self,
+        handler: Handler,
+        *,
+        threads: int,
+        timeout_s: float,
+        group: str = "",
+        hooks: Sequence[ConsumeHook] = (),
+        on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self._handler = handler
         self._threads = threads
         self._timeout_s = timeout_s
         self._group = group
         self._hooks = tuple(hooks)
+        self._on_done = on_done
         self._lock = threading.Lock()
         """Guards everything below, and the requests' fields but for `ended` and `failures`."""
         self._wanted = threading.Condition(self._lock)
         """Idle threads wait for it."""
         self._queue: deque[ConsumeRequest] = deque()
         """The requests that threads shall join; a request is in it once for each thread."""
+        self._running: dict[ConsumeRequest, None] = {}
+        """The requests that are not done, in their order."""
         self._workers: set[_Worker] = set()
         self._idle = 0
         """Threads without a request."""
@@ -147,9 +161,12 @@ class ConsumePool:
     def submit(self, request: ConsumeRequest) -> None:
         """Begin with a request. An orderly one cancels an earlier one of its queue, and waits for the end of the call
         that the earlier one is in."""
+        now_s = time.monotonic()
+        request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
         with self._lock:
+            self._running[request] = None
             if not request.calls:
-                request.done.set()
+                self._finish(request)
                 return
             if request.key is not None:
                 before = self._in_order.get(request.key)
@@ -173,41 +190,35 @@ class ConsumePool:
         with self._lock:
             self._cancel(request)
 
-    def wait(self, request: ConsumeRequest, wait_s: float) -> ConsumeReport:
-        """Wait until a request is done, at most `wait_s`, and report about it."""
-        return self.wait_all([request], wait_s)[0]
-
-    def wait_all(self, requests: Sequence[ConsumeRequest], wait_s: float) -> list[ConsumeReport]:
-        """Wait until requests are done, at most `wait_s`, and report about each. Where some are done and the others
-        take longer than SOME_DONE_S, it waits for those no more."""
-        begun_s = time.monotonic()
-        for request in requests:
-            request.lease_until_s = float("inf")
-        joined = dict.fromkeys(requests, 1)
-        while left := [request for request in requests if not request.done.is_set()]:
-            until_s = begun_s + (wait_s if len(left) == len(requests) else min(wait_s, SOME_DONE_S))
-            now_s = time.monotonic()
-            if now_s >= until_s:
-                break
-            may_join = []
-            pause_s = until_s - now_s if len(requests) == 1 else min(until_s - now_s, SOME_DONE_S)
-            with self._lock:
-                for request in left:
-                    pause_s = min(pause_s, max(self._give_up_late(request) - now_s, 0.001))
-                    if self._has_work_for_more(request):
-                        may_join.append(request)
-            if left[0].done.wait(min(pause_s, JOIN_AFTER_S) if may_join else pause_s):
-                continue
-            with self._lock:
-                for request in may_join:
-                    for _ in range(min(joined[request], self._threads - request.workers)):
-                        self._invite(request)
-                    joined[request] *= 2
+    def report(self, request: ConsumeRequest) -> ConsumeReport:
+        """The calls of a request that ended since the last report."""
         with self._lock:
-            for request in requests:
-                self._give_up_late(request)
-                request.lease_until_s = time.monotonic() + HANDLER_LEASE_S
-            return [request.report(self._stuck) for request in requests]
+            return request.report(self._stuck)
+
+    def renew_leases(self) -> None:
+        """Note that the owner of all requests was heard of."""
+        until_s = time.monotonic() + HANDLER_LEASE_S
+        with self._lock:
+            for request in self._running:
+                request.lease_until_s = until_s
+
+    def look(self) -> float:
+        """Give up the calls that take too long, and have further threads join the requests that take long. Returns the
+        time in s after which the next look is due; infinity if nothing runs."""
+        now_s, next_s = time.monotonic(), float("inf")
+        with self._lock:
+            for request in list(self._running):
+                next_s = min(next_s, self._give_up_late(request))
+                if self._has_work_for_more(request):
+                    if now_s >= request.join_at_s:
+                        for _ in range(min(request.joining, self._threads - request.workers)):
+                            self._invite(request)
+                        request.joining *= 2
+                        request.join_at_s = now_s + JOIN_AFTER_S
+                    next_s = min(next_s, request.join_at_s)
+                elif request.invited:
+                    next_s = min(next_s, now_s + JOIN_AFTER_S)
+        return max(next_s - now_s, 0.001)
 
     def _has_work_for_more(self, request: ConsumeRequest) -> bool:
         """True if more threads could make calls of a request. Called with the lock."""
@@ -345,6 +356,8 @@ class ConsumePool:
 
     def _finish(self, request: ConsumeRequest) -> None:
         request.done.set()
+        self._running.pop(request, None)
+        self._on_done()
         follower, request.follower = request.follower, None
         if request.key is not None and self._in_order.get(request.key) is request:
             del self._in_order[request.key]

@@ -78,7 +78,8 @@ class Hosted:
         self._instance = instance
         self._node_id = node_id
         self._make_call, self._keep = make_call, keep
-        self._life = secrets.token_hex(8)
+        self.life = secrets.token_hex(8)
+        """A name for this process that no other one has."""
         self._pull = ActorRef(str(PullName(node_id)))
         self._hosted = threading.Event()
         self._lock = threading.Lock()
@@ -91,6 +92,11 @@ class Hosted:
                 self._thread = threading.Thread(target=self._run, name="hosting", daemon=True)
                 self._thread.start()
 
+    @property
+    def pull_name(self) -> str:
+        """The name of the node's Pull actor."""
+        return self._pull.name
+
     def where(self, wait_s: float) -> str:
         """The name of the Pull actor that hosts the instance now; empty if none does within `wait_s`."""
         return self._pull.name if self._hosted.wait(wait_s) else ""
@@ -98,7 +104,7 @@ class Hosted:
     def _run(self) -> None:
         while True:
             try:
-                answer: HostAnswer = self._pull.call("host", self._make_call(self._life), timeout_s=HOST_CALL_TIMEOUT_S)
+                answer: HostAnswer = self._pull.call("host", self._make_call(self.life), timeout_s=HOST_CALL_TIMEOUT_S)
             except RaymqError as error:
                 self._hosted.clear()
                 logger.info("%s is not hosted by %s: %s", self._instance.name, self._pull.name, error)

@@ -1,0 +1,102 @@
+"""LocatedRecords are records of one queue that stay in the store's mapped files, cut and joined by their places.
+
+A Pull actor on the store's node keeps what it fetched in this form: it looks at queue units only, and its Listener
+reads the records at these places. The maps are kept, so the records stay readable here after their files are deleted.
+They have the methods of MemoryRecords, into which they turn where bytes are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from raymq.logfiles.log_reader import MappedRecords, StoreFiles
+from raymq.record.memory_records import MemoryRecords, join_records
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRecords:
+    """Records in the files of one store, in ascending order of their queue offsets."""
+
+    files: StoreFiles
+    parts: tuple[MappedRecords, ...]
+    """The records, in parts that lie in one file each; none is empty."""
+    offsets: Sequence[int]
+    """The queue offset of each record."""
+    size_bytes: int
+    """The length of all records."""
+
+    @classmethod
+    def of(cls, files: StoreFiles, parts: Sequence[MappedRecords]) -> LocatedRecords:
+        """The records of all parts."""
+        if len(parts) == 1:
+            return cls(files, tuple(parts), parts[0].offsets.tolist(), int(parts[0].sizes.sum()))
+        offsets = [offset for part in parts for offset in part.offsets.tolist()]
+        return cls(files, tuple(parts), offsets, sum(int(part.sizes.sum()) for part in parts))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def data(self) -> bytes:
+        """The records' bytes, back to back."""
+        return b"".join(
+            [
+                part.data[start : start + size]
+                for part in self.parts
+                for start, size in zip(part.starts.tolist(), part.sizes.tolist(), strict=True)
+            ]
+        )
+
+    def size_of(self, indices: Iterable[int]) -> int:
+        """The length of the records at these indices, together."""
+        sizes = [size for part in self.parts for size in part.sizes.tolist()]
+        return sum(sizes[index] for index in indices)
+
+    def in_memory(self) -> MemoryRecords:
+        """The same records as bytes."""
+        return MemoryRecords.read(self.data)
+
+    def part(self, first: int, last: int) -> LocatedRecords:
+        """Records `first` to `last - 1`, at least one; this object itself if these are all."""
+        if first == 0 and last == len(self):
+            return self
+        parts, before = [], 0
+        for part in self.parts:
+            count = len(part.starts)
+            low, high = max(first - before, 0), min(last - before, count)
+            if low < high:
+                parts.append(part.part(low, high))
+            before += count
+        return LocatedRecords.of(self.files, parts)
+
+    def pick(self, indices: Iterable[int]) -> LocatedRecords:
+        """The records at these indices, at least one, in ascending order; this object itself if these are all."""
+        wanted = sorted(indices)
+        if len(wanted) == len(self):
+            return self
+        if wanted[-1] - wanted[0] == len(wanted) - 1:
+            return self.part(wanted[0], wanted[-1] + 1)
+        return LocatedRecords.of(self.files, [self.part(index, index + 1).parts[0] for index in wanted])
+
+    def reconsume_times(self, index: int) -> int:
+        """The number of times a consumer gave record `index` back, as its header says."""
+        return self.pick((index,)).in_memory().reconsume_times(0)
+
+    def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
+        """The same records, with the reconsume times of those at `indices` one higher."""
+        return self.in_memory().failed_once_more(indices)
+
+
+TaskRecords = MemoryRecords | LocatedRecords
+
+
+def join_parts(parts: Sequence[TaskRecords]) -> TaskRecords:
+    """The records of all parts, one part behind the other; there is at least one part, and it is returned if alone.
+    They stay where they are if all lie in one store's files."""
+    if len(parts) == 1:
+        return parts[0]
+    located = [part for part in parts if isinstance(part, LocatedRecords)]
+    if len(located) == len(parts) and all(part.files == located[0].files for part in located):
+        return LocatedRecords.of(located[0].files, [mapped for part in located for mapped in part.parts])
+    return join_records([part.in_memory() for part in parts])

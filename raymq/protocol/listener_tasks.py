@@ -1,0 +1,52 @@
+"""Tasks on their way from a Pull actor to its Listener, and the answer that carries them: values that both ends know.
+
+On the store's node a task names the places of its records in the store's log, which the Listener maps, too; else it
+has their bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from raymq.message import MessageQueue
+
+
+class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
+    """Records of one queue that lie in one file of a store's log: `positions`, their physical offsets, and `sizes` in
+    bytes, both as int64 in the machine's order."""
+
+    positions: bytes
+    sizes: bytes
+
+
+class StoreLog(msgspec.Struct, frozen=True, array_like=True):
+    """The files of a store's log: `root` and sizes as raymq.logfiles.log_reader.StoreFiles has them."""
+
+    root: str
+    commit_log_file_size: int
+    consume_queue_file_size: int
+    commit_log_directories: tuple[str, ...] = ()
+
+
+class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
+    """`count` messages of one queue for the listener: `places` in `log`, or else `records`, whole ones back to back.
+    `number` is the number of the task in a life of the instance at its Pull actor."""
+
+    number: int
+    queue: MessageQueue
+    count: int
+    records: bytes = b""
+    places: tuple[LogPlaces, ...] = ()
+    log: StoreLog | None = None
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True):
+    """Tasks that go to a Listener together; there may be none.
+
+    `epoch` grows from one life of the instance at a Pull actor to the next, `number` from one hand-over of that life to
+    the next. The Listener names both when it asks for the next one; a hand-over that it does not name comes again.
+    """
+
+    epoch: int
+    number: int
+    tasks: tuple[ShippedTask, ...] = ()
