@@ -29,7 +29,7 @@ import ray
 
 from actors.actor_class import actor_class
 from actors.options import PERSISTENT
-from actors.pull.group_member import MEMBER_ROUTE_INTERVAL_S
+from actors.pull.broadcast_member import MEMBER_ROUTE_INTERVAL_S
 from actors.pull.push_instance import PushInstance
 from actors.pull.services import PullServices
 from actors.threads import take_turns_quickly

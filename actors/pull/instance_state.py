@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from actors.core.consume.consume_stats import ConsumeStats
 from actors.core.consume.process_queues import ProcessQueues
@@ -37,40 +37,35 @@ class InstanceState:
         self.on_committable: Callable[[], None] = lambda: None
         """Called when something may be committed that could not be before."""
         self.on_released: Callable[[], None] = lambda: None
-        """Called when a queue was dropped that another member waits for."""
+        """Called when a queue was released that another member waits for."""
 
     def holding(self) -> frozenset[MessageQueue]:
         """The queues that the group must not grant to others."""
         with self.lock:
             return self.core.holding
 
-    def grant(self, queues: Iterable[MessageQueue], generation: int) -> None:
-        """Hold queues that the group has granted in this generation."""
+    def hold(self, queues: Collection[MessageQueue]) -> None:
+        """Hold exactly these queues, without a group."""
         with self.lock:
-            for queue in queues:
-                self.core.grant(queue, generation)
+            self.core.hold(queues, time.monotonic())
         self.on_committable()
 
-    def revoke(self, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and deliver nothing more of queues; `release` drops them once their messages are finished and
-        committed."""
+    def stop(self) -> None:
+        """Take no further queue, and deliver nothing more of those held; `release` gives them up once their messages
+        are finished and committed."""
+        self.stopping.set()
         with self.lock:
-            for queue in queues:
-                self.core.revoke(queue, time.monotonic())
+            self.core.stop(time.monotonic())
         self.on_committable()
 
-    def release(self) -> bool:
-        """Drop the revoked queues that may be dropped. True if there were any."""
+    def release(self) -> None:
+        """Give up the revoked queues that may go."""
         with self.lock:
-            released = self.core.released(time.monotonic())
-            for queue in released:
-                self.core.drop(queue)
+            released = self.core.release(time.monotonic())
         if released:
             self.on_released()
-        return bool(released)
 
-    def drop_all(self) -> None:
+    def lose_all(self) -> None:
         """Deliver and commit nothing more of any queue."""
         with self.lock:
-            for queue in self.core.holding:
-                self.core.drop(queue)
+            self.core.lose_all()

@@ -285,7 +285,7 @@ class _BrokerWork:
             except TopicNotExistError as error:
                 logger.warning("%s drops a queue of deleted topic %s", self.instance.name, error.topic)
                 with self.instance.lock:
-                    self.instance.core.drop(process_queue.queue)
+                    self.instance.core.lose([process_queue.queue])
                 continue
             with self.instance.lock:
                 self.instance.core.started(process_queue, offset)
@@ -295,7 +295,8 @@ class _BrokerWork:
         ask = self.ask.is_set()
         self.ask.clear()
         with self.instance.lock:
-            commits = self.instance.core.uncommitted(self._broker_name, ask=ask)
+            commits = self.instance.core.reset_queries(self._broker_name) if ask else {}
+            commits |= self.instance.core.uncommitted(self._broker_name)
         if not commits:
             return
         try:
@@ -305,7 +306,7 @@ class _BrokerWork:
                 self.ask.set()
             raise
         with self.instance.lock:
-            self.instance.core.committed(commits, answer)
+            self.instance.core.commit_answered(commits, answer)
         for queue in answer.fenced | answer.gone:
             logger.warning("%s drops %s: it has a new owner, or is deleted", self.instance.name, queue)
         self.instance.on_work()  # a queue may have waited for this

@@ -18,11 +18,12 @@ from typing import Any, Final
 
 from actors.core.consume.located_records import LocatedRecords, TaskRecords
 from actors.core.consume.process_queue import ProcessQueue
-from actors.pull.group_member import FINISH_TIMEOUT_S, BroadcastMember, GroupMember, Member
+from actors.pull.broadcast_member import BroadcastMember
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
 from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter, RemoteBrokerOffsetStore
 from actors.pull.services import InstanceQueue, PullServices
+from raymq.consumer.assignment.group_member import GroupMember
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.consumer.push.settings import PushSettings
@@ -33,6 +34,8 @@ from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.memory_records import MemoryRecords
 from raymq.remoting.storage_client import FoundInPlace
 
+FINISH_TIMEOUT_S: Final = 30.0
+"""How long an instance that is stopped waits for its listener and its commits."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -53,12 +56,22 @@ class PushInstance:
         self._ending = False
         self._keys: dict[MessageQueue, InstanceQueue] = {}
         offsets = GroupOffsets(settings.group)
-        self._member: Member
+        self._member: GroupMember | BroadcastMember
         if settings.clustering:
             self._committer = OffsetCommitter(
                 state, lambda broker: RemoteBrokerOffsetStore(state, offsets, broker), services.commits
             )
-            self._member = GroupMember(state, services.rebalance, services.node_id, self._committer.ask_about_resets)
+            self._member = GroupMember(
+                state.core,
+                state.lock,
+                services.rebalance,
+                group=settings.group,
+                name=name,
+                node_id=services.node_id,
+                allocation=settings.allocation,
+                on_assigned=self._committer.wake_committers,
+                on_reset=self._committer.ask_about_resets,
+            )
         else:
             local = LocalFileOffsetStore(state, offsets)
             self._committer = OffsetCommitter(state, lambda broker: local, services.commits)
@@ -67,14 +80,14 @@ class PushInstance:
             state,
             send_back=self._send_back,
             senders=services.calls,
-            before_delivery=self._member.fence_when_late,
+            before_delivery=self._member.fence,
             on_gone=self._listener_gone,
             wake=services.feeds.wake,
         )
         state.on_work = self._feed.wake
         state.on_fetchable = lambda: services.fetcher.changed(self)
         state.on_committable = self._committer.wake_committers
-        state.on_released = self._member.wake_member
+        state.on_released = self._member.beat_soon
 
     def start(self) -> None:
         """Take part: join the group, fetch, deliver."""
@@ -117,9 +130,9 @@ class PushInstance:
         return {
             "queue": process_queue.queue,
             "state": self._state.core.pull_state(process_queue).value,
-            "fetch_offset": process_queue.fetch_offset or 0,
+            "fetch_offset": process_queue.fetch_offset,
             "commit_offset": process_queue.commit_offset,
-            "committed_offset": process_queue.committed_offset,
+            "committed_offset": process_queue.committed or 0,
             "buffered": process_queue.count,
             "buffered_bytes": process_queue.size_bytes,
             "in_flight": process_queue.in_flight_count,
@@ -204,8 +217,7 @@ class PushInstance:
         """Begin to end: finish the messages in flight, commit, leave the group. `ended` is set then."""
         if not self._state.stopping.is_set():
             self._finish_until_s = time.monotonic() + FINISH_TIMEOUT_S
-            self._state.stopping.set()
-            self._state.revoke(self._state.holding())
+            self._state.stop()
             self._services.wake_members()
 
     @property
@@ -215,16 +227,13 @@ class PushInstance:
     def turn(self) -> None:
         """Give up what must or can be given up, and end once everything is; called about twice a second, more often
         while the instance stops. Does not wait."""
-        self._member.fence_when_late()
+        self._member.fence()
         self._feed.look()
         self._state.release()
-        if self.stopping and not self._ending:
-            held = self._state.holding()
-            if not held or time.monotonic() > self._finish_until_s:
-                self._ending = True
-                self._services.calls.submit(self._end)
-            else:
-                self._state.revoke(held)
+        late = time.monotonic() > self._finish_until_s
+        if self.stopping and not self._ending and (late or not self._state.holding()):
+            self._ending = True
+            self._services.calls.submit(self._end)
 
     def _listener_gone(self) -> None:
         logger.info("%s ends: its listener is gone", self.name)
@@ -233,14 +242,13 @@ class PushInstance:
     def drop(self) -> None:
         """End at once: others may have the queues."""
         self._finish_until_s = 0.0
-        self._state.stopping.set()
-        self._state.drop_all()
+        self._state.stop()
+        self._state.lose_all()
         self._services.wake_members()
 
     def _end(self) -> None:
         services = self._services
         try:
-            self._state.drop_all()
             self._member.leave()
         finally:
             self._feed.close()

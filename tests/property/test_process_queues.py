@@ -21,6 +21,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.protocol.membership import GroupAssignment
 from tests.support.clients.records import records_of
 
 NAMES = [MessageQueue("orders", "broker-a", number) for number in range(3)]
@@ -167,7 +168,8 @@ class Model:
     def ask_commit(self) -> None:
         if self.asked is not None:
             return
-        commits = self.core.uncommitted("broker-a", ask=self.chance.random() < 0.2)
+        commits = self.core.reset_queries() if self.chance.random() < 0.2 else {}
+        commits |= self.core.uncommitted("broker-a")
         reset = {}
         for queue, commit in commits.items():
             at = self.stored[queue]
@@ -191,7 +193,7 @@ class Model:
                 or commit.queue_offset is None
                 or self.stored[queue].queue_offset >= commit.queue_offset
             }
-            self.core.committed(kept, answer)
+            self.core.commit_answered(kept, answer)
 
     def reset(self) -> None:
         queue = self.chance.choice(NAMES)
@@ -206,7 +208,10 @@ class Model:
         queue = self.chance.choice(NAMES)
         if queue not in self.core.holding:
             self.generation += 1
-            self.core.grant(queue, self.generation)
+            self.assign(self.core.holding | {queue})
+
+    def assign(self, queues: frozenset[MessageQueue]) -> None:
+        self.core.assignment_received(GroupAssignment(self.generation, queues, 1), self.now_s)
 
     def begin(self) -> None:
         for process_queue in self.core.starting("broker-a"):
@@ -215,17 +220,15 @@ class Model:
 
     def revoke(self) -> None:
         if self.core.holding:
-            self.core.revoke(self.chance.choice(sorted(self.core.holding)), self.now_s)
+            self.core.revoke([self.chance.choice(sorted(self.core.holding))], self.now_s)
 
     def release(self) -> None:
-        for queue in self.core.released(self.now_s):
+        for queue in self.core.release(self.now_s):
             if self.orderly:
                 assert all(task.queue != queue for task in self.flying), f"{queue} is released with a task in flight"
-            self.core.drop(queue)
 
     def fence(self) -> None:
-        for queue in self.core.holding:
-            self.core.drop(queue)
+        self.core.lose_all()
 
     def suspend(self) -> None:
         self.core.suspend(True)
@@ -243,11 +246,11 @@ class Model:
                 len(task.unfinished) for task in {*process_queue.flying, *process_queue.again, *process_queue.sending}
             )
             assert waiting == process_queue.waiting_count
-            if process_queue.revoked_at_s is None:
+            if not process_queue.revoked:
                 assert waiting + under_way == process_queue.count, (
                     f"{process_queue.queue}: {waiting} + {under_way} of {process_queue.count}"
                 )
-            assert process_queue.count or process_queue.size_bytes == 0 or process_queue.revoked_at_s is not None
+            assert process_queue.count or process_queue.size_bytes == 0 or process_queue.revoked
 
     def step(self) -> None:
         usual = [
@@ -270,13 +273,10 @@ class Model:
 
     def settle(self) -> None:
         """Everything works again, and nothing is revoked any more: what is left is consumed and committed."""
-        for queue in self.core.holding:
-            self.core.revoke(queue, self.now_s)
+        self.core.revoke(self.core.holding, self.now_s)
         for _ in range(LENGTH * 60):
             self.now_s += 60.0
-            for queue in NAMES:
-                if queue not in self.core.holding:
-                    self.core.grant(queue, self.generation)
+            self.assign(frozenset(NAMES))
             self.back()
             self.begin()
             self.fetch()

@@ -13,6 +13,7 @@ import random
 import pytest
 
 from actors.core.broker.offsets import OffsetTable, Owners, judge_commits
+from raymq.consumer.assignment.assigned_queue import AssignmentState
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.subscription import Subscription
@@ -70,11 +71,13 @@ class Model:
         self.heartbeat()
 
     def start(self) -> None:
-        for queue, generation in list(self.core.starting.items()):
+        for assigned in self.core.starting():
+            queue, generation = assigned.queue, assigned.generation
             known = self.table.get(GROUP, "orders", queue.queue_id) or QueueOffset(0)
             self.table.set(GROUP, "orders", {queue.queue_id: known.queue_offset}, {})
             self.owners.note(GROUP, "orders", queue.queue_id, generation)
-            assert self.core.start_known(queue, known)
+            self.core.started(assigned, known)
+            assert queue in self.core.assigned_queues
             self.begin(queue, known)
 
     def begin(self, queue: MessageQueue, start: QueueOffset) -> None:
@@ -84,8 +87,11 @@ class Model:
         self.allowed.discard(queue)
 
     def release(self) -> None:
-        for queue in self.core.release():
+        held = self.held()
+        for queue in self.core.release(self.now_s):
             assert queue not in self.granted, f"{queue} is let go while it is granted"
+            if queue not in held:
+                continue  # its start was never known
             assert queue not in self.out, f"{queue} is let go while the program is at it"
             if self.auto:
                 known = self.table.get(GROUP, "orders", queue.queue_id)
@@ -159,8 +165,11 @@ class Model:
         assert set(core._unread) == {queue for queue, one in queues.items() if one.unread}
         assert set(core._unsettled) == {queue for queue, one in queues.items() if not one.settled}
         assert set(core._unfinished) == {queue for queue, one in queues.items() if one.done != one.position}
+        assert core._starting.keys() == {
+            queue for queue, one in queues.items() if one.state is AssignmentState.STARTING
+        }
         assert set(core._dirty) == {queue for queue, one in queues.items() if one.dirty}
-        assert set(core._revoked) == {queue for queue, one in queues.items() if one.revoked}
+        assert core._revoked.keys() == {queue for queue, one in queues.items() if one.revoked}
         assert core._hungry == {queue: one.fetch_offset for queue, one in queues.items() if core._is_hungry(one)}
         mapped = {queue: one for queue, one in queues.items() if one.mapped and not one.silent}
         assert {queue: request.queue_offset for queue, request in core.waits()} == {
@@ -175,7 +184,7 @@ class Model:
         self.core.poll_begins(self.now_s)
         self.out.clear()
         if self.auto:
-            for queue in self.core.holding - self.core.starting.keys():
+            for queue in self.held():
                 self.finished[queue] = self.place[queue]
         slices = self.core.peek(self.chance.choice([1, 3, 500]))
         if self.chance.random() < 0.2:  # while they are decoded
@@ -192,6 +201,10 @@ class Model:
         expected = sorted(n for n in self.wanted[queue] if n >= self.place[queue])[: len(offsets)]
         assert offsets == expected, f"{queue} at {self.place[queue]}"
         self.place[queue] = self.out[queue] = offsets[-1] + 1
+
+    def held(self) -> frozenset[MessageQueue]:
+        """The queues whose start is known."""
+        return frozenset(queue for queue, assigned in self.core._queues.items() if assigned.started)
 
     def any_held(self) -> MessageQueue | None:
         return self.chance.choice(self.core.assigned_queues) if self.core.assigned_queues else None
@@ -213,7 +226,7 @@ class Model:
     def commit_all(self) -> None:
         self.core.finish_all()
         self.out.clear()
-        for queue in self.core.holding - self.core.starting.keys():
+        for queue in self.held():
             self.finished[queue] = self.place[queue]
         self.commit()
         self.take_answers()
@@ -229,7 +242,7 @@ class Model:
     def commit(self) -> None:
         """One commit at a time is under way."""
         if not self.commits:
-            commits = self.core.uncommitted(self.now_s)
+            commits = self.core.uncommitted()
             self.commits.append((commits, self.broker(commits)))
 
     def question(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from actors.core.consume.located_records import TaskRecords, join_parts
+from raymq.consumer.assignment.assigned_queue import AssignedQueue
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit
 
@@ -87,18 +88,9 @@ class Task:
 
 
 @dataclass(slots=True, eq=False)
-class ProcessQueue:
-    """One tenure of a queue, from its grant to its loss. A new grant makes a new one."""
+class ProcessQueue(AssignedQueue):
+    """One assignment of a queue to an instance, from its grant to its release."""
 
-    queue: MessageQueue
-    generation: int = 0
-    """The group's generation that granted the queue; it goes with each commit (raymq.protocol.group)."""
-    reset_version: int = 0
-    """The number of the last offset reset that is known; it goes with each commit, too."""
-    fetch_offset: int | None = None
-    """The next offset to fetch; None until the broker has told the group's start offset."""
-    committed_offset: int = 0
-    """The offset that the broker has."""
     fetch_at_s: float = 0.0
     """The queue is not fetched from before this time."""
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
@@ -116,16 +108,8 @@ class ProcessQueue:
     """Record bytes of the unfinished messages."""
     finished_count: int = 0
     """Messages finished since the last commit that the broker has answered."""
-    asked: OffsetCommit | None = None
-    """The last commit that was handed out and may not be answered yet."""
     asked_count: int = 0
     """The `finished_count` at the time of `asked`."""
-    backwards: bool = False
-    """The store has less than was committed: the next commit goes back."""
-    revoked_at_s: float | None = None
-    """The time of the revocation; None while the queue is granted."""
-    dropped: bool = False
-    """The tenure is over: reports about its tasks change nothing."""
     trouble: str = ""
     """The reason why the last message that failed did; empty after a success."""
 
@@ -147,14 +131,33 @@ class ProcessQueue:
     @property
     def commit_offset(self) -> int:
         """The offset to commit: every message before it is finished."""
-        if len(self.offsets):
-            return self.offsets.first
-        return self.committed_offset if self.fetch_offset is None else self.fetch_offset
+        return self.offsets.first if len(self.offsets) else self.fetch_offset
 
-    def start_at(self, offset: int, reset_version: int) -> None:
-        """Start fetching at the group's offset, as the broker has told it."""
-        self.fetch_offset = self.committed_offset = offset
-        self.reset_version = reset_version
+    def grant(self, generation: int) -> None:
+        """Keep the queue in this generation. A revoked one is granted anew once it is released: the listener may still
+        have messages of it, and the others are given up."""
+        if not self.revoked:
+            AssignedQueue.grant(self, generation)
+
+    def revoke(self, now_s: float) -> None:
+        """Fetch and deliver nothing more. The messages not delivered stay unfinished, and hold the commit offset
+        back."""
+        AssignedQueue.revoke(self, now_s)
+        self.waiting.clear()
+        self.waiting_count = 0
+        self.again.clear()
+
+    def ask(self, offset: int | None) -> OffsetCommit:
+        """The commit of `offset` for the broker; None only asks whether the group's offset was reset."""
+        self.asked_count = self.finished_count
+        return AssignedQueue.ask(self, offset)
+
+    def committed_to(self, commit: OffsetCommit) -> None:
+        """Note that the broker has taken the last commit handed out."""
+        AssignedQueue.committed_to(self, commit)
+        if commit.queue_offset is not None:
+            self.finished_count -= self.asked_count
+            self.asked_count = 0
 
     def fetched(self, records: TaskRecords, next_offset: int) -> None:
         """Add fetched messages. The next fetch is at `next_offset`, which may lie behind the end of these messages."""
@@ -193,9 +196,3 @@ class ProcessQueue:
             self.offsets.remove([messages.offsets[index] for index in indices])
             self.size_bytes -= messages.size_of(indices)
         self.finished_count += len(indices)
-
-    def give_up_waiting(self) -> None:
-        """Deliver no further message. The messages not delivered stay unfinished, and hold the commit offset back."""
-        self.waiting.clear()
-        self.waiting_count = 0
-        self.again.clear()

@@ -4,7 +4,7 @@ It keeps a `ProcessQueue` per granted queue, and decides which are fetched (flow
 offsets are committed, and when a queue may be released; a `ConsumeService` decides which messages go to the listener,
 in order or concurrently.
 
-    grant → started → fetch, deliver, commit → revoke → released → drop
+    granted → started → fetch, deliver, commit → revoked → released        (raymq.consumer.assignment.assigned_queues)
 
 A revoked queue fetches and delivers nothing new, waits for its messages at the listener, and is then released: only
 then may the instance stop reporting it to the group (raymq.protocol.membership). A message that takes longer than
@@ -17,7 +17,7 @@ No threads, no clock, no calls: times come in, in seconds. State changes only in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -26,10 +26,12 @@ from actors.core.consume.consume_orderly import ConsumeOrderly
 from actors.core.consume.consume_service import ConsumeService, Reaction, SendBack
 from actors.core.consume.located_records import TaskRecords
 from actors.core.consume.process_queue import ProcessQueue, Task
+from raymq.consumer.assignment.assigned_queue import AssignmentState
+from raymq.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
 from raymq.consumer.push.settings import PushSettings
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.protocol.group import QueueOffset
 
 RELEASE_PATIENCE_S: Final = 10.0
 """How long a revoked queue of a concurrent consumer waits for its messages at the listener."""
@@ -52,17 +54,17 @@ class PullState(Enum):
     PULLING = "pulling"
 
 
-class ProcessQueues:
+class ProcessQueues(AssignedQueues[ProcessQueue]):
     """All queues of one instance. Not thread-safe."""
 
-    def __init__(self, settings: PushSettings) -> None:
+    def __init__(self, settings: PushSettings, *, fence_after_s: float = FENCE_AFTER_S) -> None:
+        super().__init__(fence_after_s=fence_after_s)
         self._settings = settings
-        self._queues: dict[MessageQueue, ProcessQueue] = {}
-        """The queues held, from grant to drop."""
         self._ending: dict[MessageQueue, set[Task]] = {}
-        """Orderly only: tasks of dropped queues that the listener still has."""
+        """Orderly only: tasks of lost queues that the listener still has."""
         self._per_topic: Counter[str] = Counter()
         """The number of queues held per topic, which share the topic's thresholds."""
+        self._stopping = False
         self._paused: set[MessageQueue] = set()
         """The queues the user has paused, held or not."""
         self._suspended = False
@@ -70,9 +72,9 @@ class ProcessQueues:
         self.service: ConsumeService = ConsumeOrderly(settings) if settings.orderly else ConsumeConcurrently(settings)
 
     @property
-    def holding(self) -> frozenset[MessageQueue]:
-        """The queues that the group must not grant to others."""
-        return frozenset(self._queues)
+    def topics(self) -> frozenset[str]:
+        """The topics of the subscriptions, and the group's retry topic."""
+        return frozenset(self._settings.topics)
 
     def process_queues(self) -> list[ProcessQueue]:
         """All process queues, for reports."""
@@ -121,76 +123,47 @@ class ProcessQueues:
 
     # Ownership
 
-    def grant(self, queue: MessageQueue, generation: int) -> None:
-        """Hold a queue that the group has granted. It is fetched from once `started` was called. For a queue that is
-        held already, only the generation changes, to that of the last assignment that named it
-        (raymq.protocol.membership)."""
-        process_queue = self._queues.get(queue)
-        if process_queue is None:
-            self._queues[queue] = ProcessQueue(queue, generation)
-            self._per_topic[queue.topic] += 1
-        elif process_queue.revoked_at_s is None:
-            process_queue.generation = generation
+    def stop(self, now_s: float) -> None:
+        """Take no further queue, and revoke those held."""
+        self._stopping = True
+        self.revoke(self._queues, now_s)
 
-    def starting(self, broker_name: str) -> list[ProcessQueue]:
-        """The queues of a broker group whose start offset is not known yet."""
-        return [
-            process_queue
-            for process_queue in self._queues.values()
-            if process_queue.fetch_offset is None
-            and process_queue.revoked_at_s is None
-            and process_queue.queue.broker_name == broker_name
-        ]
+    def _new_queue(self, queue: MessageQueue, generation: int) -> ProcessQueue:
+        return ProcessQueue(queue, generation)
 
-    def started(self, process_queue: ProcessQueue, offset: QueueOffset) -> None:
-        """Fetch a queue of `starting` from the group's offset, as the broker has told it. Ignored for a queue that was
-        dropped meanwhile."""
-        if not process_queue.dropped and process_queue.fetch_offset is None:
-            process_queue.start_at(offset.queue_offset, offset.reset_version)
+    def _is_wanted(self, queue: MessageQueue) -> bool:
+        return not self._stopping or queue in self._queues
 
-    def revoke(self, queue: MessageQueue, now_s: float) -> None:
-        """Fetch and deliver nothing more of a queue; `released` names it once its tasks have ended."""
-        process_queue = self._queues.get(queue)
-        if process_queue is not None and process_queue.revoked_at_s is None:
-            process_queue.revoked_at_s = now_s
-            process_queue.give_up_waiting()
+    def _may_go(self, assigned: ProcessQueue, now_s: float) -> bool:
+        """True if none of a queue's tasks is in flight, and every finished message is committed."""
+        if assigned.dirty:
+            return False
+        if assigned.idle and assigned.queue not in self._ending:
+            return True
+        since_s = now_s if assigned.revoked_at_s is None else assigned.revoked_at_s
+        return not self._settings.orderly and now_s - since_s > RELEASE_PATIENCE_S
 
-    def released(self, now_s: float) -> list[MessageQueue]:
-        """The revoked queues that may be dropped: none of their tasks is in flight, and every finished message is
-        committed."""
-        return [
-            queue
-            for queue, process_queue in self._queues.items()
-            if process_queue.revoked_at_s is not None
-            and process_queue.commit_offset == process_queue.committed_offset
-            and (
-                (process_queue.idle and queue not in self._ending)
-                or (not self._settings.orderly and now_s - process_queue.revoked_at_s > RELEASE_PATIENCE_S)
-            )
-        ]
-
-    def drop(self, queue: MessageQueue) -> None:
-        """Drop a queue that was released, or lost. Reports about its tasks change nothing any more; an orderly consumer
-        that is granted the queue again waits until they have ended."""
-        process_queue = self._queues.pop(queue, None)
-        if process_queue is None:
-            return
-        process_queue.dropped = True
-        self._per_topic[queue.topic] -= 1
-        if process_queue.flying and self._settings.orderly:
-            self._ending.setdefault(queue, set()).update(process_queue.flying)
-
-    def reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
+    def _reset(self, assigned: ProcessQueue, start: QueueOffset) -> None:
         """Drop the messages of a queue and go on at the offset to which somebody has reset the group. A revoked queue
         stays revoked: its next owner waits until the listener has ended."""
-        process_queue = self._queues.get(queue)
-        if process_queue is None:
-            return
-        self.drop(queue)
-        self.grant(queue, process_queue.generation)
-        self.started(self._queues[queue], offset)
-        if process_queue.revoked_at_s is not None:
-            self.revoke(queue, process_queue.revoked_at_s)
+        queue, revoked_at_s = assigned.queue, assigned.revoked_at_s
+        self.lose([queue])
+        self.started(self._take_up(ProcessQueue(queue, assigned.generation)), start)
+        if revoked_at_s is not None:
+            self.revoke([queue], revoked_at_s)
+
+    def _take_up(self, assigned: ProcessQueue) -> ProcessQueue:
+        self._per_topic[assigned.queue.topic] += 1
+        return super()._take_up(assigned)
+
+    def _state_changed(self, assigned: ProcessQueue) -> None:
+        """Forget a queue that was released or lost. Reports about its tasks change nothing any more; an orderly
+        consumer that is granted the queue again waits until they have ended."""
+        super()._state_changed(assigned)
+        if assigned.dropped:
+            self._per_topic[assigned.queue.topic] -= 1
+            if assigned.flying and self._settings.orderly:
+                self._ending.setdefault(assigned.queue, set()).update(assigned.flying)
 
     # Fetching
 
@@ -204,10 +177,10 @@ class ProcessQueues:
         if settings.pull_threshold_size_for_topic_mib > 0:
             too_many_mib = max(1, settings.pull_threshold_size_for_topic_mib // share)
         rows = (
-            (process_queue.revoked_at_s is not None, PullState.REVOKED),
+            (process_queue.revoked, PullState.REVOKED),
             (self.suspended, PullState.SUSPENDED),
             (process_queue.queue in self._paused, PullState.PAUSED),
-            (process_queue.fetch_offset is None, PullState.STARTING),
+            (not process_queue.started, PullState.STARTING),
             (process_queue.count > too_many, PullState.TOO_MANY_MESSAGES),
             (process_queue.size_bytes > too_many_mib << 20, PullState.TOO_MANY_BYTES),
             (
@@ -222,9 +195,7 @@ class ProcessQueues:
         return {
             queue: process_queue.fetch_offset
             for queue, process_queue in self._queues.items()
-            if process_queue.fetch_offset is not None
-            and process_queue.fetch_at_s <= now_s
-            and self.pull_state(process_queue) is PullState.PULLING
+            if process_queue.fetch_at_s <= now_s and self.pull_state(process_queue) is PullState.PULLING
         }
 
     def fetched(
@@ -232,8 +203,8 @@ class ProcessQueues:
     ) -> None:
         """Add the messages that a fetch from `from_offset` found; the next fetch is at `next_offset`. Ignored if the
         queue was revoked meanwhile, or is fetched at another offset now."""
-        process_queue = self._queues.get(queue)
-        if process_queue is None or process_queue.revoked_at_s is not None or process_queue.fetch_offset != from_offset:
+        process_queue = self._read_at(queue, from_offset)
+        if process_queue is None:
             return
         if next_offset > from_offset:
             process_queue.fetched(records, next_offset)
@@ -242,13 +213,20 @@ class ProcessQueues:
     def jump(self, queue: MessageQueue, from_offset: int, to_offset: int) -> None:
         """Fetch on at `to_offset`: the store does not hold `from_offset` (any more). A jump back waits until every held
         message is finished. Ignored if the queue was revoked meanwhile, or is fetched at another offset now."""
-        process_queue = self._queues.get(queue)
-        if process_queue is None or process_queue.revoked_at_s is not None or process_queue.fetch_offset != from_offset:
+        process_queue = self._read_at(queue, from_offset)
+        if process_queue is None:
             return
         if to_offset > from_offset or not process_queue.count:
             # The messages held were read before the gap came to be: they are delivered first.
             process_queue.fetch_offset = to_offset
-            process_queue.backwards = to_offset < process_queue.committed_offset
+            process_queue.backwards = to_offset < (process_queue.committed or 0)
+
+    def _read_at(self, queue: MessageQueue, offset: int) -> ProcessQueue | None:
+        """The queue if it is fetched from, at this offset next; None otherwise."""
+        process_queue = self._queues.get(queue)
+        if process_queue is None or process_queue.state is not AssignmentState.STARTED:
+            return None
+        return process_queue if process_queue.fetch_offset == offset else None
 
     def unreadable(self, queue: MessageQueue, offset: int, error: Exception) -> None:
         """Note that the store has lost the message at `offset`, the next one of a queue; `trouble` says so."""
@@ -312,45 +290,11 @@ class ProcessQueues:
 
     # Committing
 
-    def uncommitted(self, broker_name: str, *, ask: bool = False) -> dict[MessageQueue, OffsetCommit]:
-        """The commits for a broker group now. With `ask`, its other queues are in it too, with None for the offset: the
-        answer then tells whether they were reset."""
-        commits = {}
-        for queue, process_queue in self._queues.items():
-            if process_queue.fetch_offset is None or queue.broker_name != broker_name:
-                continue
-            offset = process_queue.commit_offset
-            if offset != process_queue.committed_offset or ask:
-                process_queue.asked_count = process_queue.finished_count
-                wanted = offset if offset != process_queue.committed_offset else None
-                process_queue.asked = OffsetCommit(
-                    wanted, process_queue.generation, process_queue.reset_version, process_queue.backwards
-                )
-                commits[queue] = process_queue.asked
-        return commits
-
     def commit_is_urgent(self) -> bool:
         """True if a queue waits for a commit: it is revoked, or a crash now would repeat many finished messages."""
         limit = max(1, self.service.uncommitted_max // 2)
         return any(
             process_queue.finished_count - process_queue.asked_count >= limit
-            or (process_queue.revoked_at_s is not None and process_queue.idle)
+            or (process_queue.revoked and process_queue.idle)
             for process_queue in self._queues.values()
         )
-
-    def committed(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> None:
-        """Take the broker's answer to commits of `uncommitted`: fenced and deleted queues are dropped, reset ones go on
-        where the answer says."""
-        for queue, commit in commits.items():
-            process_queue = self._queues.get(queue)
-            if process_queue is None or process_queue.asked is not commit:
-                continue  # the queue was dropped, reset or granted anew since
-            if queue in answer.fenced or queue in answer.gone:
-                self.drop(queue)
-            elif queue in answer.reset:
-                self.reset(queue, answer.reset[queue])
-            elif commit.queue_offset is not None:
-                process_queue.committed_offset = commit.queue_offset
-                process_queue.backwards = process_queue.backwards and not commit.backwards
-                process_queue.finished_count -= process_queue.asked_count
-                process_queue.asked_count = 0

@@ -148,7 +148,7 @@ class PullEngine:
         with self._lock:
             if self._mode != "subscribe" or topic not in self._core.expressions:
                 raise ClientStateError(f"this consumer does not subscribe to topic {topic!r}")
-            self._core.unsubscribe(topic)
+            self._core.unsubscribe(topic, time.monotonic())
         self._announce_subscriptions()
 
     def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] | None) -> None:
@@ -164,7 +164,7 @@ class PullEngine:
                 self._group.commit_and_release(finished=True)
             self._mode = "assign"
             with self._lock:
-                self._core.assign(subscriptions, starts)
+                self._core.assign(subscriptions, starts, time.monotonic())
             self._group.start(member=False)
             self._announce_subscriptions()
         self._fetch()

@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from raymq.consumer.assignment.group_member import GroupMember
 from raymq.consumer.group_offsets import GroupOffsets
+from raymq.consumer.pull.assigned_message_queue import AssignedMessageQueue
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
-from raymq.consumer.rebalance_client import Membership, RebalanceClient
+from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit, QueueOffset
-from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
 
 WORK_INTERVAL_S: Final = 1.0
 """How soon the worker thread tries again, or goes on with work that it waits for others with."""
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class PullGroupMember:
-    """Calls and the worker thread around the engine's `core`, which `lock` guards; a HeartbeatSource.
+    """Calls and the worker thread around the engine's `core`, which `lock` guards.
 
     `node_id` is the Ray node this process runs on, for allocation by machine. `on_queues` is called when queues, or
     positions in them, may have become fetchable.
@@ -65,25 +66,29 @@ class PullGroupMember:
         self._lock = lock
         self._settings = settings
         self._offsets = offsets
-        self._rebalance = rebalance
-        self._node_id = node_id
         self._on_queues = on_queues
-        self._member = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
-        """The member's name in its group, of this consumer only."""
+        self._ask = threading.Event()
+        """Somebody has reset offsets of the group: the brokers are to be asked."""
+        self._member = GroupMember(
+            core,
+            lock,
+            rebalance,
+            group=settings.group,
+            name=f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
+            node_id=node_id,
+            allocation=settings.allocation,
+            on_assigned=self._assigned,
+            on_reset=self._ask.set,
+        )
+        self.fence, self.raise_failure = self._member.fence, self._member.raise_failure
         self._commit_lock = threading.Lock()
         """Held over a commit, so that one that was sought back is not overtaken by one from before."""
         self._known_at: set[str] = set()
         """The brokers that know the group."""
-        self._queried_version: int | None = None
-        """The group's offsets version when the brokers were last asked about resets."""
         self._queried_s = time.monotonic()
-        """When they were last asked."""
-        self._failure: RaymqError | None = None
-        """The error of the last heartbeat that failed."""
+        """When the brokers were last asked about resets."""
         self._refusal: RaymqError | None = None
         """The error of an automatic commit that cannot succeed; None once it is raised to the program."""
-        self._membership: Membership | None = None
-        """None before the consumer takes part in its group."""
         self._work = threading.Event()
         """Wakes the worker thread."""
         self._wakes_s = math.inf
@@ -98,17 +103,14 @@ class PullGroupMember:
             self._worker = threading.Thread(target=self._run_worker, name=name, daemon=True)
             self._worker.start()
             if member:
-                self._membership = self._rebalance.join(self._settings.group, self)
-        self._beat_soon()
+                self._member.join()
+        self._member.beat_soon()
 
     def stop(self) -> None:
         """Give up all queues, leave the group and end the thread."""
         self._stopped.set()
-        with self._lock:
-            self._core.lose_all()
         self._work.set()
-        if self._membership is not None:
-            self._membership.leave(self._farewell())
+        self._member.leave()
         if self._worker is not None and self._worker is not threading.current_thread():
             self._worker.join(JOIN_TIMEOUT_S)
 
@@ -120,25 +122,11 @@ class PullGroupMember:
         """True if the worker thread does not wake by itself soon after `time_s`."""
         return self._wakes_s > time_s + WORK_INTERVAL_S
 
-    def raise_failure(self) -> None:
-        """Raise the error of the last heartbeat if the group never answered any."""
-        with self._lock:
-            joined = self._core.joined
-        if not joined and self._failure is not None:
-            raise self._failure
-
     def raise_refusal(self) -> None:
         """Raise, once, the error with which the brokers have refused an automatic commit for good."""
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             raise refusal
-
-    def fence(self) -> None:
-        """Give up all queues if the group has not answered for too long: others may get them soon, or have them."""
-        with self._lock:
-            lost = self._core.fence(time.monotonic())
-        if lost:
-            logger.warning("a consumer of group %s gives up its queues: the group gave no answer", self._settings.group)
 
     # Calls to brokers
 
@@ -176,7 +164,8 @@ class PullGroupMember:
         """Commit the finished messages, and return the committed offsets; durable on return."""
         with self._commit_lock:
             with self._lock:
-                commits = self._core.uncommitted(time.monotonic())
+                self._core.commit_begins(time.monotonic())
+                commits = self._core.uncommitted()
             return self._commit_offsets(commits, timeout_s)
 
     def _commit_offsets(
@@ -197,13 +186,15 @@ class PullGroupMember:
 
     def _release(self) -> None:
         with self._lock:
-            released = self._core.release()
+            released = self._core.release(time.monotonic())
         if released:  # a heartbeat at once: other members wait for them
-            self._beat_soon()
+            self._member.beat_soon()
 
-    def _beat_soon(self) -> None:
-        if self._membership is not None:
-            self._membership.beat_soon()
+    def _assigned(self) -> None:
+        with self._lock:
+            work = self._core.starting() or self._core.leaving
+        if work or self._ask.is_set():
+            self._work.set()
 
     # The worker thread
 
@@ -225,7 +216,7 @@ class PullGroupMember:
         """How long the worker thread may sleep if nobody wakes it, in s."""
         with self._lock:
             commit_s = self._core.next_commit_s()
-            busy = self._core.starting or self._core.leaving
+            busy = self._core.starting() or self._core.leaving
             alone = self._core.joined and self._core.offsets_version is None
         if busy:
             return WORK_INTERVAL_S
@@ -235,23 +226,24 @@ class PullGroupMember:
     def _start_granted(self) -> None:
         """Ask for the start offsets of granted queues, with one call to each broker group."""
         with self._lock:
-            starting = self._core.starting
-        by_broker: dict[str, dict[MessageQueue, int]] = {}
-        for queue, generation in starting.items():
-            by_broker.setdefault(queue.broker_name, {})[queue] = generation
+            starting = self._core.starting()
+        by_broker: dict[str, dict[MessageQueue, AssignedMessageQueue]] = {}
+        for assigned in starting:
+            by_broker.setdefault(assigned.queue.broker_name, {})[assigned.queue] = assigned
         failure: RaymqError | None = None
-        for broker_name, generations in by_broker.items():
+        for broker_name, queues in by_broker.items():
             if self._stopped.is_set():
                 return
             try:
                 self.make_known([broker_name], WORK_TIMEOUT_S)
+                generations = {queue: assigned.generation for queue, assigned in queues.items()}
                 starts = self._offsets.start_offsets(generations, self._settings.start, WORK_TIMEOUT_S)
             except RaymqError as error:
                 failure = error
                 continue
             with self._lock:
                 for queue, start in starts.items():
-                    self._core.start_known(queue, start)
+                    self._core.started(queues[queue], start)
             if starts:
                 self._on_queues()
             for queue in sorted(generations.keys() - starts.keys()):
@@ -274,49 +266,9 @@ class PullGroupMember:
         """Ask the brokers when the group tells that somebody has reset offsets; without a group, every 2 s."""
         now_s = time.monotonic()
         with self._lock:
-            version, reset_queries = self._core.offsets_version, self._core.reset_queries()
-        due = version is None and now_s - self._queried_s >= RESET_QUESTION_INTERVAL_S
-        if due or version != self._queried_version:
-            self._commit_offsets(reset_queries, WORK_TIMEOUT_S)
-            self._queried_s, self._queried_version = now_s, version
-
-    # A HeartbeatSource: called from the client's threads
-
-    def next_heartbeat(self) -> GroupHeartbeat | None:
-        """The queues held, and those wanted; a farewell once the program has not polled for too long, then nothing."""
-        with self._lock:
-            if self._core.abandoned(time.monotonic()):
-                return self._abandon()
-            return GroupHeartbeat(
-                self._member,
-                frozenset(self._core.expressions),
-                self._core.holding,
-                allocation=self._settings.allocation,
-                node=self._node_id,
-            )
-
-    def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Take the group's answer."""
-        if self._queried_version is None:  # before any queue is started: no reset can be new
-            self._queried_version = assignment.offsets_version
-        with self._lock:
-            self._core.assignment_received(assignment, sent_s)
-            work = self._core.starting or self._core.leaving or assignment.offsets_version != self._queried_version
-        if work:
-            self._work.set()
-
-    def unanswered(self, error: RaymqError) -> None:
-        """Note that the group gives no answer."""
-        self._failure = error
-        self.fence()
-
-    def _abandon(self) -> GroupHeartbeat | None:
-        """Give up all queues. Called with the lock."""
-        if not self._core.lose_all():
-            return None
-        silent_s = self._settings.poll_interval_max_s
-        logger.warning("a consumer of group %s leaves it: no poll for %g s", self._settings.group, silent_s)
-        return self._farewell()
-
-    def _farewell(self) -> GroupHeartbeat:
-        return GroupHeartbeat(self._member, frozenset(), frozenset(), leaving=True)
+            alone = self._core.joined and self._core.offsets_version is None
+            queries = self._core.reset_queries()
+        if self._ask.is_set() or (alone and now_s - self._queried_s >= RESET_QUESTION_INTERVAL_S):
+            self._commit_offsets(queries, WORK_TIMEOUT_S)
+            self._queried_s = now_s
+            self._ask.clear()

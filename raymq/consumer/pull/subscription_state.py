@@ -1,6 +1,6 @@
 """SubscriptionState decides for a pull consumer: which queues it has, what is fetched, returned and committed.
 
-    group, brokers    granted → STARTING → STARTED ⇄ REVOKED → RELEASED        (raymq.consumer.pull.assigned_queue)
+    group, brokers    granted → started → revoked → released          (raymq.consumer.assignment.assigned_queues)
     stores, polls     fetched → buffered → peek → taken → finished → committed
 
 The program has finished with the messages a poll returned when it polls again (with auto-commit) or commits; until then
@@ -12,40 +12,32 @@ changes nothing but by the methods here. Nothing here survives the process; comm
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from typing import Final
 
-from raymq.consumer.pull.assigned_queue import AssignedMessageQueue, AssignmentEvent, Noted
+from raymq.consumer.assignment.assigned_queue import AssignmentState
+from raymq.consumer.assignment.assigned_queues import AssignedQueues
+from raymq.consumer.pull.assigned_message_queue import AssignedMessageQueue, Noted
 from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageQueue
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment
+from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest
 
-PULL_FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
-"""How long a member may use its queues after it has sent a heartbeat that was answered. The group's own session begins
-no earlier, so it is still running when the member gives the queues up."""
 
-
-class SubscriptionState:
+class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     """All queues of one pull consumer (Kafka's SubscriptionState). Not thread-safe."""
 
     def __init__(self, settings: PullSettings, now_s: float) -> None:
+        super().__init__()
         self._settings = settings
         self._subscriptions: dict[str, Subscription] = {}
         """The wanted messages, by topic."""
-        self._starting: dict[MessageQueue, AssignedMessageQueue] = {}
-        """Queues that were granted and whose start offset is not known yet."""
-        self._queues: dict[MessageQueue, AssignedMessageQueue] = {}
-        """Started and revoked queues. The tables of queues below are kept by `_note`, so that nothing that is done for
-        each message or each fetch looks at every queue."""
         self._buffered: dict[MessageQueue, None] = {}
         """Queues with buffered records, in the order in which polls return them: a queue that records were taken from
-        goes to the end."""
+        goes to the end. This table and those below are kept by `_note`, so that nothing that is done for each message
+        or each fetch looks at every queue."""
         self._buffered_count = 0
         self._buffered_bytes = 0
         self._hungry: dict[MessageQueue, int] = {}
@@ -61,32 +53,14 @@ class SubscriptionState:
         """Queues whose position is not what the program has finished."""
         self._dirty: dict[MessageQueue, None] = {}
         """Queues with something to commit."""
-        self._revoked: dict[MessageQueue, None] = {}
-        """Revoked queues that are not released."""
-        self._tables = (*(self._buffered, self._unread, self._unsettled, self._unfinished, self._dirty, self._revoked),)
+        self._tables = (self._buffered, self._unread, self._unsettled, self._unfinished, self._dirty)
         self._version = 0
-        self._fenced: dict[MessageQueue, int] = {}
-        """Queues that a broker has refused to commit, with the generation it refused: only a newer grant counts."""
-        self._lease_until_s = -math.inf
-        """Until then the group gives the queues to nobody else."""
         self._polled_s = now_s
         """When the program last began or ended a poll."""
         self._committed_s = now_s
         """When commits were last handed out."""
         self._polling = False
         """True while the program is inside a poll."""
-        self._joined = False
-        self._offsets_version: int | None = None
-
-    @property
-    def joined(self) -> bool:
-        """True if the group has ever answered, or queues were assigned without a group."""
-        return self._joined
-
-    @property
-    def offsets_version(self) -> int | None:
-        """The group's count of offset resets, as last heard. None without a group."""
-        return self._offsets_version
 
     @property
     def expressions(self) -> dict[str, str]:
@@ -94,19 +68,9 @@ class SubscriptionState:
         return {topic: subscription.expression for topic, subscription in self._subscriptions.items()}
 
     @property
-    def starting(self) -> dict[MessageQueue, int]:
-        """The queues whose start offset is to be asked for, with the generation that granted each."""
-        return {queue: assigned.generation for queue, assigned in self._starting.items()}
-
-    @property
-    def holding(self) -> frozenset[MessageQueue]:
-        """The queues that the group must not give to others: those assigned, starting or revoked."""
-        return frozenset(self._queues) | frozenset(self._starting)
-
-    @property
-    def leaving(self) -> bool:
-        """True if revoked queues are not released yet."""
-        return bool(self._revoked)
+    def topics(self) -> frozenset[str]:
+        """The subscribed topics."""
+        return frozenset(self._subscriptions)
 
     @property
     def version(self) -> int:
@@ -137,7 +101,7 @@ class SubscriptionState:
     @property
     def assigned_queues(self) -> list[MessageQueue]:
         """The queues that are fetched from and returned, sorted; without revoked ones."""
-        return sorted(queue for queue, assigned in self._queues.items() if not assigned.revoked)
+        return sorted(queue for queue, assigned in self._queues.items() if assigned.state is AssignmentState.STARTED)
 
     @property
     def paused(self) -> list[MessageQueue]:
@@ -147,7 +111,7 @@ class SubscriptionState:
     def get(self, queue: MessageQueue) -> AssignedMessageQueue:
         """An assigned queue, to read only; ClientStateError if it is not assigned."""
         assigned = self._queues.get(queue)
-        if assigned is None or assigned.revoked:
+        if assigned is None or assigned.state is not AssignmentState.STARTED:
             raise ClientStateError(f"this consumer does not hold {queue} now; see assignment()")
         return assigned
 
@@ -162,97 +126,34 @@ class SubscriptionState:
                     self._note(assigned, moved=True)
         self._subscriptions[subscription.topic] = subscription
 
-    def assignment_received(self, assignment: GroupAssignment, lease_from_s: float) -> None:
-        """Take up the group's answer to a heartbeat that was sent at `lease_from_s`."""
-        granted = {queue for queue in assignment.queues if queue.topic in self._subscriptions}
-        for queue, assigned in self._queues.items():
-            was_revoked = assigned.revoked
-            if queue in granted:
-                assigned.grant(assignment.generation)
-            else:
-                assigned.revoke()
-            self._note(assigned, moved=assigned.revoked != was_revoked)
-        self._take_up_starting(granted - self._queues.keys(), assignment.generation)
-        self._fenced = {queue: generation for queue, generation in self._fenced.items() if queue in granted}
-        self._lease_until_s = lease_from_s + PULL_FENCE_AFTER_S
-        self._offsets_version = assignment.offsets_version
-        self._joined = True
-
-    def _take_up_starting(self, granted: set[MessageQueue], generation: int) -> None:
-        """Have exactly these queues start, but for those that were fenced in this generation or a later one."""
-        before, self._starting = self._starting, {}
-        for queue in sorted(granted):
-            if self._fenced.get(queue, 0) < generation:
-                assigned = before.pop(queue, None) or AssignedMessageQueue(queue, generation)
-                assigned.grant(generation)
-                self._starting[queue] = assigned
-        for assigned in before.values():
-            assigned.revoke()
-
-    def start_known(self, queue: MessageQueue, start: QueueOffset) -> bool:
-        """Fetch a granted queue from its start offset. False if it is not granted any more."""
-        assigned = self._starting.pop(queue, None)
-        if assigned is None:
-            return False
-        assigned.start(start)
-        self._queues[queue] = assigned
-        self._note(assigned, moved=True)
-        return True
-
-    def assign(self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset]) -> None:
+    def assign(
+        self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset], now_s: float
+    ) -> None:
         """Have exactly the queues of `starts`, without a group; those assigned already go on where they are."""
         for subscription in subscriptions.values():
             self.subscribe(subscription)
         self._subscriptions = dict(subscriptions)
-        before, self._queues = self._queues, {}
+        self.hold(starts, now_s)
         for queue, start in starts.items():
-            assigned = before.pop(queue, None)
-            if assigned is None:
-                assigned = AssignedMessageQueue(queue, 0)
-                assigned.start(start)
-            self._queues[queue] = assigned
-            self._note(assigned, moved=True)
-        for assigned in before.values():
-            assigned.change(AssignmentEvent.LOSE)
-            self._forget(assigned)
-        self._lease_until_s = math.inf
-        self._joined = True
+            self.started(self._queues[queue], start)
+        self.lose([queue for queue in self._queues if queue not in starts])
 
-    def unsubscribe(self, topic: str) -> None:
+    def unsubscribe(self, topic: str, now_s: float) -> None:
         """Return nothing more of a topic; its queues are released once they are settled."""
         self._subscriptions.pop(topic, None)
-        for assigned in [*self._starting.values(), *self._queues.values()]:
-            if assigned.queue.topic == topic:
-                assigned.revoke()
-                if self._starting.pop(assigned.queue, None) is None:
-                    self._note(assigned, moved=True)
+        self.revoke([queue for queue in self._queues if queue.topic == topic], now_s)
 
-    def release(self) -> list[MessageQueue]:
-        """Release revoked queues that are settled and, with auto-commit, committed. Returns them."""
-        auto = self._settings.auto_commit
-        revoked = [self._queues[queue] for queue in self._revoked]
-        released = [assigned for assigned in revoked if assigned.releasable and not (auto and assigned.dirty)]
-        for assigned in released:
-            assigned.change(AssignmentEvent.RELEASE)
-            del self._queues[assigned.queue]
-            self._forget(assigned)
-        return [assigned.queue for assigned in released]
+    def _new_queue(self, queue: MessageQueue, generation: int) -> AssignedMessageQueue:
+        return AssignedMessageQueue(queue, generation)
 
-    def fence(self, now_s: float) -> bool:
-        """Lose all queues if the group was silent for too long: others may have them. True if so."""
-        return now_s > self._lease_until_s and self.lose_all()
+    def _is_wanted(self, queue: MessageQueue) -> bool:
+        return queue.topic in self._subscriptions
 
-    def lose_all(self) -> bool:
-        """Return and commit nothing more of any queue: others may get them. False if there were none."""
-        lost = [*self._starting.values(), *self._queues.values()]
-        for assigned in lost:
-            assigned.change(AssignmentEvent.LOSE)
-            self._forget(assigned)
-        self._queues.clear()
-        self._starting.clear()
-        return bool(lost)
+    def _may_go(self, assigned: AssignedMessageQueue, now_s: float) -> bool:
+        """True if a queue is settled and, with auto-commit, committed."""
+        return assigned.settled and not (self._settings.auto_commit and assigned.dirty)
 
-    def abandoned(self, now_s: float) -> bool:
+    def is_absent(self, now_s: float) -> bool:
         """True if the program has not polled for longer than `poll_interval_max_s`."""
         return not self._polling and now_s - self._polled_s > self._settings.poll_interval_max_s
 
@@ -466,7 +367,7 @@ class SubscriptionState:
         before any counts: ClientStateError for a queue that is not held, InvalidArgumentError for an offset that polls
         have not come to."""
         for queue, offset in offsets.items():
-            position = (self._queues.get(queue) or self.get(queue)).position
+            position = (self._revoked.get(queue) or self.get(queue)).position
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= position:
                 raise InvalidArgumentError(
                     f"{queue}: cannot commit {offset!r}: polls have come to {position}; use seek to leave messages out"
@@ -480,7 +381,7 @@ class SubscriptionState:
         """True if it is time for an automatic commit: the interval is over, or the group waits for a queue."""
         if not self._settings.auto_commit:
             return False
-        leaving = any(self._queues[queue].releasable for queue in self._revoked.keys() & self._dirty.keys())
+        leaving = any(assigned.settled and assigned.dirty for assigned in self._revoked.values())
         return leaving or now_s - self._committed_s >= self._settings.auto_commit_interval_s
 
     def next_commit_s(self) -> float | None:
@@ -489,48 +390,30 @@ class SubscriptionState:
             return None
         return self._committed_s + self._settings.auto_commit_interval_s
 
-    def uncommitted(self, now_s: float) -> dict[MessageQueue, OffsetCommit]:
-        """The commits of everything that is finished and not committed."""
+    def commit_begins(self, now_s: float) -> None:
+        """Note that everything that is finished is being committed."""
         self._committed_s = now_s
-        uncommitted = [self._queues[queue] for queue in self._dirty]
-        return {assigned.queue: assigned.offset_commit(assigned.done) for assigned in uncommitted}
 
-    def reset_queries(self) -> dict[MessageQueue, OffsetCommit]:
-        """Commits without an offset, whose answer tells which queues somebody has reset."""
-        return {queue: assigned.offset_commit(None) for queue, assigned in self._queues.items()}
+    def _perhaps_dirty(self) -> Iterable[AssignedMessageQueue]:
+        return [self._queues[queue] for queue in self._dirty]
 
-    def commit_answered(
-        self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer
-    ) -> dict[MessageQueue, int]:
-        """Apply the brokers' answer to commits, and return the offsets that are committed now."""
-        for queue in answer.fenced | answer.gone:
-            assigned = self._queues.pop(queue, None)
-            if assigned is not None:
-                assigned.change(AssignmentEvent.LOSE)
-                self._forget(assigned)
-                if queue in answer.fenced:
-                    self._fenced[queue] = assigned.generation
-        for queue, at in answer.reset.items():
-            self._reset(queue, at)
-        refused = answer.fenced | answer.gone | answer.reset.keys()
-        committed = {q: c.queue_offset for q, c in commits.items() if q not in refused and c.queue_offset is not None}
-        for queue, offset in committed.items():
-            assigned = self._queues.get(queue)
-            if assigned is not None and assigned.reset_version == commits[queue].reset_version:
-                assigned.committed = offset if commits[queue].backwards else max(offset, assigned.committed or 0)
-                assigned.backwards &= assigned.done < assigned.committed
-                self._note(assigned)
-        return committed
+    def _committed(self, assigned: AssignedMessageQueue) -> None:
+        self._note(assigned)
 
-    def _reset(self, queue: MessageQueue, at: QueueOffset) -> None:
+    def _reset(self, assigned: AssignedMessageQueue, start: QueueOffset) -> None:
         """Go on where somebody has reset a queue, unless that reset is known already."""
-        assigned = self._queues.get(queue)
-        if assigned is not None and at.reset_version > assigned.reset_version:
-            assigned.seek(at.queue_offset)
-            assigned.committed, assigned.reset_version, assigned.backwards = at.queue_offset, at.reset_version, False
+        if start.reset_version > assigned.reset_version:
+            assigned.reset(start)
             self._note(assigned, moved=True)
 
     # The tables of queues
+
+    def _state_changed(self, assigned: AssignedMessageQueue) -> None:
+        super()._state_changed(assigned)
+        if assigned.dropped:
+            self._forget(assigned)
+        else:
+            self._note(assigned, moved=True)
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
         """Bring the tables up to date for one queue that has changed. `moved`: not just by reading on."""
@@ -541,7 +424,6 @@ class SubscriptionState:
             not assigned.settled,
             assigned.done != assigned.position,
             assigned.dirty,
-            assigned.revoked,
         )
         if in_tables != noted.tables:
             self._set_tables(assigned, in_tables)

@@ -8,6 +8,7 @@ from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.group import QueueOffset
+from raymq.protocol.membership import GroupAssignment
 from tests.support.clients.records import records_of
 
 GENERATION = 7
@@ -18,11 +19,15 @@ def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: in
     """A core with a listener, whose queues were granted in GENERATION and start at offset `start`."""
     core = ProcessQueues(PushSettings(*SETTINGS, **settings))
     core.listener_back()
-    for queue in queues:
-        core.grant(queue, GENERATION)
-        [process_queue] = core.starting(queue.broker_name)
+    grant(core, *queues)
+    for process_queue in core.starting():
         core.started(process_queue, QueueOffset(start, reset_version))
     return core
+
+
+def grant(core: ProcessQueues, *queues: MessageQueue, generation: int = GENERATION, at_s: float = 0.0) -> None:
+    """The group grants exactly these queues."""
+    core.assignment_received(GroupAssignment(generation, frozenset(queues), 1), at_s)
 
 
 def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int, reconsume_times: int = 0) -> None:

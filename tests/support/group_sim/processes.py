@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from actors.core.broker.offsets import Owners
 from actors.core.broker.state import BrokerState, Change
+from actors.core.consume.process_queue import ProcessQueue
 from actors.core.rebalance.group import RebalanceGroup
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S, Drop, Get, Look, Put, SlotLease
@@ -216,7 +217,7 @@ class Member(Process):
         self.topics, self.allocation = topics, allocation
         self.session = self.sequence = self.generation = self.offsets_version = 0
         self.must_ask = self.stopping = False
-        self.queues = MemberQueues()
+        self.queues = MemberQueues(LEASE_S)
         self.tenures: dict[MessageQueue, Tenure] = {}
         self.lease_until_s = -1.0
         self.choice = ServerChoice(GROUP)
@@ -240,14 +241,10 @@ class Member(Process):
         return self.leased() and self.queues.may_deliver(queue)
 
     def fence_when_late(self) -> None:
-        if not self.leased():
-            for queue in self.queues.holding:
-                self.fence(queue)
-
-    def fence(self, queue: MessageQueue) -> None:
-        """Give up a queue that another member has, or will have."""
-        self.world.ledger.fenced(self, queue)
-        self.queues.drop(queue)
+        holding = self.queues.holding
+        if self.queues.fence(self.now_s()):
+            for queue in holding:
+                self.world.ledger.fenced(self, queue)
 
     # Delivering
 
@@ -331,31 +328,27 @@ class Member(Process):
             return
         self.generation = assignment.generation
         self.lease_until_s = sent_s + LEASE_S
-        holding = self.queues.holding
-        self.queues.revoke(holding - assignment.queues, self.now_s())
+        self.queues.assignment_received(assignment, sent_s)
         if assignment.offsets_version != self.offsets_version:
             self.offsets_version, self.must_ask = assignment.offsets_version, True
-        new = [] if self.stopping else sorted(assignment.queues - holding)
-        self.in_turn(new, lambda queue, done: self.begin(queue, assignment.generation, done), self.commit)
+        self.in_turn(self.queues.starting(), self.begin, self.commit)
 
-    def begin(self, queue: MessageQueue, generation: int, done: Callable[[], None]) -> None:
+    def begin(self, process_queue: ProcessQueue, done: Callable[[], None]) -> None:
+        queue, generation = process_queue.queue, process_queue.generation
         broker = self.world.brokers[queue.broker_name]
 
         def begun(start: QueueOffset) -> None:
-            self.add(queue, start, generation)
+            if self.queues.started(process_queue, start):
+                self.tenures[queue] = self.world.ledger.begin(self, queue, start.queue_offset)
             done()
 
         self.world.call(self, broker, lambda: broker.start_offset(queue, generation), begun, done)
-
-    def add(self, queue: MessageQueue, start: QueueOffset, generation: int) -> None:
-        self.tenures[queue] = self.world.ledger.begin(self, queue, start.queue_offset)
-        self.queues.begin(queue, start, generation)
 
     def commit(self) -> None:
         """Commit what the listener has finished; where somebody has reset offsets, ask about every queue."""
         self.fence_when_late()
         if self.stopping:
-            self.queues.revoke(self.queues.holding, self.now_s())
+            self.queues.stop(self.now_s())
         failures: list[str] = []
 
         def finished() -> None:
@@ -400,9 +393,7 @@ class Member(Process):
 
     def release(self) -> None:
         self.fence_when_late()
-        released = self.queues.released(self.now_s())
-        for queue in released:
-            self.queues.drop(queue)
+        released = self.queues.release(self.now_s())
         if self.stopping and not self.queues.holding:
             self.leave()
         else:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.process_queues import ProcessQueues
+from raymq.consumer.assignment.assigned_queue import AssignmentState
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.protocol.membership import GroupAssignment
 from tests.support.clients.records import records_of
 
 FETCH_MESSAGES = 4
@@ -37,8 +39,8 @@ class Delivery:
 class MemberQueues:
     """The queues of one member: granted, fetched, delivered, committed, revoked, released."""
 
-    def __init__(self) -> None:
-        self._queues = ProcessQueues(SETTINGS)
+    def __init__(self, fence_after_s: float) -> None:
+        self._queues = ProcessQueues(SETTINGS, fence_after_s=fence_after_s)
         self._queues.listener_back()
 
     @property
@@ -53,26 +55,31 @@ class MemberQueues:
 
     def may_deliver(self, queue: MessageQueue) -> bool:
         process_queue = self.process_queue(queue)
-        return process_queue is not None and process_queue.revoked_at_s is None
+        return process_queue is not None and not process_queue.revoked
 
-    def begin(self, queue: MessageQueue, start: QueueOffset, generation: int) -> None:
-        """Start with a granted queue at the offset the broker has told."""
-        self._queues.grant(queue, generation)
-        process_queue = self.process_queue(queue)
-        assert process_queue is not None
+    def assignment_received(self, assignment: GroupAssignment, sent_s: float) -> None:
+        self._queues.assignment_received(assignment, sent_s)
+
+    def starting(self) -> list[ProcessQueue]:
+        """The granted queues whose start offset is to be asked for."""
+        return self._queues.starting()
+
+    def started(self, process_queue: ProcessQueue, start: QueueOffset) -> bool:
+        """Start with a granted queue at the offset the broker has told. False if it was lost or revoked meanwhile."""
         self._queues.started(process_queue, start)
+        return process_queue.state is AssignmentState.STARTED
 
-    def revoke(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        for queue in queues:
-            self._queues.revoke(queue, now_s)
+    def stop(self, now_s: float) -> None:
+        """Take no further queue, and revoke those held."""
+        self._queues.stop(now_s)
 
-    def released(self, now_s: float) -> list[MessageQueue]:
-        """The revoked queues that may be dropped."""
-        return self._queues.released(now_s)
+    def release(self, now_s: float) -> list[MessageQueue]:
+        """Release the revoked queues that may go."""
+        return self._queues.release(now_s)
 
-    def drop(self, queue: MessageQueue) -> None:
-        """Drop a queue that was released or lost."""
-        self._queues.drop(queue)
+    def fence(self, now_s: float) -> bool:
+        """Give up all queues if other members may have them. True if so."""
+        return self._queues.fence(now_s)
 
     def fetch(self, end_of: Callable[[MessageQueue], int], now_s: float) -> None:
         """Fetch what there is, up to the queues' ends."""
@@ -96,8 +103,9 @@ class MemberQueues:
 
     def commits(self, broker_name: str, *, ask: bool) -> dict[MessageQueue, OffsetCommit]:
         """The commits of finished messages; with `ask`, of the other queues too, to be told of resets."""
-        return self._queues.uncommitted(broker_name, ask=ask)
+        queries = self._queues.reset_queries(broker_name) if ask else {}
+        return queries | self._queues.uncommitted(broker_name)
 
     def committed(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> None:
         """Take the answer of the broker to commits."""
-        self._queues.committed(commits, answer)
+        self._queues.commit_answered(commits, answer)

@@ -93,7 +93,7 @@ class Scene:
         self.gone = threading.Event()
         self.feed = self.make_feed(self.instance)
         core = self.instance.core
-        core.grant(Q, 1)
+        core.hold([Q], 0.0)
         core.started(core.starting("broker-a")[0], QueueOffset(0))
         self.call()
 

@@ -63,7 +63,7 @@ class Scene:
         self.instance.on_released = self.released.set
 
     def begin(self, *queues: MessageQueue) -> None:
-        self.instance.grant(queues, 7)
+        self.instance.hold(queues)
         eventually(lambda: set(self.wanted()) == set(queues), "their start", WAIT_S)
 
     def wanted(self) -> dict[MessageQueue, int]:
@@ -116,7 +116,7 @@ def test_a_revoked_queue_is_let_go_after_its_last_commit(scene):
     scene.begin(A)
     scene.brokers["broker-a"].gate.clear()
     scene.consume(A, 10)
-    scene.instance.revoke([A])
+    scene.instance.hold([])
     assert not scene.released.wait(0.2)
     scene.brokers["broker-a"].gate.set()
     assert scene.released.wait(WAIT_S)
@@ -135,7 +135,7 @@ def test_when_offsets_were_reset_all_queues_are_asked_about_and_go_on_there(scen
 
 def test_queues_of_a_deleted_topic_are_let_go(scene):
     scene.brokers["broker-a"].gone = {A}
-    scene.instance.grant([A, B], 7)
+    scene.instance.hold([A, B])
     eventually(lambda: scene.instance.holding() == {B}, "the end of the other", WAIT_S)
 
 
@@ -161,7 +161,7 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     before = LocalFileOffsetStore(instance, Brokers())
     committers = OffsetCommitter(instance, lambda name: before, CommitThreads())
     instance.on_committable = committers.wake_committers
-    instance.grant([A], 0)
+    instance.hold([A])
     eventually(lambda: instance.core.wanted(0.0) == {A: 99}, "the start", WAIT_S)
     with instance.lock:
         instance.core.fetched(A, 99, MemoryRecords.read(b""), 120, 0.0)
@@ -173,7 +173,7 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     brokers = Brokers()
     files = LocalFileOffsetStore(again, brokers)
     files.prepare()
-    again.core.grant(A, 0)
+    again.hold([A])
     assert files.start_offset(again.core.process_queues()[0]) == QueueOffset(120)
     brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
     with pytest.raises(NoPermissionError):

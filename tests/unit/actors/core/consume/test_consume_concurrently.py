@@ -125,10 +125,10 @@ def test_a_queue_that_is_being_sent_back_from_is_not_released():
     fetch(core, Q, 0)
     [task] = core.deliverable(0.0)
     [sent] = core.reported(task, ConsumeReport(failures=(Failure(0, 1, "x"),)), 0.0).send_backs
-    core.revoke(Q, 0.0)
-    assert core.released(0.0) == []
+    core.revoke([Q], 0.0)
+    assert core.release(0.0) == []
     core.send_back_failed(sent, 0.0)  # the next owner will deliver it
-    assert core.released(0.0) == [Q]
+    assert core.release(0.0) == [Q]
     assert core.deliverable(100.0) == []
 
 
@@ -144,14 +144,14 @@ def test_what_was_taken_away_from_the_listener_comes_again():
 def test_much_that_is_finished_and_not_committed_holds_the_delivery():
     core = table(consume_concurrently_max_span=100)
     paced(core, 1e-6)
-    core.committed(core.uncommitted("broker-a"), CommitAnswer())
+    core.commit_answered(core.uncommitted("broker-a"), CommitAnswer())
     fetch(core, Q, *range(1, 101))
     for task in core.deliverable(0.0):
         core.reported(task, DONE, 0.0)
     assert core.commit_is_urgent()
     fetch(core, Q, 101)
     assert core.deliverable(0.0) == []
-    core.committed(core.uncommitted("broker-a"), CommitAnswer())
+    core.commit_answered(core.uncommitted("broker-a"), CommitAnswer())
     assert [offsets_of(task) for task in core.deliverable(0.0)] == [[101]]
 
 

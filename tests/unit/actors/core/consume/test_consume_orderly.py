@@ -25,7 +25,7 @@ def commit_point(core: ProcessQueues) -> int:
 
 
 def commit(core: ProcessQueues) -> None:
-    core.committed(core.uncommitted("broker-a"), CommitAnswer())
+    core.commit_answered(core.uncommitted("broker-a"), CommitAnswer())
 
 
 def fail(core: ProcessQueues, index: int, now_s: float = 0.0, **how):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.core.consume.process_queue import ProcessQueue, Task, UnfinishedOffsets
 from raymq.message import MessageQueue
+from raymq.protocol.group import QueueOffset
 from tests.support.clients.records import RECORD_BYTES, records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
@@ -31,7 +32,7 @@ def test_the_span_is_from_the_first_unfinished_to_the_last_that_was_fetched():
 
 def test_messages_are_taken_across_runs_and_in_order():
     process_queue = ProcessQueue(Q)
-    process_queue.start_at(0, 0)
+    process_queue.start(QueueOffset(0))
     process_queue.fetched(records_of([0, 1]), 2)
     process_queue.fetched(records_of([2, 3, 4]), 5)
     assert list(process_queue.take_waiting(3).offsets) == [0, 1, 2]
@@ -41,7 +42,7 @@ def test_messages_are_taken_across_runs_and_in_order():
 
 def test_bytes_and_messages_count_until_they_are_finished():
     process_queue = ProcessQueue(Q)
-    process_queue.start_at(10, 0)
+    process_queue.start(QueueOffset(10))
     process_queue.fetched(records_of([10, 11, 12]), 13)
     task = Task(process_queue, process_queue.take_waiting(3))
     assert (process_queue.count, process_queue.size_bytes) == (3, 3 * RECORD_BYTES)
@@ -55,6 +56,6 @@ def test_bytes_and_messages_count_until_they_are_finished():
 def test_without_messages_everything_read_is_committed():
     process_queue = ProcessQueue(Q)
     assert process_queue.commit_offset == 0
-    process_queue.start_at(10, 0)
+    process_queue.start(QueueOffset(10))
     process_queue.fetched(records_of([]), 20)
     assert process_queue.commit_offset == 20

@@ -10,7 +10,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from tests.support.clients.process_queues import fetch, make_process_queues, process_queue_of
+from tests.support.clients.process_queues import fetch, grant, make_process_queues, process_queue_of
 from tests.support.clients.records import RECORD_BYTES, records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
@@ -35,29 +35,29 @@ def consume(core: ProcessQueues) -> list[int]:
             seen += task.messages.offsets
             core.reported(task, DONE, 0.0)
         for broker_name in {queue.broker_name for queue in core.holding}:
-            core.committed(core.uncommitted(broker_name), CommitAnswer())
+            core.commit_answered(core.uncommitted(broker_name), CommitAnswer())
     return seen
 
 
 def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
     core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
-    core.grant(Q, 7)
+    grant(core, Q)
     assert (core.holding, core.wanted(0.0), core.uncommitted("broker-a")) == ({Q}, {}, {})
     assert core.starting("broker-b") == []
     [process_queue] = core.starting("broker-a")
     core.started(process_queue, QueueOffset(5, 2))
     assert core.wanted(0.0) == {Q: 5}
     assert core.uncommitted("broker-a") == {}
-    core.grant(Q, 8)  # once more changes nothing
+    grant(core, Q, generation=8)  # once more changes nothing
     assert core.wanted(0.0) == {Q: 5}
 
 
 def test_a_start_that_comes_after_the_queue_was_lost_is_ignored():
     core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
-    core.grant(Q, 7)
+    grant(core, Q)
     [process_queue] = core.starting("broker-a")
-    core.drop(Q)
-    core.grant(Q, 8)
+    core.lose_all()
+    grant(core, Q, generation=8)
     core.started(process_queue, QueueOffset(5))
     assert core.wanted(0.0) == {}
 
@@ -74,9 +74,9 @@ def test_what_was_consumed_is_committed_with_generation_and_reset_version(orderl
     commits = core.uncommitted("broker-a")
     assert commits == {Q: commit_of(8)}
     assert core.uncommitted("broker-b") == {}
-    core.committed(commits, CommitAnswer())
+    core.commit_answered(commits, CommitAnswer())
     assert core.uncommitted("broker-a") == {}
-    assert core.uncommitted("broker-a", ask=True) == {Q: commit_of(None)}
+    assert core.reset_queries("broker-a") == {Q: commit_of(None)}
 
 
 def test_messages_that_the_tags_excluded_are_committed_once_all_before_them_is_consumed():
@@ -85,7 +85,7 @@ def test_messages_that_the_tags_excluded_are_committed_once_all_before_them_is_c
     core.fetched(Q, 6, records_of([]), 20, 0.0)
     assert core.uncommitted("broker-a") == {}
     consume(core)
-    assert process_queue_of(core, Q).committed_offset == 20
+    assert process_queue_of(core, Q).committed == 20
 
 
 def test_an_answer_to_an_outdated_question_is_ignored():
@@ -138,7 +138,7 @@ def test_fact_34_a_topics_threshold_is_divided_by_its_queues_here():
     assert core.pull_state(process_queue_of(core, Q)) is PullState.PULLING
     fetch(core, Q, 338)
     assert core.pull_state(process_queue_of(core, Q)) is PullState.TOO_MANY_MESSAGES
-    core.drop(R)
+    core.lose([R])
     assert core.pull_state(process_queue_of(core, Q)) is PullState.PULLING
     small = table(Q, P, R, pull_threshold_for_topic=2)
     fetch(small, Q, 5)
@@ -162,7 +162,7 @@ def test_the_first_state_that_holds_is_told():
     assert core.pull_state(process_queue) is PullState.PAUSED
     core.suspend(True)
     assert core.pull_state(process_queue) is PullState.SUSPENDED
-    core.revoke(Q, 0.0)
+    core.revoke([Q], 0.0)
     assert core.pull_state(process_queue) is PullState.REVOKED
 
 
@@ -212,7 +212,7 @@ def test_what_was_read_before_a_gap_is_delivered_first():
     fetch(core, Q, 100)
     assert core.uncommitted("broker-a") == {}
     assert consume(core) == [5, 100]
-    assert process_queue_of(core, Q).committed_offset == 101
+    assert process_queue_of(core, Q).committed == 101
 
 
 def test_a_jump_back_waits_until_nothing_is_held_and_is_committed_as_one():
@@ -225,7 +225,7 @@ def test_a_jump_back_waits_until_nothing_is_held_and_is_committed_as_one():
     assert core.wanted(0.0) == {Q: 3}
     commits = core.uncommitted("broker-a")
     assert commits == {Q: commit_of(3, backwards=True)}
-    core.committed(commits, CommitAnswer())
+    core.commit_answered(commits, CommitAnswer())
     fetch(core, Q, 3)
     consume(core)
     assert core.uncommitted("broker-a") == {}
@@ -235,7 +235,7 @@ def test_a_jump_from_elsewhere_or_of_a_revoked_queue_is_ignored():
     core = table()
     core.jump(Q, 4, 100)
     assert core.wanted(0.0) == {Q: 5}
-    core.revoke(Q, 0.0)
+    core.revoke([Q], 0.0)
     core.jump(Q, 5, 100)
     assert core.uncommitted("broker-a") == {}
 
@@ -249,7 +249,7 @@ def test_a_fenced_or_deleted_queue_is_dropped_and_its_outcome_not_heeded(answer)
     fetch(core, Q, 5, 6)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(unfinished=(1,), ended=False), 0.0)
-    core.committed(core.uncommitted("broker-a"), answer)
+    core.commit_answered(core.uncommitted("broker-a"), answer)
     assert core.holding == frozenset()
     assert core.reported(task, DONE, 0.0).send_backs == []
 
@@ -259,7 +259,7 @@ def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     core = table(orderly=orderly)
     fetch(core, Q, *range(5, 25))
     [old] = core.deliverable(0.0)
-    core.committed(core.uncommitted("broker-a", ask=True), CommitAnswer(reset={Q: QueueOffset(2, 3)}))
+    core.commit_answered(core.reset_queries("broker-a"), CommitAnswer(reset={Q: QueueOffset(2, 3)}))
     assert core.wanted(0.0) == {Q: 2}
     assert process_queue_of(core, Q).count == 0
     fetch(core, Q, 2)
@@ -281,9 +281,10 @@ def test_the_answer_to_a_commit_of_before_a_reset_is_ignored():
     [task] = core.deliverable(0.0)
     core.reported(task, DONE, 0.0)
     commits = core.uncommitted("broker-a")
-    core.reset(Q, QueueOffset(2, 3))
-    core.committed(commits, CommitAnswer())
-    assert process_queue_of(core, Q).committed_offset == 2
+    asked = core.reset_queries("broker-a")
+    core.commit_answered(asked, CommitAnswer(reset={Q: QueueOffset(2, 3)}))
+    core.commit_answered(commits, CommitAnswer())
+    assert process_queue_of(core, Q).committed == 2
 
 
 # Handing over
@@ -294,28 +295,27 @@ def test_a_revoked_queue_is_released_after_its_tasks_have_ended_and_are_committe
     core = table(orderly=orderly)
     fetch(core, Q, *range(5, 55))
     [task] = core.deliverable(0.0)[:1]
-    core.revoke(Q, 0.0)
+    core.revoke([Q], 0.0)
     assert core.wanted(0.0) == {}
-    assert core.released(1.0) == []
+    assert core.release(1.0) == []
     core.reported(task, DONE, 0.0)
     assert core.deliverable(0.0) == []
-    assert core.released(1.0) == []
+    assert core.release(1.0) == []
     commits = core.uncommitted("broker-a")
     assert commits == {Q: commit_of(5 + len(task.messages))}
-    core.committed(commits, CommitAnswer())
+    core.commit_answered(commits, CommitAnswer())
     if not orderly:  # a second task was in flight
-        assert core.released(1.0) in ([], [Q])
+        assert core.release(1.0) in ([], [Q])
     else:
-        assert core.released(1.0) == [Q]
-        core.drop(Q)
+        assert core.release(1.0) == [Q]
         assert core.holding == frozenset()
 
 
 def test_a_queue_that_never_began_is_released_at_once():
     core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
-    core.grant(Q, 7)
-    core.revoke(Q, 0.0)
-    assert core.released(0.0) == [Q]
+    grant(core, Q)
+    core.revoke([Q], 0.0)
+    assert core.release(0.0) == [Q]
     assert core.starting("broker-a") == []
 
 
@@ -324,17 +324,17 @@ def test_a_slow_message_holds_a_revoked_queue_back_for_ever_only_in_order(orderl
     core = table(orderly=orderly)
     fetch(core, Q, 5, 6)
     core.deliverable(0.0)
-    core.revoke(Q, 0.0)
-    assert core.released(RELEASE_PATIENCE_S) == []
-    assert core.released(RELEASE_PATIENCE_S + 0.1) == released
+    core.revoke([Q], 0.0)
+    assert core.release(RELEASE_PATIENCE_S) == []
+    assert core.release(RELEASE_PATIENCE_S + 0.1) == released
 
 
 def test_in_order_a_queue_that_is_granted_again_waits_for_its_old_task():
     core = table(orderly=True)
     fetch(core, Q, 5)
     [old] = core.deliverable(0.0)
-    core.drop(Q)  # fenced while the listener works
-    core.grant(Q, 8)
+    core.lose([Q])  # fenced while the listener works
+    grant(core, Q, generation=8)
     core.started(core.starting("broker-a")[0], QueueOffset(5))
     fetch(core, Q, 5)
     assert core.deliverable(0.0) == []

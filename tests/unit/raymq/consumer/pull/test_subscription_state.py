@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from raymq.consumer.assignment.assigned_queues import FENCE_AFTER_S
 from raymq.consumer.pull.fetched_records import FetchedRecords
 from raymq.consumer.pull.settings import PullSettings
-from raymq.consumer.pull.subscription_state import PULL_FENCE_AFTER_S, SubscriptionState
+from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageQueue
@@ -22,9 +23,18 @@ def make(*queues: MessageQueue, start: int = 0, **settings) -> SubscriptionState
     core = SubscriptionState(PullSettings("billing", **settings), 0.0)
     core.subscribe(Subscription.parse("orders"))
     grant(core, *queues)
-    for queue in queues:
-        assert core.start_known(queue, QueueOffset(start))
+    start_all(core, start)
     return core
+
+
+def start_all(core: SubscriptionState, start: int) -> None:
+    for assigned in core.starting():
+        core.started(assigned, QueueOffset(start))
+
+
+def starting(core: SubscriptionState) -> dict[MessageQueue, int]:
+    """The queues to ask a start offset for, with the generation that granted each."""
+    return {assigned.queue: assigned.generation for assigned in core.starting()}
 
 
 def grant(
@@ -62,11 +72,11 @@ def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -
 
 def commit(core: SubscriptionState, **refusals) -> dict[MessageQueue, int]:
     """Commit what is finished; the brokers take it but for the refusals."""
-    return core.commit_answered(core.uncommitted(0.0), CommitAnswer(**refusals))
+    return core.commit_answered(core.uncommitted(), CommitAnswer(**refusals))
 
 
 def wishes(core: SubscriptionState) -> dict[MessageQueue, int | None]:
-    return {queue: commit.queue_offset for queue, commit in core.uncommitted(0.0).items()}
+    return {queue: commit.queue_offset for queue, commit in core.uncommitted().items()}
 
 
 # Ownership
@@ -75,10 +85,10 @@ def wishes(core: SubscriptionState) -> dict[MessageQueue, int | None]:
 def test_a_granted_queue_is_held_once_its_start_is_known():
     core = make()
     grant(core, Q0)
-    assert core.starting == {Q0: 1}
+    assert starting(core) == {Q0: 1}
     assert core.assigned_queues == []
     assert core.holding == {Q0}, "others must not get it meanwhile"
-    assert core.start_known(Q0, QueueOffset(7))
+    start_all(core, 7)
     assert core.assigned_queues == [Q0]
     assert core.get(Q0).position == 7
     assert core.wanted() == {Q0: 7}
@@ -87,15 +97,20 @@ def test_a_granted_queue_is_held_once_its_start_is_known():
 def test_a_start_that_comes_when_the_queue_is_not_granted_any_more_counts_for_nothing():
     core = make()
     grant(core, Q0)
+    [assigned] = core.starting()
     grant(core, generation=2)
-    assert not core.start_known(Q0, QueueOffset(7))
-    assert core.holding == frozenset()
+    core.started(assigned, QueueOffset(7))
+    assert (core.assigned_queues, core.holding) == ([], {Q0})
+    assert core.release(0.0) == [Q0], "others wait for it"
+    grant(core, Q0, generation=3)
+    core.started(assigned, QueueOffset(7))
+    assert starting(core) == {Q0: 3}, "nor does it count for the next assignment"
 
 
 def test_queues_of_topics_without_a_subscription_are_not_taken():
     core = make()
     grant(core, MessageQueue("other", "a", 0))
-    assert core.starting == {}
+    assert starting(core) == {}
 
 
 def test_a_revoked_queue_is_held_until_the_program_has_finished_and_committed():
@@ -103,16 +118,16 @@ def test_a_revoked_queue_is_held_until_the_program_has_finished_and_committed():
     fetch(core, Q0, 0, 1, 2)
     assert poll(core, 2) == [(0, 0), (0, 1)]
     grant(core, Q1, generation=2)
-    assert core.release() == []
+    assert core.release(0.0) == []
     assert core.holding == {Q0, Q1}
     assert core.assigned_queues == [Q1]
     assert not core.commits_due(0.0), "the program may still work on what the poll returned"
     assert poll(core) == [], "nothing of it is returned any more"
-    assert core.release() == [], "not before the commit"
+    assert core.release(0.0) == [], "not before the commit"
     assert core.commits_due(0.0)
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(2, 1, 0)}, "by the generation that was the owner"
+    assert core.uncommitted() == {Q0: OffsetCommit(2, 1, 0)}, "by the generation that was the owner"
     commit(core)
-    assert core.release() == [Q0]
+    assert core.release(0.0) == [Q0]
     assert core.holding == {Q1}
 
 
@@ -121,13 +136,13 @@ def test_without_auto_commit_a_revoked_queue_goes_at_the_next_poll_with_what_was
     fetch(core, Q0, 0, 1, 2)
     poll(core)
     grant(core, generation=2)
-    assert core.release() == []
+    assert core.release(0.0) == []
     core.finish({Q0: 1})
     assert wishes(core) == {Q0: 1}
     commit(core)
-    assert core.release() == [], "only a poll, or a commit of all, says that the program has finished"
+    assert core.release(0.0) == [], "only a poll, or a commit of all, says that the program has finished"
     poll(core)
-    assert core.release() == [Q0]
+    assert core.release(0.0) == [Q0]
 
 
 def test_a_queue_that_is_granted_again_before_it_was_let_go_goes_on_where_it_was():
@@ -136,23 +151,25 @@ def test_a_queue_that_is_granted_again_before_it_was_let_go_goes_on_where_it_was
     poll(core, 1)
     grant(core, generation=2)
     grant(core, Q0, generation=3)
-    assert core.starting == {}
+    assert starting(core) == {}
     assert core.wanted() == {Q0: 1}
     fetch(core, Q0, 1, 2)
     assert poll(core) == [(0, 1), (0, 2)]
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(1, 3, 0)}
+    assert core.uncommitted() == {Q0: OffsetCommit(1, 3, 0)}
 
 
 def test_without_an_answer_for_too_long_everything_is_given_up():
     core = make(Q0)
     fetch(core, Q0, 0)
     grant(core, Q0, Q1, at_s=100.0)
-    assert not core.fence(100.0 + PULL_FENCE_AFTER_S)
-    assert core.fence(100.1 + PULL_FENCE_AFTER_S)
+    [late] = core.starting()
+    assert not core.fence(100.0 + FENCE_AFTER_S)
+    assert core.fence(100.1 + FENCE_AFTER_S)
     assert core.holding == frozenset()
     assert core.peek(1) == []
-    assert core.uncommitted(0.0) == {}
-    assert not core.start_known(Q1, QueueOffset(0))
+    assert core.uncommitted() == {}
+    core.started(late, QueueOffset(0))
+    assert core.holding == frozenset()
     assert not core.fence(200.0), "once"
 
 
@@ -164,14 +181,14 @@ def test_a_fenced_queue_is_let_go_and_taken_again_only_in_a_newer_generation():
     assert commit(core, fenced=frozenset({Q0})) == {}
     assert core.holding == {Q1}
     grant(core, Q0, Q1)
-    assert core.starting == {}
+    assert starting(core) == {}
     grant(core, Q0, Q1, generation=2)
-    assert core.starting == {Q0: 2}
+    assert starting(core) == {Q0: 2}
 
 
 def test_a_queue_whose_topic_is_gone_is_let_go():
     core = make(Q0, Q1)
-    commit(core, gone=frozenset({Q0}))
+    core.commit_answered(core.reset_queries(), CommitAnswer(gone=frozenset({Q0})))
     assert core.assigned_queues == [Q1]
 
 
@@ -179,25 +196,25 @@ def test_an_unsubscribed_topic_is_returned_no_more_and_let_go_after_the_next_pol
     core = make(Q0)
     fetch(core, Q0, 0, 1)
     poll(core, 1)
-    core.unsubscribe("orders")
+    core.unsubscribe("orders", 0.0)
     grant(core, Q0, Q1)
-    assert core.starting == {}, "the group has not heard of it yet"
-    assert core.release() == []
+    assert starting(core) == {}, "the group has not heard of it yet"
+    assert core.release(0.0) == []
     assert poll(core) == []
     assert commit(core) == {Q0: 1}
-    assert core.release() == [Q0]
+    assert core.release(0.0) == [Q0]
 
 
 def test_assigned_queues_are_exactly_the_list_and_belong_to_no_generation():
     core = SubscriptionState(PullSettings("billing"), 0.0)
     topics = {"orders": Subscription.parse("orders")}
-    core.assign(topics, {Q0: QueueOffset(3, reset_version=2), Q1: QueueOffset(0)})
+    core.assign(topics, {Q0: QueueOffset(3, reset_version=2), Q1: QueueOffset(0)}, 0.0)
     assert core.assigned_queues == [Q0, Q1]
     assert not core.fence(1e9)
-    assert core.uncommitted(0.0)[Q0] == OffsetCommit(3, 0, 2), "the start, which the brokers have not noted yet"
+    assert core.uncommitted()[Q0] == OffsetCommit(3, 0, 2), "the start, which the brokers have not noted yet"
     fetch(core, Q0, 3, 4)
     poll(core, 1)
-    core.assign(topics, {Q0: QueueOffset(0), Q2: QueueOffset(9)})
+    core.assign(topics, {Q0: QueueOffset(0), Q2: QueueOffset(9)}, 0.0)
     assert core.assigned_queues == [Q0, Q2]
     assert core.get(Q0).position == 4, "it goes on where it is"
     assert poll(core) == [(0, 4)]
@@ -205,12 +222,12 @@ def test_assigned_queues_are_exactly_the_list_and_belong_to_no_generation():
 
 def test_a_program_that_does_not_poll_is_noticed_but_not_one_whose_poll_waits():
     core = make(Q0)
-    assert not core.abandoned(300.0)
-    assert core.abandoned(300.1)
+    assert not core.is_absent(300.0)
+    assert core.is_absent(300.1)
     core.poll_begins(300.1)
-    assert not core.abandoned(9999.0)
+    assert not core.is_absent(9999.0)
     core.poll_ends(9999.0)
-    assert not core.abandoned(9999.0 + 300.0)
+    assert not core.is_absent(9999.0 + 300.0)
 
 
 def test_one_polls_at_a_time():
@@ -258,7 +275,7 @@ def test_what_was_peeked_but_not_taken_comes_again():
         lambda core: core.pause([Q0]),
         lambda core: core.refetch(Q0),
         lambda core: core.lose_all(),
-        lambda core: core.unsubscribe("orders"),
+        lambda core: core.unsubscribe("orders", 0.0),
         grant,
         lambda core: core.commit_answered(core.reset_queries(), CommitAnswer({Q0: QueueOffset(1, 1)})),
     ],
@@ -438,7 +455,7 @@ def test_automatic_commits_are_due_after_the_interval():
     core = make(Q0, auto_commit_interval_s=5.0)
     assert not core.commits_due(4.9)
     assert core.commits_due(5.0)
-    core.uncommitted(5.0)
+    core.commit_begins(5.0)
     assert not core.commits_due(9.9)
 
 
@@ -454,24 +471,24 @@ def test_a_commit_of_offsets_goes_as_far_as_polls_have_come_and_never_back():
     assert wishes(core) == {}
     core.finish({Q0: 2})
     core.finish({Q0: 1})
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(2, 1, 0)}
+    assert core.uncommitted() == {Q0: OffsetCommit(2, 1, 0)}
 
 
 def test_a_seek_back_is_committed_as_one_until_the_brokers_have_taken_it():
     core = make(Q0, start=10, auto_commit=False)
     core.seek(Q0, 3)
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(3, 1, 0, backwards=True)}
+    assert core.uncommitted() == {Q0: OffsetCommit(3, 1, 0, backwards=True)}
     commit(core)
     fetch(core, Q0, 3, 4)
     poll(core)
     core.finish_all()
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(5, 1, 0)}
+    assert core.uncommitted() == {Q0: OffsetCommit(5, 1, 0)}
 
 
 def test_a_seek_forward_is_no_seek_back():
     core = make(Q0)
     core.seek(Q0, 8)
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(8, 1, 0)}
+    assert core.uncommitted() == {Q0: OffsetCommit(8, 1, 0)}
 
 
 def test_a_seek_back_while_a_commit_is_under_way_is_not_lost():
@@ -479,14 +496,14 @@ def test_a_seek_back_while_a_commit_is_under_way_is_not_lost():
     fetch(core, Q0, 0, 1, 2, 3)
     poll(core)
     core.finish_all()
-    under_way = core.uncommitted(0.0)
+    under_way = core.uncommitted()
     core.seek(Q0, 2)
     assert core.commit_answered(under_way, CommitAnswer()) == {Q0: 4}
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(2, 1, 0, backwards=True)}
-    under_way = core.uncommitted(0.0)
+    assert core.uncommitted() == {Q0: OffsetCommit(2, 1, 0, backwards=True)}
+    under_way = core.uncommitted()
     core.seek(Q0, 1)
     core.commit_answered(under_way, CommitAnswer())
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(1, 1, 0, backwards=True)}
+    assert core.uncommitted() == {Q0: OffsetCommit(1, 1, 0, backwards=True)}
 
 
 def test_a_queue_that_was_reset_drops_what_waits_and_goes_on_there():
@@ -495,7 +512,7 @@ def test_a_queue_that_was_reset_drops_what_waits_and_goes_on_there():
     poll(core, 1)
     core.finish_all()
     assert core.reset_queries() == {Q0: OffsetCommit(None, 1, 0), Q1: OffsetCommit(None, 1, 0)}
-    commits = core.uncommitted(0.0)
+    commits = core.uncommitted()
     answer = CommitAnswer({Q0: QueueOffset(50, reset_version=3)})
     assert core.commit_answered(commits, answer) == {}
     assert core.get(Q0).position == 50
@@ -505,7 +522,7 @@ def test_a_queue_that_was_reset_drops_what_waits_and_goes_on_there():
     core.commit_answered(commits, answer)
     assert poll(core) == [(0, 50)], "the same reset, heard of twice"
     core.finish_all()
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(51, 1, 3)}
+    assert core.uncommitted() == {Q0: OffsetCommit(51, 1, 3)}
 
 
 def test_a_commit_answered_after_a_reset_does_not_count_as_one():
@@ -513,10 +530,10 @@ def test_a_commit_answered_after_a_reset_does_not_count_as_one():
     fetch(core, Q0, 0, 1)
     poll(core)
     core.finish_all()
-    under_way = core.uncommitted(0.0)
+    under_way = core.uncommitted()
     core.commit_answered(core.reset_queries(), CommitAnswer({Q0: QueueOffset(0, 1)}))
     core.commit_answered(under_way, CommitAnswer())
     fetch(core, Q0, 0)
     poll(core)
     core.finish_all()
-    assert core.uncommitted(0.0) == {Q0: OffsetCommit(1, 1, 1)}
+    assert core.uncommitted() == {Q0: OffsetCommit(1, 1, 1)}

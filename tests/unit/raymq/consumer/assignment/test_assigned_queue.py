@@ -1,15 +1,16 @@
-"""The states of a pull consumer's queue: the table has every step, and the code takes no other."""
+"""The states of an assigned queue: the table has every step, and the code takes no other."""
 
 from __future__ import annotations
 
 import pytest
 
-from raymq.consumer.pull.assigned_queue import (
+from raymq.consumer.assignment.assigned_queue import (
     ASSIGNMENT_TRANSITIONS,
-    AssignedMessageQueue,
+    AssignedQueue,
     AssignmentEvent,
     AssignmentState,
 )
+from raymq.consumer.pull.assigned_message_queue import AssignedMessageQueue
 from raymq.message import MessageQueue
 from raymq.protocol.group import QueueOffset
 from tests.support.clients.records import fetched_of
@@ -17,7 +18,7 @@ from tests.support.clients.records import fetched_of
 LIVE = [state for state in AssignmentState if state is not AssignmentState.RELEASED]
 
 
-def queue_in(state: AssignmentState) -> AssignedMessageQueue:
+def queue_in(state: AssignmentState) -> AssignedQueue:
     return AssignedMessageQueue(MessageQueue("orders", "a", 0), 1, state)
 
 
@@ -37,11 +38,11 @@ def test_the_group_may_grant_revoke_and_take_a_queue_away_in_every_state_but_the
     assert ASSIGNMENT_TRANSITIONS[AssignmentState.RELEASED] == {}, "a new grant is a new assignment"
 
 
-def test_only_a_revoked_queue_is_released_and_only_a_starting_one_is_started():
+def test_only_revoked_queues_are_released_and_only_a_starting_one_is_started():
     def having(event: AssignmentEvent) -> list[AssignmentState]:
         return [state for state, row in ASSIGNMENT_TRANSITIONS.items() if event in row]
 
-    assert having(AssignmentEvent.RELEASE) == [AssignmentState.REVOKED]
+    assert having(AssignmentEvent.RELEASE) == [AssignmentState.WITHDRAWN, AssignmentState.REVOKED]
     assert having(AssignmentEvent.START) == [AssignmentState.STARTING]
 
 
@@ -59,11 +60,20 @@ def test_the_code_goes_where_the_table_says_and_nowhere_else(state, event):
 
 
 def test_a_started_queue_goes_through_its_states():
-    assigned = queue_in(AssignmentState.STARTING)
+    assigned = AssignedMessageQueue(MessageQueue("orders", "a", 0), 1)
     assigned.start(QueueOffset(7, 2))
     assert (assigned.position, assigned.committed, assigned.reset_version) == (7, 7, 2)
     assigned.fetched(fetched_of([7, 8]))
-    assigned.revoke()
-    assert (assigned.state, assigned.silent, assigned.buffered_count) == (AssignmentState.REVOKED, True, 0)
+    assigned.revoke(5.0)
+    assert (assigned.revoked, assigned.silent, assigned.buffered_count, assigned.revoked_at_s) == (True, True, 0, 5.0)
     assigned.grant(2)
     assert (assigned.state, assigned.generation, assigned.fetch_offset) == (AssignmentState.STARTED, 2, 7)
+    assert assigned.revoked_at_s is None
+
+
+def test_a_queue_withdrawn_before_it_started_starts_anew_when_it_is_granted_again():
+    assigned = queue_in(AssignmentState.STARTING)
+    assigned.revoke(5.0)
+    assert (assigned.revoked, assigned.started, assigned.dirty) == (True, False, False)
+    assigned.grant(2)
+    assert assigned.state is AssignmentState.STARTING

@@ -1,0 +1,48 @@
+"""BroadcastMember gets an instance in BROADCASTING its queues: all there are, as the routes of its topics tell them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from actors.pull.instance_state import InstanceState
+from raymq.errors import RaymqError
+from raymq.message import MessageQueue
+from raymq.remoting.route_cache import RouteCache
+
+MEMBER_ROUTE_INTERVAL_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class BroadcastMember:
+    """In the place of a GroupMember (raymq.consumer.assignment.group_member); nobody else knows of this instance."""
+
+    def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
+        self._instance = instance
+        self._routes = routes
+
+    def join(self) -> None:
+        """Do nothing: `follow_routes` is called."""
+
+    def beat_soon(self) -> None:
+        """Do nothing: nobody else waits for a queue."""
+
+    def fence(self) -> None:
+        """Do nothing: nobody else gets the queues."""
+
+    def leave(self) -> None:
+        """Give up all queues."""
+        self._instance.lose_all()
+
+    def follow_routes(self) -> None:
+        """Hold the queues that there are now. Waits for NameServers."""
+        wanted = set[MessageQueue]()
+        for topic in self._instance.settings.topics:
+            try:
+                self._routes.invalidate(topic)
+                wanted.update(self._routes.get(topic).subscribe_queues)
+            except RaymqError as error:
+                logger.info("%s keeps its queues of %s: %s", self._instance.name, topic, error)
+                wanted.update(queue for queue in self._instance.holding() if queue.topic == topic)
+        self._instance.hold(wanted)

@@ -1,0 +1,51 @@
+"""An instance in BROADCASTING takes all queues that the routes tell."""
+
+from __future__ import annotations
+
+from actors.pull.broadcast_member import BroadcastMember
+from actors.pull.instance_state import InstanceState
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
+from raymq.errors import TopicNotExistError
+from raymq.message import MessageModel, MessageQueue
+from raymq.protocol.route import BrokerData, QueueData, TopicRoute
+
+QUEUES = [MessageQueue("orders", "broker-a", number) for number in range(3)]
+
+
+class FewRoutes:
+    def __init__(self, queues: int) -> None:
+        self.queues = queues
+        self.gone = False
+
+    def get(self, topic: str) -> TopicRoute:
+        if self.gone:
+            raise TopicNotExistError(topic)
+        data = {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}
+        return TopicRoute(topic, data, (QueueData("broker-a", self.queues, self.queues, 6),))
+
+    def invalidate(self, topic: str) -> None:
+        pass
+
+
+def test_in_broadcasting_all_queues_of_the_route_are_taken_and_kept_while_there_is_none():
+    settings = PushSettings("billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING)
+    instance, routes = InstanceState("pull-billing-0", settings), FewRoutes(2)
+    member = BroadcastMember(instance, routes)
+
+    def follow() -> frozenset[MessageQueue]:
+        member.follow_routes()
+        instance.release()
+        return instance.holding()
+
+    assert follow() == set(QUEUES[:2])
+    routes.queues = 3
+    assert follow() == set(QUEUES)
+    routes.gone = True
+    assert follow() == set(QUEUES)
+    routes.gone = False
+    routes.queues = 1
+    assert follow() == set(QUEUES[:1])
+    instance.stop()
+    routes.queues = 3
+    assert follow() == frozenset()
