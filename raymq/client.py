@@ -17,6 +17,7 @@ from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
 from raymq.cluster.launcher import ProgressCallback
 from raymq.config.cluster import ClusterSettings, load_settings
+from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.message import ConsumeFromWhere
@@ -127,6 +128,7 @@ class Client(Closing):
         self.storages = StorageClients(self.node_id)
         self.heartbeats = Heartbeats(self.routes, self._born_host[0])
         self.rebalance = RebalanceClient(self.routes)
+        self._commits = CommitThreads()
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -183,6 +185,7 @@ class Client(Closing):
             routes=self.routes,
             storages=self.storages,
             rebalance=self.rebalance,
+            commits=self._commits,
             node_id=self.node_id,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
@@ -233,6 +236,7 @@ class Client(Closing):
             except Exception as error:  # close the rest all the same, then say so
                 failures.append(error)
         self.rebalance.close()
+        self._commits.close()
         self.heartbeats.close()
         self.storages.close()
         close_broker_clients()

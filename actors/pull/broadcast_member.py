@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Final
 
 from actors.pull.instance_state import InstanceState
@@ -25,15 +26,18 @@ class BroadcastMember:
     def join(self) -> None:
         """Do nothing: `follow_routes` is called."""
 
-    def beat_soon(self) -> None:
-        """Do nothing: nobody else waits for a queue."""
-
     def fence(self) -> None:
         """Do nothing: nobody else gets the queues."""
 
+    def release(self) -> None:
+        """Release the revoked queues that may go."""
+        with self._instance.lock:
+            self._instance.core.release(time.monotonic())
+
     def leave(self) -> None:
         """Give up all queues."""
-        self._instance.lose_all()
+        with self._instance.lock:
+            self._instance.core.lose_all()
 
     def follow_routes(self) -> None:
         """Hold the queues that there are now. Waits for NameServers."""
@@ -45,4 +49,6 @@ class BroadcastMember:
             except RaymqError as error:
                 logger.info("%s keeps its queues of %s: %s", self._instance.name, topic, error)
                 wanted.update(queue for queue in self._instance.holding() if queue.topic == topic)
-        self._instance.hold(wanted)
+        with self._instance.lock:
+            self._instance.core.hold(wanted, time.monotonic())
+        self._instance.on_committable()

@@ -1,4 +1,4 @@
-"""LocalOffsets keeps a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
+"""LocalFileOffsetStore keeps a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
 
     DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12}, …]}
     DIRECTORY/offsets.json.bak    the version before
@@ -12,12 +12,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from raymq.consumer.assignment.offset_committer import COMMIT_TIMEOUT_S
+from raymq.consumer.group_offsets import GroupOffsets
+from raymq.consumer.push.settings import PushSettings
 from raymq.errors import ServiceNotAvailableError
 from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 
@@ -67,3 +72,45 @@ class LocalOffsets:
             os.replace(new, self._file)
         except OSError as error:
             raise ServiceNotAvailableError(f"local offsets cannot be written to {self._file}: {error}") from error
+
+
+class LocalFileOffsetStore:
+    """An OffsetStore (raymq.consumer.assignment.offset_committer) that the works of all broker groups share. A queue
+    that is not in the file starts where the group's broker says."""
+
+    may_be_reset = False
+
+    def __init__(self, name: str, settings: PushSettings, offsets: GroupOffsets) -> None:
+        self._query = settings.start
+        self._brokers = offsets
+        directory = Path(settings.offsets_dir or DEFAULT_DIRECTORY).expanduser()
+        self._file = LocalOffsets(directory / settings.group / (settings.instance_name or name))
+        self._lock = threading.Lock()
+        self._known: dict[MessageQueue, int] | None = None
+
+    def prepare(self, timeout_s: float) -> None:
+        with self._lock:
+            if self._known is None:
+                self._known = self._file.load()
+
+    def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
+        for broker_name in {queue.broker_name for queue in generations}:
+            self._brokers.check_broadcast(broker_name, COMMIT_TIMEOUT_S)
+        with self._lock:
+            known = self._known or {}
+            return {queue: QueueOffset(known[queue]) for queue in generations if queue in known}
+
+    def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
+        self._brokers.ensure_group(queue.broker_name, COMMIT_TIMEOUT_S)
+        return self._brokers.start_offset(queue, self._query, generation, COMMIT_TIMEOUT_S)
+
+    def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit]) -> CommitAnswer:
+        with self._lock:
+            offsets = dict(self._known or {})
+            for queue, commit in commits.items():
+                if commit.queue_offset is not None:
+                    offsets[queue] = commit.queue_offset
+            if offsets != self._known:
+                self._file.save(offsets)
+                self._known = offsets
+        return CommitAnswer()

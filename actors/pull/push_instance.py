@@ -21,9 +21,10 @@ from actors.core.consume.process_queue import ProcessQueue
 from actors.pull.broadcast_member import BroadcastMember
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
-from actors.pull.offset_store import LocalFileOffsetStore, OffsetCommitter, RemoteBrokerOffsetStore
+from actors.pull.local_offsets import LocalFileOffsetStore
 from actors.pull.services import InstanceQueue, PullServices
 from raymq.consumer.assignment.group_member import GroupMember
+from raymq.consumer.assignment.offset_committer import OffsetCommitter, OffsetStore, RemoteBrokerOffsetStore
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.consumer.push.settings import PushSettings
@@ -37,6 +38,8 @@ from raymq.remoting.storage_client import FoundInPlace
 FINISH_TIMEOUT_S: Final = 30.0
 """How long an instance that is stopped waits for its listener and its commits."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
+COMMIT_INTERVAL_S: Final = 0.1
+"""How often finished messages are committed: so that one commit covers many of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +59,23 @@ class PushInstance:
         self._ending = False
         self._keys: dict[MessageQueue, InstanceQueue] = {}
         offsets = GroupOffsets(settings.group)
+        local = None if settings.clustering else LocalFileOffsetStore(name, settings, offsets)
+
+        def store(broker_name: str) -> OffsetStore:
+            return local or RemoteBrokerOffsetStore(offsets, settings.start, broker_name)
+
+        self._committer = OffsetCommitter(
+            state.core,
+            state.lock,
+            name=name,
+            store=store,
+            threads=services.commits,
+            interval_s=COMMIT_INTERVAL_S,
+            on_started=lambda: services.fetcher.changed(self),
+            on_committed=self._committed,
+        )
         self._member: GroupMember | BroadcastMember
         if settings.clustering:
-            self._committer = OffsetCommitter(
-                state, lambda broker: RemoteBrokerOffsetStore(state, offsets, broker), services.commits
-            )
             self._member = GroupMember(
                 state.core,
                 state.lock,
@@ -69,12 +84,10 @@ class PushInstance:
                 name=name,
                 node_id=services.node_id,
                 allocation=settings.allocation,
-                on_assigned=self._committer.wake_committers,
+                on_assigned=self._committer.wake,
                 on_reset=self._committer.ask_about_resets,
             )
         else:
-            local = LocalFileOffsetStore(state, offsets)
-            self._committer = OffsetCommitter(state, lambda broker: local, services.commits)
             self._member = self.broadcast = BroadcastMember(state, services.routes)
         self._feed = ListenerFeed(
             state,
@@ -86,8 +99,7 @@ class PushInstance:
         )
         state.on_work = self._feed.wake
         state.on_fetchable = lambda: services.fetcher.changed(self)
-        state.on_committable = self._committer.wake_committers
-        state.on_released = self._member.beat_soon
+        state.on_committable = self._commit
 
     def start(self) -> None:
         """Take part: join the group, fetch, deliver."""
@@ -194,7 +206,7 @@ class PushInstance:
         if len(records):
             self._feed.wake()
         elif result.next_offset != offset:
-            self._committer.wake_committers()
+            self._committer.wake()
 
     def lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
         """See services.Reader."""
@@ -210,6 +222,15 @@ class PushInstance:
             max_reconsume_times=max_reconsume_times,
             timeout_s=SEND_BACK_TIMEOUT_S,
         )
+
+    def _commit(self) -> None:
+        """Commit what is finished, and release queues that need no commit."""
+        self._member.release()
+        self._committer.wake()
+
+    def _committed(self) -> None:
+        self._member.release()
+        self._feed.wake()  # messages may have waited for this
 
     # Life
 
@@ -229,7 +250,7 @@ class PushInstance:
         while the instance stops. Does not wait."""
         self._member.fence()
         self._feed.look()
-        self._state.release()
+        self._member.release()
         late = time.monotonic() > self._finish_until_s
         if self.stopping and not self._ending and (late or not self._state.holding()):
             self._ending = True
@@ -243,7 +264,8 @@ class PushInstance:
         """End at once: others may have the queues."""
         self._finish_until_s = 0.0
         self._state.stop()
-        self._state.lose_all()
+        with self._state.lock:
+            self._state.core.lose_all()
         self._services.wake_members()
 
     def _end(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from actors.pull.listener_feed import FeedThread
-from actors.pull.offset_store import CommitThreads
+from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import DataLossError

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SHELLS = [
     *sorted((ROOT / "actors/pull").glob("*.py")),
     ROOT / "raymq/consumer/pull/engine.py",
-    ROOT / "raymq/consumer/pull/group_member.py",
+    *sorted((ROOT / "raymq/consumer/assignment").glob("*.py")),
 ]
 STATE = ("core", "_core", "process_queue", "assigned")
 

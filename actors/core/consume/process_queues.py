@@ -295,6 +295,6 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         limit = max(1, self.service.uncommitted_max // 2)
         return any(
             process_queue.finished_count - process_queue.asked_count >= limit
-            or (process_queue.revoked and process_queue.idle)
+            or (process_queue.revoked and process_queue.idle and process_queue.dirty)
             for process_queue in self._queues.values()
         )

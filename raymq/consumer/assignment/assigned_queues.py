@@ -156,6 +156,19 @@ class AssignedQueues(ABC, Generic[Q]):
 
     # Committing
 
+    @property
+    def has_uncommitted(self) -> bool:
+        """True if there is something to commit."""
+        return any(assigned.dirty for assigned in self._perhaps_dirty())
+
+    @abstractmethod
+    def commit_is_urgent(self) -> bool:
+        """True if somebody waits for a commit."""
+
+    def waits_for_broker(self) -> bool:
+        """True if queues wait for their start offsets, or somebody for a commit."""
+        return bool(self._starting) or self.commit_is_urgent()
+
     def uncommitted(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
         """The commits of everything that is finished and not committed, for one broker group or for all."""
         return {

@@ -57,7 +57,7 @@ class GroupMember:
         self._membership = self._rebalance.join(self._group, self)
 
     def beat_soon(self) -> None:
-        """Send the next heartbeat at once: a queue was released that another member waits for, or others are wanted."""
+        """Send the next heartbeat at once: something has changed that others wait for."""
         if self._membership is not None:
             self._membership.beat_soon()
 
@@ -69,6 +69,13 @@ class GroupMember:
             logger.warning(
                 "%s gives up its queues: group %s gave no answer for %g s", self._name, self._group, FENCE_AFTER_S
             )
+
+    def release(self) -> None:
+        """Release the revoked queues that may go. The next heartbeat is sent at once: other members wait for them."""
+        with self._lock:
+            released = self._core.leaving and self._core.release(time.monotonic())
+        if released:
+            self.beat_soon()
 
     def leave(self) -> None:
         """Give up all queues and leave the group, which will notice by itself if it cannot be told. May wait, for a few
@@ -111,6 +118,7 @@ class GroupMember:
             self._core.assignment_received(assignment, sent_s)
         if known_version not in (None, assignment.offsets_version):
             self._on_reset()
+        self.release()
         self._on_assigned()
 
     def unanswered(self, error: RaymqError) -> None:

@@ -1,6 +1,6 @@
 """PullEngine is the shell around one SubscriptionState, for PullConsumer (blocking) and AsyncPullConsumer (asyncio).
 
-    PullGroupMember   its group and its brokers: queues come and go, offsets are committed
+    GroupMember, OffsetCommitter    its group and its brokers: queues come and go, offsets are committed
     InPlaceReader     a storage actor on this node: peek → units and records in its mapped files → take
     Fetcher threads   elsewhere: records → SubscriptionState → `on_wakeup` → peek → take
 
@@ -12,15 +12,18 @@ delivered again.
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from raymq.consumer.assignment.group_member import GroupMember
+from raymq.consumer.assignment.offset_committer import CommitThreads, OffsetCommitter, RemoteBrokerOffsetStore
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords
-from raymq.consumer.pull.group_member import PullGroupMember
 from raymq.consumer.pull.in_place import InPlaceReader
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
@@ -37,9 +40,13 @@ from raymq.errors import (
 )
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.clients import ConsumerData
+from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients
+
+GROUP_CALL_TIMEOUT_S: Final = 20.0
+"""For a call of the program's thread about offsets."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +67,7 @@ class PullEngine:
         routes: RouteCache,
         storages: StorageClients,
         rebalance: RebalanceClient,
+        commits: CommitThreads,
         node_id: str,
         announce: Callable[[PullEngine, ConsumerData], None],
         on_close: Callable[[PullEngine], None],
@@ -102,14 +110,28 @@ class PullEngine:
             lost=self._fetcher.unanswered,
             by_fetches=self._fetcher.wake_readers,
         )
-        self._group = PullGroupMember(
+        self._offsets = GroupOffsets(settings.group)
+        name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._committer = OffsetCommitter(
             self._core,
             self._lock,
-            settings,
-            offsets=GroupOffsets(settings.group),
-            rebalance=rebalance,
+            name=name,
+            store=lambda broker_name: RemoteBrokerOffsetStore(self._offsets, settings.start, broker_name),
+            threads=commits,
+            interval_s=settings.auto_commit_interval_s if settings.auto_commit else None,
+            on_started=self._fetch,
+            on_committed=self._release,
+        )
+        self._member = GroupMember(
+            self._core,
+            self._lock,
+            rebalance,
+            group=settings.group,
+            name=name,
             node_id=node_id,
-            on_queues=self._fetch,
+            allocation=settings.allocation,
+            on_assigned=self._committer.wake,
+            on_reset=self._committer.ask_about_resets,
         )
 
     @property
@@ -135,11 +157,13 @@ class PullEngine:
         subscription = Subscription.parse(topic, expression)
         with self._change_lock:
             self._check_mode("subscribe")
-            self._group.make_known(self._routes.wait(topic, ROUTE_TIMEOUT_S).brokers)
-            self._mode = "subscribe"
+            self._committer.prepare(self._routes.wait(topic, ROUTE_TIMEOUT_S).brokers, GROUP_CALL_TIMEOUT_S)
+            joins, self._mode = not self._mode, "subscribe"
             with self._lock:
                 self._core.subscribe(subscription)
-            self._group.start(member=True)
+            if joins:
+                self._member.join()
+            self._member.beat_soon()
             self._announce_subscriptions()
 
     def unsubscribe(self, topic: str) -> None:
@@ -158,14 +182,14 @@ class PullEngine:
         subscriptions = {queue.topic: Subscription.parse(queue.topic, texts.get(queue.topic)) for queue in wanted}
         with self._change_lock:
             self._check_mode("assign")
-            self._group.make_known({queue.broker_name for queue in wanted})
-            starts = self._group.start_offsets(wanted)
+            self._committer.prepare({queue.broker_name for queue in wanted}, GROUP_CALL_TIMEOUT_S)
+            starts = self._start_offsets(wanted)
             if self.settings.auto_commit:
-                self._group.commit_and_release(finished=True)
+                self._commit(finished=True)
             self._mode = "assign"
             with self._lock:
                 self._core.assign(subscriptions, starts, time.monotonic())
-            self._group.start(member=False)
+            self._committer.wake()
             self._announce_subscriptions()
         self._fetch()
 
@@ -195,7 +219,7 @@ class PullEngine:
             raise InvalidArgumentError(
                 f"poll needs max_messages ≥ 1 and timeout_s ≥ 0, not {max_messages}, {timeout_s}"
             )
-        self._group.raise_refusal()
+        self._committer.raise_refusal()
         self.raise_loss()
         now_s = time.monotonic()
         with self._lock:
@@ -204,10 +228,11 @@ class PullEngine:
             useless = not self._core.expressions and self._mode != "assign"
             if useless:
                 self._core.poll_ends(now_s)
-            work = self._core.leaving or (self._core.has_uncommitted and self._core.commits_due(now_s))
-            commit_s = self._core.next_commit_s()
-        if work or (commit_s is not None and self._group.sleeps_beyond(commit_s)):
-            self._group.wake_worker()
+            leaves, commits = self._core.leaving, self._core.has_uncommitted
+        if leaves:
+            self._member.release()
+        if commits:
+            self._committer.wake()
         if useless:
             raise ClientStateError(
                 "this consumer has no subscription; call subscribe(topic) before poll(), or assign(queues)"
@@ -224,7 +249,7 @@ class PullEngine:
     def raise_failure(self) -> None:
         """Raise the error of a poll that found nothing, if there is one: the group could never be joined, or a queue's
         next message is lost."""
-        self._group.raise_failure()
+        self._member.raise_failure()
         with self._lock:
             self._unraised.update(self._losses)
         self.raise_loss()
@@ -246,7 +271,7 @@ class PullEngine:
     def peek(self, max_messages: int) -> list[PolledRecords]:
         """The next records; they stay buffered until they are taken. On the node of their storage actor they are found
         here, in its mapped files."""
-        self._group.fence()  # the process may have stood still since the call before
+        self._member.fence()  # the process may have stood still since the call before
         self._in_place.look()
         with self._lock:
             missing = max_messages - self._core.buffered_count
@@ -277,7 +302,7 @@ class PullEngine:
 
     def take(self, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
         """Take the slices that are still current, and return them: they count as returned by the poll."""
-        self._group.fence()
+        self._member.fence()
         taken = []
         with self._lock:
             before = self._core.hungry_count
@@ -341,14 +366,35 @@ class PullEngine:
     def commit(self, offsets: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
         """Commit everything that polls returned, or these offsets. Blocks for calls; durable on return."""
         self.check_open()
-        if offsets is None:
-            return self._group.commit_and_release(finished=True)
-        self._with_core(lambda core: core.finish(offsets))
-        return self._group.commit_finished()
+        if offsets is not None:
+            self._with_core(lambda core: core.finish(offsets))
+        return self._commit(finished=offsets is None)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset, None where there is none. Blocks for a call."""
-        return self._group.committed_offset(self.lookup.check(queue))
+        return self._offsets.committed_offset(self.lookup.check(queue), GROUP_CALL_TIMEOUT_S)
+
+    def _commit(self, *, finished: bool) -> dict[MessageQueue, int]:
+        """Commit the finished messages, release revoked queues, and return the committed offsets. `finished`: the
+        program has finished with everything that polls returned."""
+        self._member.fence()
+        if finished:
+            with self._lock:
+                self._core.finish_all()
+        committed = self._committer.commit(lambda commits: self._offsets.commit_offsets(commits, GROUP_CALL_TIMEOUT_S))
+        self._member.release()
+        return committed
+
+    def _release(self) -> None:
+        self._member.release()
+
+    def _start_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffset]:
+        """The start offsets of queues that are assigned without a group."""
+        generations = dict.fromkeys(queues, 0)
+        starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
+        for queue in generations.keys() - starts.keys():  # the call for one queue raises the reason
+            starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
+        return starts
 
     # Reading
 
@@ -420,13 +466,14 @@ class PullEngine:
         self.on_wakeup()
         try:
             if self.settings.auto_commit:
-                self._group.commit_and_release(finished=finished)
+                self._commit(finished=finished)
         finally:
             self._fetcher.stop()
             if not polling:  # else the poll closes it, once it has ended
                 self._in_place.close()
             self._watch.stop()
-            self._group.stop()
+            self._member.leave()
+            self._committer.close()
             self._on_close(self)
 
     def check_open(self) -> None:

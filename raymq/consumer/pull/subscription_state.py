@@ -57,8 +57,6 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version = 0
         self._polled_s = now_s
         """When the program last began or ended a poll."""
-        self._committed_s = now_s
-        """When commits were last handed out."""
         self._polling = False
         """True while the program is inside a poll."""
 
@@ -377,22 +375,11 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             assigned.done = max(assigned.done, offset)
             self._note(assigned)
 
-    def commits_due(self, now_s: float) -> bool:
-        """True if it is time for an automatic commit: the interval is over, or the group waits for a queue."""
-        if not self._settings.auto_commit:
-            return False
-        leaving = any(assigned.settled and assigned.dirty for assigned in self._revoked.values())
-        return leaving or now_s - self._committed_s >= self._settings.auto_commit_interval_s
-
-    def next_commit_s(self) -> float | None:
-        """The time of the next automatic commit; None if nothing is to be committed."""
-        if not self._settings.auto_commit or not self._dirty:
-            return None
-        return self._committed_s + self._settings.auto_commit_interval_s
-
-    def commit_begins(self, now_s: float) -> None:
-        """Note that everything that is finished is being committed."""
-        self._committed_s = now_s
+    def commit_is_urgent(self) -> bool:
+        """True if, with auto-commit, the group waits for a queue that is finished and not committed."""
+        return self._settings.auto_commit and any(
+            assigned.settled and assigned.dirty for assigned in self._revoked.values()
+        )
 
     def _perhaps_dirty(self) -> Iterable[AssignedMessageQueue]:
         return [self._queues[queue] for queue in self._dirty]

@@ -35,7 +35,7 @@ def test_in_broadcasting_all_queues_of_the_route_are_taken_and_kept_while_there_
 
     def follow() -> frozenset[MessageQueue]:
         member.follow_routes()
-        instance.release()
+        member.release()
         return instance.holding()
 
     assert follow() == set(QUEUES[:2])

@@ -6,9 +6,12 @@ import os
 
 import pytest
 
-from actors.pull.local_offsets import LocalOffsets
-from raymq.errors import ServiceNotAvailableError
-from raymq.message import MessageQueue
+from actors.pull.local_offsets import LocalFileOffsetStore, LocalOffsets
+from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.subscription import Subscription
+from raymq.errors import NoPermissionError, ServiceNotAvailableError
+from raymq.message import MessageModel, MessageQueue
+from raymq.protocol.group import OffsetCommit, QueueOffset
 
 Q, P = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-b", 3)
 
@@ -53,3 +56,38 @@ def test_a_crash_between_any_two_steps_leaves_the_old_or_the_new_offsets(tmp_pat
     assert LocalOffsets(tmp_path).load() == {Q: 5}
     offsets.save({Q: 7})
     assert LocalOffsets(tmp_path).load() == {Q: 7}
+
+
+class Brokers:
+    """The group's brokers, of which only the settings' start offset is asked."""
+
+    refusal: Exception | None = None
+
+    def check_broadcast(self, broker_name, timeout_s):
+        if self.refusal is not None:
+            raise self.refusal
+
+    def ensure_group(self, broker_name, timeout_s):
+        pass
+
+    def start_offset(self, queue, query, generation, timeout_s):
+        assert generation == 0
+        return QueueOffset(99)
+
+
+def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tmp_path):
+    settings = PushSettings(
+        "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
+    )
+    store = LocalFileOffsetStore("pull-billing-0", settings, Brokers())
+    store.prepare(1.0)
+    assert store.start_offsets({Q: 0}) == {}
+    assert store.start_offset(Q, 0) == QueueOffset(99)
+    store.commit_offsets({Q: OffsetCommit(120, 0, 0), P: OffsetCommit(None, 0, 0)})
+    brokers = Brokers()
+    again = LocalFileOffsetStore("pull-billing-0", settings, brokers)
+    again.prepare(1.0)
+    assert again.start_offsets({Q: 0, P: 0}) == {Q: QueueOffset(120)}
+    brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
+    with pytest.raises(NoPermissionError):
+        again.start_offsets({Q: 0})

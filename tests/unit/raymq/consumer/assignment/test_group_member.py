@@ -13,6 +13,7 @@ from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.subscription import Subscription
 from raymq.errors import RequestTimeoutError
 from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, QueueOffset
 from raymq.protocol.membership import AllocateStrategy, Allocation, GroupAssignment
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.members import QuickClient
@@ -92,12 +93,22 @@ def test_queues_come_and_go_with_the_assignment_and_the_member_says_what_it_hold
     with scene.lock:
         assert {assigned.generation for assigned in scene.core.starting()} == {9}
     scene.group.queues.discard(QUEUES[0])
-    scene.beats()
+    eventually(lambda: scene.group.heard[-1].holding == set(QUEUES[1:]), "the release of a queue not begun", WAIT_S)
+
+
+def test_a_queue_is_released_once_its_commit_is_answered(scene):
+    scene.join(QUEUES[0])
     with scene.lock:
-        assert scene.core.leaving
-        assert scene.core.release(0.0) == [QUEUES[0]]
-    scene.beats()
-    assert scene.group.heard[-1].holding == set(QUEUES[1:])
+        [assigned] = scene.core.starting()
+        scene.core.started(assigned, QueueOffset(7))
+        scene.core.seek(QUEUES[0], 9)
+    scene.group.queues.clear()
+    scene.beats(3)
+    assert scene.holding() == {QUEUES[0]}
+    with scene.lock:
+        scene.core.commit_answered(scene.core.uncommitted(), CommitAnswer())
+    scene.member.release()
+    eventually(lambda: scene.group.heard[-1].holding == frozenset(), "the release", WAIT_S)
 
 
 def test_only_a_new_version_of_the_offsets_is_a_reset(scene):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from raymq.consumer import fetcher
-from raymq.consumer.pull import async_consumer, engine as pull_engine, group_member as pull_group
+from raymq.consumer.pull import async_consumer, engine as pull_engine
 from raymq.consumer.pull.async_consumer import AsyncPullConsumer
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.settings import PullSettings
@@ -52,7 +52,6 @@ class Offsets:
 def offsets(monkeypatch):
     offsets = Offsets()
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: offsets)
-    monkeypatch.setattr(pull_group, "RESET_QUESTION_INTERVAL_S", 3600.0)
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
     return offsets
 
@@ -65,7 +64,7 @@ def store(tmp_path, no_flushes):
 
 
 @pytest.fixture
-def engine(offsets, store):
+def engine(offsets, store, commits):
     """An engine for an async consumer; closed at the end."""
     storage = SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s),
@@ -76,6 +75,7 @@ def engine(offsets, store):
         routes=FakeRoutes(topic_route(a=1)),
         storages=SimpleNamespace(get=lambda name: storage),
         rebalance=SimpleNamespace(),
+        commits=commits,
         node_id="node-1",
         announce=lambda engine, data: None,
         on_close=lambda engine: None,

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from raymq.consumer import fetcher
-from raymq.consumer.pull import engine as pull_engine, group_member as pull_group, settings as pull_settings
+from raymq.consumer.assignment import offset_committer
+from raymq.consumer.pull import engine as pull_engine, settings as pull_settings
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.settings import PullSettings
 from raymq.errors import (
@@ -130,8 +131,8 @@ class Group:
 def group(monkeypatch):
     group = Group()
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: group)
-    monkeypatch.setattr(pull_group, "WORK_INTERVAL_S", 0.005)
-    monkeypatch.setattr(pull_group, "RESET_QUESTION_INTERVAL_S", 0.02)
+
+    monkeypatch.setattr(offset_committer, "RESET_QUERY_INTERVAL_S", 0.02)
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
     short = {name: (0.0, high) for name, (_, high) in pull_settings.BOUNDS.items() if name.endswith("_s")}
     monkeypatch.setattr(pull_settings, "BOUNDS", pull_settings.BOUNDS | short)
@@ -168,7 +169,7 @@ def storage(request, store):
 
 
 @pytest.fixture(params=KINDS)
-def consume(request, group, storage, routes, loop):
+def consume(request, group, storage, routes, loop, commits):
     """Makes consumers of one kind. They subscribe to `orders`, unless `expression` is None."""
     consumers = []
 
@@ -178,6 +179,7 @@ def consume(request, group, storage, routes, loop):
             routes=routes,
             storages=SimpleNamespace(get=lambda name: storage),
             rebalance=QuickClient(group.heartbeat),
+            commits=commits,
             node_id="node-1",
             announce=lambda engine, data: group.announced.append(data),
             on_close=on_close,
@@ -438,7 +440,7 @@ def test_an_auto_commit_that_is_refused_is_said_so_by_poll(consume, group):
     poll(consumer, 1, max_messages=1)
     group.commit_failure = GroupNotExistError("billing")
     poll(consumer, 1, max_messages=1)
-    eventually(lambda: consumer.engine._group._refusal, "the refusal", WAIT_S)
+    eventually(lambda: consumer.engine._committer.refusal, "the refusal", WAIT_S)
     with pytest.raises(GroupNotExistError):
         consumer.poll()
 
@@ -772,7 +774,6 @@ def test_close_commits_what_was_finished_and_leaves_the_group(consume, group):
     assert group.committed_offsets[Q0] == 3
     assert group.heartbeats[-1].leaving
     assert closed == [consumer.engine]
-    assert not consumer.engine._group._worker.is_alive()
     consumer.close()
 
 

@@ -61,7 +61,7 @@ def routes():
 
 
 @pytest.fixture
-def consume(monkeypatch, storages, routes):
+def consume(monkeypatch, storages, routes, commits):
     """Makes consumers of chosen queues."""
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: Offsets())
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
@@ -74,6 +74,7 @@ def consume(monkeypatch, storages, routes):
             routes=routes,
             storages=SimpleNamespace(get=lambda name: storages[name]),
             rebalance=SimpleNamespace(),
+            commits=commits,
             node_id="node-1",
             announce=lambda engine, data: None,
             on_close=lambda engine: None,

@@ -121,10 +121,10 @@ def test_a_revoked_queue_is_held_until_the_program_has_finished_and_committed():
     assert core.release(0.0) == []
     assert core.holding == {Q0, Q1}
     assert core.assigned_queues == [Q1]
-    assert not core.commits_due(0.0), "the program may still work on what the poll returned"
+    assert not core.commit_is_urgent(), "the program may still work on what the poll returned"
     assert poll(core) == [], "nothing of it is returned any more"
     assert core.release(0.0) == [], "not before the commit"
-    assert core.commits_due(0.0)
+    assert core.commit_is_urgent()
     assert core.uncommitted() == {Q0: OffsetCommit(2, 1, 0)}, "by the generation that was the owner"
     commit(core)
     assert core.release(0.0) == [Q0]
@@ -446,17 +446,9 @@ def test_without_auto_commit_only_the_program_says_what_is_finished():
     poll(core, 2)
     poll(core, 1)
     assert wishes(core) == {}
-    assert not core.commits_due(1e9)
+    assert not core.commit_is_urgent()
     core.finish_all()
     assert wishes(core) == {Q0: 3}
-
-
-def test_automatic_commits_are_due_after_the_interval():
-    core = make(Q0, auto_commit_interval_s=5.0)
-    assert not core.commits_due(4.9)
-    assert core.commits_due(5.0)
-    core.commit_begins(5.0)
-    assert not core.commits_due(9.9)
 
 
 def test_a_commit_of_offsets_goes_as_far_as_polls_have_come_and_never_back():
