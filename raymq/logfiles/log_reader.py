@@ -37,6 +37,7 @@ from raymq.logfiles.log_files import open_log_directories
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.layout import UNIT_DTYPE
+from raymq.record.memory_records import LocatedRecords
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
@@ -45,28 +46,8 @@ _DEFAULT_MAX_MAPPED_FILES: Final = 256
 _SCAN_UNITS: Final = 16_384
 """Units whose tag codes are compared at a time."""
 _SPAN_MAX: Final = 1 << 30
-"""The bytes of a log file from the first to the last of a MappedRecords' records, at most: positions in them fit in 32
+"""The bytes of a log file from the first to the last of LocatedRecords, at most: positions in them fit in 32
 bits, which Arrow's views have."""
-
-
-class MappedRecords(NamedTuple):
-    """Records of one queue where they lie in a mapped log file, in ascending order of their queue offsets."""
-
-    data: memoryview
-    """A part of the file; other queues' records may lie between these."""
-    starts: NDArray[np.int64]
-    """The position of each record in `data`, shape (n,)."""
-    sizes: NDArray[np.int64]
-    """The length of each record in bytes, shape (n,)."""
-    offsets: NDArray[np.int64]
-    """The queue offset of each record, shape (n,)."""
-    position: int
-    """The physical offset of `data`'s first byte."""
-
-    def part(self, first: int, last: int) -> MappedRecords:
-        """Records `first` to `last - 1`."""
-        rows = slice(first, last)
-        return MappedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
 
 
 class StoreFiles(NamedTuple):
@@ -217,7 +198,7 @@ class LogReader:
         count = sum(len(units) for units, _ in pieces)
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
-    def find(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[MappedRecords], int]:
+    def find(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[LocatedRecords], int]:
         """The records before `end_offset` that answer a request, where they lie in the mapped files, and the queue
         offset to go on at. The request's offset is one that the queue holds.
 
@@ -226,7 +207,7 @@ class LogReader:
         records before a lost one come without it.
         """
         pieces, next_offset = self._choose(request, self._scan_end(request, end_offset, self._filtered_max), max_bytes)
-        found: list[MappedRecords] = []
+        found: list[LocatedRecords] = []
         for units, offsets in pieces:
             positions, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
             # Records that lie in one file, and near enough to each other, are one part.
@@ -248,7 +229,7 @@ class LogReader:
 
     def records_at(
         self, positions: NDArray[np.int64], sizes: NDArray[np.int64], offsets: NDArray[np.int64]
-    ) -> MappedRecords:
+    ) -> LocatedRecords:
         """The records at these physical offsets of one file, up to the first that the file does not hold. DataLossError
         if that is the first of all."""
         file_start = int(positions[0]) - int(positions[0]) % self.commit_log_file_size
@@ -262,7 +243,7 @@ class LogReader:
             )
         positions, sizes, ends = positions[:count], sizes[:count], ends[:count]
         low = int(positions.min())
-        return MappedRecords(
+        return LocatedRecords(
             data[low - file_start : int(ends.max()) - file_start], positions - low, sizes, offsets[:count], low
         )
 

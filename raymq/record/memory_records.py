@@ -1,4 +1,4 @@
-"""Records of one queue in memory: whole records back to back, cut and joined without decoding them.
+"""Records of one queue in memory, cut and joined without decoding them.
 
 Consumers keep what they fetched in this form: that bounds memory by the bytes that are really held, and records can be
 sent back, or made a table of, without an object per message.
@@ -8,13 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raymq.record.check import record_starts
 from raymq.record.layout import QUEUE_OFFSET_OFFSET, header_size_at, windows
 
 _RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
 """The reconsume times (4 bytes), the prepared transaction's offset (8) and the body's size (4) end a header."""
+
+
+class LocatedRecords(NamedTuple):
+    """Records of one queue, in ascending order of their queue offsets."""
+
+    data: memoryview | bytes
+    """The bytes that the records lie in; in a mapped file, other queues' records may lie between these."""
+    starts: NDArray[np.int64]
+    """The position of each record in `data`, shape (n,)."""
+    sizes: NDArray[np.int64]
+    """The length of each record in bytes, shape (n,)."""
+    offsets: NDArray[np.int64]
+    """The queue offset of each record, shape (n,)."""
+    position: int = -1
+    """The physical offset of the first byte of `data`; -1 for records that are not in a log's file."""
+
+    def part(self, first: int, last: int) -> LocatedRecords:
+        """Records `first` to `last - 1`."""
+        rows = slice(first, last)
+        return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
+
+    @classmethod
+    def read(cls, data: bytes) -> LocatedRecords:
+        """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
+        starts = record_starts(data)
+        offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
+        return cls(data, starts, np.diff(starts, append=len(data)), offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +61,8 @@ class MemoryRecords:
     @classmethod
     def read(cls, data: bytes) -> MemoryRecords:
         """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
-        starts = record_starts(data)
-        offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8")
-        return cls(data, [*starts.tolist(), len(data)], offsets.tolist())
+        located = LocatedRecords.read(data)
+        return cls(data, [*located.starts.tolist(), len(data)], located.offsets.tolist())
 
     def __len__(self) -> int:
         return len(self.offsets)

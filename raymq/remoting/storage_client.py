@@ -19,10 +19,11 @@ from typing import Any, Final
 
 from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import LogReader, MappedRecords, StoreFiles
+from raymq.logfiles.log_reader import LogReader, StoreFiles
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
 from raymq.record.encode import EncodedBatch, LoneRecord
+from raymq.record.memory_records import LocatedRecords
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.reads import can_carry
@@ -71,7 +72,7 @@ class FoundInPlace(FetchResult):
     """A FetchResult whose records stay where they are: `mapped` in the log of the store at `files`. They stay readable
     for as long as this is kept, though their files be deleted. `records` is empty."""
 
-    mapped: tuple[MappedRecords, ...] = ()
+    mapped: tuple[LocatedRecords, ...] = ()
     files: StoreFiles = _NO_FILES
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raymq.logfiles.log_reader import MappedRecords, StoreFiles
-from raymq.record.memory_records import MemoryRecords, join_records
+from raymq.logfiles.log_reader import StoreFiles
+from raymq.record.memory_records import LocatedRecords as MappedRecords, MemoryRecords, join_records
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.memory_records import LocatedRecords
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
@@ -431,7 +432,7 @@ class PullEngine:
                 self._in_place.take_up([queue])
                 self.on_wakeup()
             return
-        fetched = FetchedRecords.read(result.records, result.next_offset)
+        fetched = FetchedRecords(LocatedRecords.read(result.records), result.next_offset)
         with self._lock:
             self._losses.pop(queue, None)
             self._unraised.discard(queue)

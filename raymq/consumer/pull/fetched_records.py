@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from raymq.consumer.subscription import Subscription
 from raymq.errors import StoreCorruptError
 from raymq.kernels.messages import read_messages
-from raymq.logfiles.log_reader import MappedRecords
 from raymq.message import MessageExt, MessageQueue
-from raymq.record.check import record_starts
 from raymq.record.decode import decode_record
-from raymq.record.layout import QUEUE_OFFSET_OFFSET, RecordError, windows
+from raymq.record.layout import RecordError
+from raymq.record.memory_records import LocatedRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,40 +31,21 @@ if TYPE_CHECKING:
 class FetchedRecords:
     """The records of one fetch, or of one look into the mapped files, which polls take from the front."""
 
-    data: memoryview | bytes
-    """The bytes that the records lie in, perhaps with others between them."""
-    starts: NDArray[np.int64]
-    """The position of each record in `data`, shape (n,)."""
-    sizes: NDArray[np.int64]
-    """The length of each record in bytes, shape (n,)."""
-    offsets: NDArray[np.int64]
-    """The queue offset of each record, shape (n,)."""
+    records: LocatedRecords
     next_offset: int
     """The queue offset to go on at behind all of them, which may be past messages that the tags excluded."""
     first: int = 0
     """How many of them polls have taken."""
 
-    @classmethod
-    def read(cls, data: bytes, next_offset: int) -> FetchedRecords:
-        """Read the records that fill `data`. RecordError when their sizes do not add up."""
-        starts = record_starts(data)
-        offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
-        return cls(data, starts, np.diff(starts, append=len(data)), offsets, next_offset)
-
-    @classmethod
-    def mapped(cls, records: MappedRecords, next_offset: int) -> FetchedRecords:
-        """Records where they lie in a mapped file."""
-        return cls(records.data, records.starts, records.sizes, records.offsets, next_offset)
-
     @property
     def count(self) -> int:
         """The number of records that no poll has taken yet."""
-        return len(self.starts) - self.first
+        return len(self.records.starts) - self.first
 
     @property
     def size_bytes(self) -> int:
         """The length of all records, taken ones too."""
-        return int(self.sizes.sum())
+        return int(self.records.sizes.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +60,23 @@ class PolledRecords:
     @property
     def data(self) -> memoryview | bytes:
         """The bytes that the records lie in."""
-        return self.fetched.data
+        return self.fetched.records.data
 
     @property
     def starts(self) -> NDArray[np.int64]:
         """The position of each record in `data`, shape (count,)."""
-        return self.fetched.starts[self.fetched.first : self.fetched.first + self.count]
+        return self.fetched.records.starts[self.fetched.first : self.fetched.first + self.count]
 
     @property
     def size_bytes(self) -> int:
         """The length of the records."""
-        return int(self.fetched.sizes[self.fetched.first : self.fetched.first + self.count].sum())
+        return int(self.fetched.records.sizes[self.fetched.first : self.fetched.first + self.count].sum())
 
     @property
     def next_offset(self) -> int:
         """The queue offset to go on at once these are taken."""
         end = self.fetched.first + self.count
-        offsets = self.fetched.offsets
+        offsets = self.fetched.records.offsets
         return self.fetched.next_offset if end == len(offsets) else int(offsets[end - 1]) + 1
 
 
@@ -191,7 +171,7 @@ def _intact(part: PolledRecords) -> list[MessageExt]:
 
 
 def _corrupt(part: PolledRecords, error: RecordError) -> StoreCorruptError:
-    offset = part.fetched.offsets[part.fetched.first]
+    offset = part.fetched.records.offsets[part.fetched.first]
     return StoreCorruptError(
         f"{part.queue}: a record at or behind queue offset {offset} is damaged ({error}); poll(max_messages=1) "
         "finds it, seek goes past it"

@@ -28,6 +28,7 @@ from raymq.errors import DataLossError, RaymqError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue
 from raymq.protocol.store import FetchRequest, QueueEnds
+from raymq.record.memory_records import LocatedRecords
 
 WATCH_WAIT_S: Final = 30.0
 """How long a store without news leaves an ask unanswered."""
@@ -254,11 +255,13 @@ class InPlaceReader:
                     self._with_batches.add(queue)
                 self._read_by_fetches([queue])
                 continue
-            found = [FetchedRecords.mapped(part, int(part.offsets[-1]) + 1) for part in records]
+            found = [FetchedRecords(part, int(part.offsets[-1]) + 1) for part in records]
             if found:
                 found[-1].next_offset = next_offset
             with self._lock:
-                self._core.fetched(queue, request.queue_offset, *found or [FetchedRecords.read(b"", next_offset)])
+                self._core.fetched(
+                    queue, request.queue_offset, *found or [FetchedRecords(LocatedRecords.read(b""), next_offset)]
+                )
             max_messages -= sum(part.count for part in found)
             left_bytes -= sum(part.size_bytes for part in found)
 

@@ -52,7 +52,7 @@ class TaskReader:
             return None
         return messages, damaged
 
-    def _find(self, log: StoreLog, places: LogPlaces) -> tuple[memoryview, NDArray[np.int64]]:
+    def _find(self, log: StoreLog, places: LogPlaces) -> tuple[memoryview | bytes, NDArray[np.int64]]:
         """The part of a file that holds the records, and the position of each in it. DataLossError or OSError if the
         file does not hold them all."""
         positions, sizes = np.frombuffer(places.positions, np.int64), np.frombuffer(places.sizes, np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.record.layout import RecordHeader, header_size
-from raymq.record.memory_records import MemoryRecords
+from raymq.record.memory_records import LocatedRecords, MemoryRecords
 
 RECORD_BYTES = header_size(0) + 12
 
@@ -19,13 +19,15 @@ def records_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MemoryRec
 def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> FetchedRecords:
     """Records of these offsets as a pull consumer holds them; the queue goes on at `next_offset`, by default behind the
     last of them."""
-    return FetchedRecords.read(records_of(offsets).data, offsets[-1] + 1 if next_offset is None else next_offset)
+    return FetchedRecords(
+        LocatedRecords.read(records_of(offsets).data), offsets[-1] + 1 if next_offset is None else next_offset
+    )
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
     """The queue offsets in a slice. Ask before it is taken."""
     first = part.fetched.first
-    offsets: list[int] = part.fetched.offsets[first : first + part.count].tolist()
+    offsets: list[int] = part.fetched.records.offsets[first : first + part.count].tolist()
     return offsets
 
 

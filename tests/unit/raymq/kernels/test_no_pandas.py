@@ -47,9 +47,8 @@ from raymq.consumer.pull import fetched_records as polled
 from raymq.consumer.subscription import Subscription
 from raymq.message import MessageQueue
 data = records(rich)
-part = polled.PolledRecords(
-    MessageQueue("t", "b", 1), Subscription.parse("t", "tag1 || tag2"), polled.FetchedRecords.read(data, 99), 99
-)
+fetched = polled.FetchedRecords(polled.LocatedRecords.read(data), 99)
+part = polled.PolledRecords(MessageQueue("t", "b", 1), Subscription.parse("t", "tag1 || tag2"), fetched, 99)
 assert polled.as_table(polled.decode_tables([part])).num_rows == 66
 """
 )

@@ -20,6 +20,7 @@ from raymq.kernels.columns import SCHEMA
 from raymq.message import MessageQueue
 from raymq.protocol.store import FetchRequest
 from raymq.record.layout import RecordError
+from raymq.record.memory_records import LocatedRecords
 from tests.support.stores.stores import make_batch, open_store
 
 QUEUE = MessageQueue("orders", "a", 0)
@@ -32,7 +33,7 @@ def fetched(tmp_path, no_flushes) -> FetchedRecords:
     store.append([make_batch([b"body-%d" % number for number in range(9)]), make_batch([b"body-9"], tags="BBBB")])
     [result] = store.fetch([FetchRequest("orders", 0, 0, 100)], max_bytes=1 << 20, wait_s=0.0)
     store.close()
-    return FetchedRecords.read(result.records, 12)
+    return FetchedRecords(LocatedRecords.read(result.records), 12)
 
 
 def part(fetched: FetchedRecords, count: int, expression: str = "*") -> PolledRecords:
@@ -78,8 +79,9 @@ def test_tags_are_compared_by_their_text(fetched, decode):
 
 
 def damage(fetched: FetchedRecords, body: bytes) -> None:
-    assert bytes(fetched.data).count(body) == 1
-    fetched.data = bytes(fetched.data).replace(body, b"X" * len(body))
+    data = bytes(fetched.records.data)
+    assert data.count(body) == 1
+    fetched.records = fetched.records._replace(data=data.replace(body, b"X" * len(body)))
 
 
 def test_messages_before_a_damaged_one_are_decoded(fetched):
@@ -100,4 +102,4 @@ def test_a_damaged_message_that_comes_first_is_an_error(fetched, decode):
 
 def test_records_whose_sizes_do_not_add_up_are_refused(fetched):
     with pytest.raises(RecordError):
-        FetchedRecords.read(bytes(fetched.data)[:-1], 12)
+        LocatedRecords.read(bytes(fetched.records.data)[:-1])
