@@ -30,8 +30,6 @@ class InstanceState:
         self.stats = ConsumeStats()
         self.stopping = threading.Event()
         """Set once the instance is to end."""
-        self.on_work: Callable[[], None] = lambda: None
-        """Called when something may be delivered that could not be before."""
         self.on_fetchable: Callable[[], None] = lambda: None
         """Called when something may be fetched that could not be before."""
         self.on_committable: Callable[[], None] = lambda: None

@@ -75,8 +75,8 @@ class LocalOffsets:
 
 
 class LocalFileOffsetStore:
-    """An OffsetStore (raymq.consumer.assignment.offset_committer) that the works of all broker groups share. A queue
-    that is not in the file starts where the group's broker says."""
+    """An OffsetStore (raymq.consumer.assignment.offset_committer). A queue that is not in the file starts where the
+    group's broker says."""
 
     may_be_reset = False
 
@@ -88,7 +88,7 @@ class LocalFileOffsetStore:
         self._lock = threading.Lock()
         self._known: dict[MessageQueue, int] | None = None
 
-    def prepare(self, timeout_s: float) -> None:
+    def prepare(self, broker_name: str, timeout_s: float) -> None:
         with self._lock:
             if self._known is None:
                 self._known = self._file.load()
@@ -104,7 +104,7 @@ class LocalFileOffsetStore:
         self._brokers.ensure_group(queue.broker_name, COMMIT_TIMEOUT_S)
         return self._brokers.start_offset(queue, self._query, generation, COMMIT_TIMEOUT_S)
 
-    def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit]) -> CommitAnswer:
+    def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float) -> CommitAnswer:
         with self._lock:
             offsets = dict(self._known or {})
             for queue, commit in commits.items():

@@ -59,11 +59,9 @@ class PushInstance:
         self._ending = False
         self._keys: dict[MessageQueue, InstanceQueue] = {}
         offsets = GroupOffsets(settings.group)
-        local = None if settings.clustering else LocalFileOffsetStore(name, settings, offsets)
-
-        def store(broker_name: str) -> OffsetStore:
-            return local or RemoteBrokerOffsetStore(offsets, settings.start, broker_name)
-
+        store: OffsetStore = LocalFileOffsetStore(name, settings, offsets)
+        if settings.clustering:
+            store = RemoteBrokerOffsetStore(offsets, settings.start)
         self._committer = OffsetCommitter(
             state.core,
             state.lock,
@@ -97,7 +95,6 @@ class PushInstance:
             on_gone=self._listener_gone,
             wake=services.feeds.wake,
         )
-        state.on_work = self._feed.wake
         state.on_fetchable = lambda: services.fetcher.changed(self)
         state.on_committable = self._commit
 

@@ -73,7 +73,7 @@ class SharedFetcher:
             storages,
             wanted=self._all_wanted,
             assigned=self._all_assigned,
-            request=lambda queue, offset: self._reader(queue).request(queue, offset),
+            request=self._request,
             deliver=self._deliver,
             lost=self._lose,
             in_place=True,
@@ -122,42 +122,26 @@ class SharedFetcher:
             self._look()
             return frozenset(queue for assigned in self._assigned.values() for queue in assigned)
 
-    def _reader(self, queue: MessageQueue) -> Reader:
+    def _reader(self, queue: MessageQueue) -> Reader | None:
+        """The instance that reads a queue; None if it has ended meanwhile."""
         with self._lock:
-            return self._readers.get(queue.instance, _NOBODY)  # type: ignore[attr-defined]  # all here are InstanceQueues
+            return self._readers.get(queue.instance)  # type: ignore[attr-defined]  # all here are InstanceQueues
+
+    def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
+        reader = self._reader(queue)
+        return reader.request(queue, offset) if reader else FetchRequest(queue.topic, queue.queue_id, offset, 1)
 
     def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
         reader = self._reader(queue)
-        reader.deliver(_plain(queue), offset, result)
-        with self._lock:
-            self._changed.add(reader.name)
+        if reader is not None:
+            reader.deliver(_plain(queue), offset, result)
+            with self._lock:
+                self._changed.add(reader.name)
 
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
-        self._reader(queue).lose(_plain(queue), offset, error)
-
-
-class _Nobody:
-    """Reads in place of an instance that has ended meanwhile."""
-
-    name = ""
-
-    def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
-        return {}
-
-    def assigned(self) -> frozenset[InstanceQueue]:
-        return frozenset()
-
-    def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        return FetchRequest(queue.topic, queue.queue_id, offset, 1)
-
-    def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        pass
-
-    def lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
-        pass
-
-
-_NOBODY: Final = _Nobody()
+        reader = self._reader(queue)
+        if reader is not None:
+            reader.lose(_plain(queue), offset, error)
 
 
 def _plain(queue: MessageQueue) -> MessageQueue:

@@ -40,9 +40,9 @@ class OffsetStore(Protocol):
     may_be_reset: bool
     """True if others may reset the offsets."""
 
-    def prepare(self, timeout_s: float) -> None:
-        """Make the group known, or read the file. Called before the first use, and again when the group has become
-        unknown."""
+    def prepare(self, broker_name: str, timeout_s: float) -> None:
+        """Make the group known to a broker group, or read the file. Called before the first use, and again when the
+        group has become unknown."""
 
     def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
         """The offsets at which the consumer starts with queues, each with the generation that granted it. Queues may be
@@ -51,29 +51,25 @@ class OffsetStore(Protocol):
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
         """The offset at which the consumer starts with a queue. TopicNotExistError."""
 
-    def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit]) -> CommitAnswer:
+    def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float) -> CommitAnswer:
         """Commit offsets; durable on return."""
 
 
 class RemoteBrokerOffsetStore:
-    """Keeps the offsets at one broker group."""
+    """Keeps the offsets at the brokers that hold the queues."""
 
     may_be_reset = True
 
-    def __init__(self, offsets: GroupOffsets, query: StartOffsetQuery, broker_name: str) -> None:
-        self._offsets, self._query, self._broker_name = offsets, query, broker_name
-
-    def prepare(self, timeout_s: float) -> None:
-        self._offsets.ensure_group(self._broker_name, timeout_s)
+    def __init__(self, offsets: GroupOffsets, query: StartOffsetQuery) -> None:
+        self._query = query
+        self._offsets = offsets
+        self.prepare, self.commit_offsets = offsets.ensure_group, offsets.commit_offsets
 
     def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
         return self._offsets.start_offsets(generations, self._query, COMMIT_TIMEOUT_S)
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
         return self._offsets.start_offset(queue, self._query, generation, COMMIT_TIMEOUT_S)
-
-    def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit]) -> CommitAnswer:
-        return self._offsets.commit_offsets(commits, COMMIT_TIMEOUT_S)
 
 
 class CommitThreads:
@@ -103,9 +99,9 @@ class CommitThreads:
 class OffsetCommitter:
     """The offsets of one consumer, called `name` in logs; `core`, guarded by `lock`, has its queues. Thread-safe.
 
-    `store(broker_name)` makes its OffsetStore at a broker group. `interval_s`: how often finished messages are
-    committed; None if the program commits. `on_started` is called when queues, or offsets in them, may be fetched that
-    could not be before, `on_committed` when a commit was answered: queues may have waited for it.
+    `interval_s`: how often finished messages are committed to the `store`; None if the program commits. `on_started`
+    is called when queues, or offsets in them, may be fetched that could not be before, `on_committed` when a commit was
+    answered: queues may have waited for it.
     """
 
     def __init__(
@@ -114,7 +110,7 @@ class OffsetCommitter:
         lock: threading.Lock,
         *,
         name: str,
-        store: Callable[[str], OffsetStore],
+        store: OffsetStore,
         threads: CommitThreads,
         interval_s: float | None,
         on_started: Callable[[], None],
@@ -127,7 +123,7 @@ class OffsetCommitter:
         """The error of a commit that cannot succeed; None once it is raised."""
         self.armed = False
         """The threads are to look for finished messages, at their time."""
-        self._store, self._threads = store, threads
+        self.store, self._threads = store, threads
         self._works_lock = threading.Lock()
         """Guards `_works` and `_closed`."""
         self._works: dict[str, _BrokerWork] = {}
@@ -157,17 +153,15 @@ class OffsetCommitter:
             if work is not None:
                 work.prepare(timeout_s)
 
-    def commit(
-        self, commit_offsets: Callable[[Mapping[MessageQueue, OffsetCommit]], CommitAnswer]
-    ) -> dict[MessageQueue, int]:
-        """Commit everything that is finished by this call, in this thread, and return the committed offsets."""
+    def commit(self, timeout_s: float) -> dict[MessageQueue, int]:
+        """Commit everything that is finished, in this thread, and return the committed offsets."""
         with ExitStack() as held:
             for work in self._all():
                 held.enter_context(work.commit_lock)
                 work.commit_at_s = time.monotonic() + self.interval_s
             with self.lock:
                 commits = self.core.uncommitted()
-            return self.answered(commits, commit_offsets(commits)) if commits else {}
+            return self.answered(commits, self.store.commit_offsets(commits, timeout_s)) if commits else {}
 
     def answered(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> dict[MessageQueue, int]:
         """Take the brokers' answer to commits, and return the committed offsets."""
@@ -204,7 +198,7 @@ class OffsetCommitter:
         with self._works_lock:
             work = self._works.get(broker_name)
             if work is None and not self._closed:
-                work = _BrokerWork(self, self._store(broker_name), self._threads.of(broker_name))
+                work = _BrokerWork(self, self._threads.of(broker_name))
                 self._works[broker_name] = work
             return work
 
@@ -268,7 +262,7 @@ class _BrokerThread:
 class _BrokerWork:
     """One consumer's offsets at one broker group."""
 
-    def __init__(self, committer: OffsetCommitter, store: OffsetStore, thread: _BrokerThread) -> None:
+    def __init__(self, committer: OffsetCommitter, thread: _BrokerThread) -> None:
         self.committer, self.thread = committer, thread
         self.ask = threading.Event()
         """The next commit is to ask about every queue."""
@@ -279,14 +273,13 @@ class _BrokerWork:
         """The time of the next commit of finished messages."""
         self._asked_s = time.monotonic()
         """When resets were asked about last."""
-        self._store = store
         self._prepared = False
         self._backoff = Backoff()
         self._not_before_s = 0.0
 
     def prepare(self, timeout_s: float = COMMIT_TIMEOUT_S) -> None:
         if not self._prepared:
-            self._store.prepare(timeout_s)
+            self.committer.store.prepare(self.thread.broker_name, timeout_s)
             self._prepared = True
 
     def schedule(self, *, now: bool = False) -> float:
@@ -308,7 +301,7 @@ class _BrokerWork:
     def _asks_alone(self) -> bool:
         """True if no group tells of resets. Called with the consumer's lock held."""
         core = self.committer.core
-        return self._store.may_be_reset and core.joined and core.offsets_version is None
+        return self.committer.store.may_be_reset and core.joined and core.offsets_version is None
 
     def do(self) -> None:
         """Commit and start what is to be. RaymqError when the broker does not answer."""
@@ -349,7 +342,7 @@ class _BrokerWork:
             if not commits:
                 return
             try:
-                answer = self._store.commit_offsets(commits)
+                answer = committer.store.commit_offsets(commits, COMMIT_TIMEOUT_S)
             except RaymqError as error:
                 if ask:
                     self.ask.set()
@@ -366,11 +359,13 @@ class _BrokerWork:
             starting: list[AssignedQueue] = committer.core.starting(self.thread.broker_name)
         if not starting:
             return
-        starts = self._store.start_offsets({assigned.queue: assigned.generation for assigned in starting})
+        starts = committer.store.start_offsets({assigned.queue: assigned.generation for assigned in starting})
         try:
             for assigned in starting:
                 try:
-                    start = starts.get(assigned.queue) or self._store.start_offset(assigned.queue, assigned.generation)
+                    start = starts.get(assigned.queue)
+                    if start is None:
+                        start = committer.store.start_offset(assigned.queue, assigned.generation)
                 except TopicNotExistError as error:
                     logger.warning("%s gives up a queue of deleted topic %s", committer.name, error.topic)
                     with committer.lock:

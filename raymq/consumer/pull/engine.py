@@ -117,7 +117,7 @@ class PullEngine:
             self._core,
             self._lock,
             name=name,
-            store=lambda broker_name: RemoteBrokerOffsetStore(self._offsets, settings.start, broker_name),
+            store=RemoteBrokerOffsetStore(self._offsets, settings.start),
             threads=commits,
             interval_s=settings.auto_commit_interval_s if settings.auto_commit else None,
             on_started=self._fetch,
@@ -382,7 +382,7 @@ class PullEngine:
         if finished:
             with self._lock:
                 self._core.finish_all()
-        committed = self._committer.commit(lambda commits: self._offsets.commit_offsets(commits, GROUP_CALL_TIMEOUT_S))
+        committed = self._committer.commit(GROUP_CALL_TIMEOUT_S)
         self._member.release()
         return committed
 

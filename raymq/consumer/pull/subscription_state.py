@@ -87,11 +87,6 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return len(self._hungry) if self._has_capacity else 0
 
     @property
-    def has_uncommitted(self) -> bool:
-        """True if there is something to commit."""
-        return bool(self._dirty)
-
-    @property
     def buffered_count(self) -> int:
         """The number of records that wait for a poll."""
         return self._buffered_count
@@ -382,7 +377,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         )
 
     def _perhaps_dirty(self) -> Iterable[AssignedMessageQueue]:
-        return [self._queues[queue] for queue in self._dirty]
+        return (self._queues[queue] for queue in self._dirty)
 
     def _committed(self, assigned: AssignedMessageQueue) -> None:
         self._note(assigned)

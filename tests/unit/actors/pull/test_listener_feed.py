@@ -106,7 +106,6 @@ class Scene:
             on_gone=self.gone.set,
             wake=self.thread.wake,
         )
-        instance.on_work = feed.wake
         self.thread.add(feed)
         return feed
 

@@ -80,13 +80,13 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
         "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
     )
     store = LocalFileOffsetStore("pull-billing-0", settings, Brokers())
-    store.prepare(1.0)
+    store.prepare("broker-a", 1.0)
     assert store.start_offsets({Q: 0}) == {}
     assert store.start_offset(Q, 0) == QueueOffset(99)
-    store.commit_offsets({Q: OffsetCommit(120, 0, 0), P: OffsetCommit(None, 0, 0)})
+    store.commit_offsets({Q: OffsetCommit(120, 0, 0), P: OffsetCommit(None, 0, 0)}, 1.0)
     brokers = Brokers()
     again = LocalFileOffsetStore("pull-billing-0", settings, brokers)
-    again.prepare(1.0)
+    again.prepare("broker-a", 1.0)
     assert again.start_offsets({Q: 0, P: 0}) == {Q: QueueOffset(120)}
     brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
     with pytest.raises(NoPermissionError):

@@ -52,16 +52,6 @@ def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
     assert core.wanted(0.0) == {Q: 5}
 
 
-def test_a_start_that_comes_after_the_queue_was_lost_is_ignored():
-    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
-    grant(core, Q)
-    [process_queue] = core.starting("broker-a")
-    core.lose_all()
-    grant(core, Q, generation=8)
-    core.started(process_queue, QueueOffset(5))
-    assert core.wanted(0.0) == {}
-
-
 @pytest.mark.parametrize("orderly", [False, True])
 def test_what_was_consumed_is_committed_with_generation_and_reset_version(orderly):
     core = table(orderly=orderly)
@@ -273,20 +263,6 @@ def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     assert core.uncommitted("broker-a") == {Q: OffsetCommit(3, 7, 3)}
 
 
-def test_the_answer_to_a_commit_of_before_a_reset_is_ignored():
-    core = table()
-    fetch(core, Q, 5)
-    consume(core)
-    fetch(core, Q, 6)
-    [task] = core.deliverable(0.0)
-    core.reported(task, DONE, 0.0)
-    commits = core.uncommitted("broker-a")
-    asked = core.reset_queries("broker-a")
-    core.commit_answered(asked, CommitAnswer(reset={Q: QueueOffset(2, 3)}))
-    core.commit_answered(commits, CommitAnswer())
-    assert process_queue_of(core, Q).committed == 2
-
-
 # Handing over
 
 
@@ -309,14 +285,6 @@ def test_a_revoked_queue_is_released_after_its_tasks_have_ended_and_are_committe
     else:
         assert core.release(1.0) == [Q]
         assert core.holding == frozenset()
-
-
-def test_a_queue_that_never_began_is_released_at_once():
-    core = ProcessQueues(PushSettings("billing", (Subscription.parse("orders"),)))
-    grant(core, Q)
-    core.revoke([Q], 0.0)
-    assert core.release(0.0) == [Q]
-    assert core.starting("broker-a") == []
 
 
 @pytest.mark.parametrize(("orderly", "released"), [(False, [Q]), (True, [])])

@@ -130,35 +130,9 @@ def test_a_member_that_its_group_does_not_hear_gives_up_its_queues_once_its_leas
     assert scene.holding() == frozenset()
 
 
-def test_the_failure_is_raised_only_if_the_group_has_never_answered(scene):
-    scene.member.raise_failure()
-    scene.group.fails = True
-    scene.join()
-    with pytest.raises(RequestTimeoutError):
-        scene.member.raise_failure()
-    scene.group.fails = False
-    scene.beats()
-    scene.group.fails = True
-    scene.beats()
-    scene.member.raise_failure()
-
-
 def test_at_its_end_it_leaves_and_holds_nothing(scene):
     scene.join(*QUEUES)
     scene.member.leave()
     scene.joined = False
     last = scene.group.heard[-1]
     assert (last.leaving, last.holding, scene.holding()) == (True, frozenset(), frozenset())
-
-
-def test_a_member_whose_program_does_not_poll_leaves_and_comes_back_with_the_next_poll(scene):
-    scene.join(*QUEUES)
-    with scene.lock:
-        scene.core.poll_ends(-1e9)
-    eventually(lambda: scene.group.heard[-1].leaving, "the farewell", WAIT_S)
-    count = len(scene.group.heard)
-    assert scene.holding() == frozenset()
-    with scene.lock:
-        scene.core.poll_begins(0.0)
-    scene.beats()
-    assert not any(beat.leaving for beat in scene.group.heard[count:])

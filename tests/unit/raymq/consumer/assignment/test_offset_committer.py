@@ -25,9 +25,7 @@ AWAY = ServiceNotAvailableError("restarting")
 
 
 class Broker:
-    """An OffsetStore that notes what it is asked."""
-
-    may_be_reset = True
+    """A broker group that notes what it is asked."""
 
     def __init__(self) -> None:
         self.prepared = 0
@@ -37,9 +35,6 @@ class Broker:
         self.failures: list[Exception] = []
         self.answer = CommitAnswer()
         self.left_out: dict[MessageQueue, Exception | None] = {}
-
-    def prepare(self, timeout_s) -> None:
-        self.prepared += 1
 
     def start_offsets(self, generations) -> dict[MessageQueue, QueueOffset]:
         return {queue: QueueOffset(10) for queue in generations if queue not in self.left_out}
@@ -59,18 +54,46 @@ class Broker:
         return answer
 
 
+class Store:
+    """An OffsetStore at the brokers."""
+
+    may_be_reset = True
+
+    def __init__(self) -> None:
+        self.brokers = {"broker-a": Broker(), "broker-b": Broker()}
+
+    def prepare(self, broker_name, timeout_s) -> None:
+        self.brokers[broker_name].prepared += 1
+
+    def start_offsets(self, generations) -> dict[MessageQueue, QueueOffset]:
+        [broker_name] = {queue.broker_name for queue in generations}
+        return self.brokers[broker_name].start_offsets(generations)
+
+    def start_offset(self, queue, generation) -> QueueOffset:
+        return self.brokers[queue.broker_name].start_offset(queue, generation)
+
+    def commit_offsets(self, commits, timeout_s) -> CommitAnswer:
+        answers = [
+            broker.commit_offsets({queue: commit for queue, commit in commits.items() if queue.broker_name == name})
+            for name, broker in self.brokers.items()
+            if any(queue.broker_name == name for queue in commits)
+        ]
+        return answers[0] if len(answers) == 1 else CommitAnswer()
+
+
 class Scene:
     def __init__(self, commits, interval_s: float | None = 0.01) -> None:
         self.lock = threading.Lock()
         self.core = SubscriptionState(PullSettings("billing", auto_commit=interval_s is not None), 0.0)
         self.core.subscribe(Subscription.parse("orders"))
-        self.brokers = {"broker-a": Broker(), "broker-b": Broker()}
+        self.store = Store()
+        self.brokers = self.store.brokers
         self.on_started, self.on_committed = Mock(), Mock()
         self.committer = OffsetCommitter(
             self.core,
             self.lock,
             name="billing-0",
-            store=self.brokers.__getitem__,
+            store=self.store,
             threads=commits,
             interval_s=interval_s,
             on_started=self.on_started,
@@ -189,11 +212,10 @@ def test_without_an_interval_only_the_program_commits(make_scene):
     scene.consume(A, 10)
     scene.consume(B, 10)
     scene.grant(A, B, generation=8)
-    asked = []
-    assert scene.committer.commit(lambda commits: asked.append(set(commits)) or CommitAnswer()) == {A: 11, B: 11}
-    assert asked == [{A, B}]
-    assert scene.committer.commit(lambda commits: CommitAnswer()) == {}
     assert [broker.commits for broker in scene.brokers.values()] == [[], []]
+    assert scene.committer.commit(1.0) == {A: 11, B: 11}
+    assert scene.committer.commit(1.0) == {}
+    assert [broker.commits for broker in scene.brokers.values()] == [[{A: 11}], [{B: 11}]]
 
 
 def test_a_commit_that_failed_is_tried_again(scene):
