@@ -26,7 +26,6 @@ from actors.core.consume.consume_orderly import ConsumeOrderly
 from actors.core.consume.consume_service import ConsumeService, Reaction, SendBack
 from actors.core.consume.located_records import TaskRecords
 from actors.core.consume.process_queue import ProcessQueue, Task
-from raymq.consumer.assignment.assigned_queue import AssignmentState
 from raymq.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
 from raymq.consumer.push.settings import PushSettings
 from raymq.message import MessageQueue
@@ -203,7 +202,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     ) -> None:
         """Add the messages that a fetch from `from_offset` found; the next fetch is at `next_offset`. Ignored if the
         queue was revoked meanwhile, or is fetched at another offset now."""
-        process_queue = self._read_at(queue, from_offset)
+        process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
             return
         if next_offset > from_offset:
@@ -213,20 +212,13 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     def jump(self, queue: MessageQueue, from_offset: int, to_offset: int) -> None:
         """Fetch on at `to_offset`: the store does not hold `from_offset` (any more). A jump back waits until every held
         message is finished. Ignored if the queue was revoked meanwhile, or is fetched at another offset now."""
-        process_queue = self._read_at(queue, from_offset)
+        process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
             return
         if to_offset > from_offset or not process_queue.count:
             # The messages held were read before the gap came to be: they are delivered first.
             process_queue.fetch_offset = to_offset
             process_queue.backwards = to_offset < (process_queue.committed or 0)
-
-    def _read_at(self, queue: MessageQueue, offset: int) -> ProcessQueue | None:
-        """The queue if it is fetched from, at this offset next; None otherwise."""
-        process_queue = self._queues.get(queue)
-        if process_queue is None or process_queue.state is not AssignmentState.STARTED:
-            return None
-        return process_queue if process_queue.fetch_offset == offset else None
 
     def unreadable(self, queue: MessageQueue, offset: int, error: Exception) -> None:
         """Note that the store has lost the message at `offset`, the next one of a queue; `trouble` says so."""

@@ -80,6 +80,13 @@ class AssignedQueues(ABC, Generic[Q]):
         """The queues whose start offset is to be asked for, of one broker group or of all."""
         return [assigned for queue, assigned in self._starting.items() if broker_name in (None, queue.broker_name)]
 
+    def _fetched_at(self, queue: MessageQueue, offset: int) -> Q | None:
+        """The queue if it is fetched from, at `offset` next; None if it was revoked or moved meanwhile."""
+        assigned = self._queues.get(queue)
+        if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.fetch_offset != offset:
+            return None
+        return assigned
+
     # Ownership
 
     def assignment_received(self, assignment: GroupAssignment, sent_s: float) -> None:

@@ -235,9 +235,9 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         """The fetch of a queue from `offset`, with the number of messages there is capacity for. If `offset` is not its
         next one (any more), the fetch is for one message, and `fetched` ignores its result."""
-        assigned = self._queues.get(queue)
+        assigned = self._fetched_at(queue, offset)
         subscription = self._subscriptions.get(queue.topic)
-        if assigned is None or subscription is None or assigned.silent or assigned.fetch_offset != offset:
+        if assigned is None or subscription is None or assigned.paused:
             return FetchRequest(queue.topic, queue.queue_id, offset, 1)
         assigned.fetching = True
         share = (self._settings.threshold_all_count - self._buffered_count) // len(self._queues)
@@ -246,14 +246,14 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     def reads(self, queue: MessageQueue, offset: int) -> bool:
         """True if `offset` is the next one to fetch of a queue that is assigned and not paused."""
-        assigned = self._queues.get(queue)
-        return assigned is not None and not assigned.silent and assigned.fetch_offset == offset
+        assigned = self._fetched_at(queue, offset)
+        return assigned is not None and not assigned.paused
 
     def fetched(self, queue: MessageQueue, offset: int, *found: FetchedRecords) -> bool:
         """Buffer the records that a fetch from `offset` found, or a look into the mapped files. False if they are not
         wanted any more: a seek, reset, pause or revocation has come between."""
-        assigned = self._queues.get(queue)
-        if assigned is None or not assigned.fetching or assigned.fetch_offset != offset:
+        assigned = self._fetched_at(queue, offset)
+        if assigned is None or not assigned.fetching:
             return False
         for fetched in found:
             assigned.fetched(fetched)
@@ -263,8 +263,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     def out_of_range(self, queue: MessageQueue, offset: int, next_offset: int) -> bool:
         """Go on at `next_offset`: the queue does not hold `offset` (any more). Records buffered from before a gap are
         returned first. False if `offset` is not fetched any more."""
-        assigned = self._queues.get(queue)
-        if assigned is None or assigned.fetch_offset != offset:
+        assigned = self._fetched_at(queue, offset)
+        if assigned is None:
             return False
         if assigned.buffered and next_offset > offset:
             assigned.fetch_offset = next_offset

@@ -186,6 +186,17 @@ def test_a_fenced_queue_is_let_go_and_taken_again_only_in_a_newer_generation():
     assert starting(core) == {Q0: 2}
 
 
+def test_a_refusal_from_before_the_queue_was_granted_anew_counts_for_nothing():
+    core = make(Q0)
+    core.seek(Q0, 1)
+    under_way = core.uncommitted()
+    core.lose_all()
+    grant(core, Q0, generation=3)
+    start_all(core, 5)
+    core.commit_answered(under_way, CommitAnswer(fenced=frozenset({Q0})))
+    assert core.assigned_queues == [Q0]
+
+
 def test_a_queue_whose_topic_is_gone_is_let_go():
     core = make(Q0, Q1)
     core.commit_answered(core.reset_queries(), CommitAnswer(gone=frozenset({Q0})))
