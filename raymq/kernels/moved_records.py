@@ -19,12 +19,8 @@ from raymq.kernels.fields import Bytes, FieldOffsets, find_fields
 from raymq.kernels.property_shapes import PropertyShape, Values, find_property_shapes
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
-    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-    PROPERTY_PRODUCER_EPOCH,
-    PROPERTY_PRODUCER_ID,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_SEQUENCE,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELIVER_MS,
 )
@@ -32,18 +28,9 @@ from raymq.record import layout
 from raymq.record.crc import PROPERTY_CRC_PREFIX
 from raymq.record.encode import ProducerSequence, topic_part
 from raymq.record.layout import RecordError, windows
+from raymq.record.rewrite import EXCHANGED_NAMES, producer_text
 
 _QUEUE_ID_MAX: Final = 2**31 - 1
-_EXCHANGED: Final = tuple(
-    f"{name}\x01".encode()
-    for name in (
-        PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-        PROPERTY_PRODUCER_ID,
-        PROPERTY_PRODUCER_EPOCH,
-        PROPERTY_SEQUENCE,
-    )
-)
-"""The beginnings of properties that are not kept."""
 _CRC_NAME: Final = PROPERTY_CRC_PREFIX[:-1]
 _ONLY_THE_STORE_KNOWS: Final = (
     slice(layout.QUEUE_OFFSET_OFFSET, layout.SYS_FLAG_OFFSET),
@@ -106,7 +93,7 @@ def _move_shape(
     for index, row in enumerate(rows.tolist()):
         topic = topics[int(name_codes[index])]
         producer = producers[row]
-        properties = kept[index].tobytes() + _identity(producer)
+        properties = kept[index].tobytes() + producer_text(producer)
         if topic is None or len(properties) > MAX_PROPERTIES_BYTES:
             continue
         body = view[body_at[index] : body_end[index]]
@@ -133,14 +120,6 @@ def _topic(data: bytes) -> _Topic | None:
     return _Topic(name, magic.to_bytes(4, signed=True), text)
 
 
-def _identity(producer: ProducerSequence) -> bytes:
-    """The properties that tell the producer of a record."""
-    return (
-        f"{PROPERTY_PRODUCER_ID}\x01{producer.producer_id}\x02{PROPERTY_PRODUCER_EPOCH}\x01{producer.epoch}\x02"
-        f"{PROPERTY_SEQUENCE}\x01{producer.first_sequence}\x02"
-    ).encode()
-
-
 def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:
     return np.zeros(count, np.int64) if tags is None else tags.tags_codes()
 
@@ -150,7 +129,7 @@ def _kept_text(shape: PropertyShape) -> Bytes:
     columns: list[int] = []
     at = 0
     for piece in shape.texts[0].tobytes().split(b"\x02"):
-        if piece and not piece.startswith(_EXCHANGED):
+        if piece and not piece.startswith(EXCHANGED_NAMES):
             columns += [*range(at, at + len(piece)), -1]
         at += len(piece) + 1
     wanted = np.array(columns, np.int64)

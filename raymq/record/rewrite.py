@@ -37,7 +37,17 @@ from raymq.record.layout import (
     read_header,
 )
 
-_PRODUCER: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERTY_SEQUENCE)
+EXCHANGED_NAMES: Final = tuple(
+    f"{name}\x01".encode()
+    for name in (
+        PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+        PROPERTY_PRODUCER_ID,
+        PROPERTY_PRODUCER_EPOCH,
+        PROPERTY_SEQUENCE,
+    )
+)
+"""The beginnings of the properties that a new record does not take over: it has a producer of its own
+(`producer_text`), and the store gives it its own offsets in other queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +146,11 @@ def build_record(
     MessageIllegalError when the properties exceed 32767 bytes; IllegalNameError when `topic` is no name.
     """
     magic, topic_text = topic_part(topic)
-    whose = dict(zip(_PRODUCER, (producer.producer_id, str(producer.epoch), str(producer.first_sequence)), strict=True))
-    # The store gives the new record its own offsets in other queues.
-    new = {PROPERTY_INNER_MULTI_QUEUE_OFFSET: "", **exchanged, **whose}
-    names = tuple(f"{name}\x01".encode() for name in new)
+    names = (*EXCHANGED_NAMES, *(f"{name}\x01".encode() for name in exchanged))
     pieces = [piece for piece in record.properties.split(b"\x02") if piece and not piece.startswith(names)]
-    pieces += [f"{name}\x01{value}".encode() for name, value in new.items() if value]
-    properties = b"\x02".join(pieces) + b"\x02" + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
+    pieces += [f"{name}\x01{value}".encode() for name, value in exchanged.items() if value]
+    kept = b"".join([piece + b"\x02" for piece in pieces])
+    properties = kept + producer_text(producer) + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
     if len(properties) > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(f"the properties take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit")
     sys_flag = record.header.sys_flag & ~SYS_FLAG_STORE_HOST_IPV6 | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
@@ -159,3 +167,11 @@ def build_record(
         prepared_transaction_offset=0,
     )
     return b"".join((header.encode(), record.body, topic_text, len(properties).to_bytes(2), properties))
+
+
+def producer_text(producer: ProducerSequence) -> bytes:
+    """The properties that tell the producer of a new record, as on disk."""
+    return (
+        f"{PROPERTY_PRODUCER_ID}\x01{producer.producer_id}\x02{PROPERTY_PRODUCER_EPOCH}\x01{producer.epoch}\x02"
+        f"{PROPERTY_SEQUENCE}\x01{producer.first_sequence}\x02"
+    ).encode()
