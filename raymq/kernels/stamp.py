@@ -97,24 +97,63 @@ def stamp_many(
     data: bytearray | memoryview,
 ) -> None:
     """`stamp_one` for records that end at `ends` of `data`, back to back."""
-    # Each record starts where the one before it ends.
-    starts = np.empty_like(ends)
-    starts[0] = 0
-    starts[1:] = ends[:-1]
-    # Queue and physical offset lie side by side: 16 bytes per record, written by one scatter.
-    offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
-    offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + len(starts))
-    offsets[:, 1] = starts + first_physical_offset
-    windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view(void_dtype(16))[:, 0]
-    # So do time and host, which are the same in all records; the first record tells where, for all have one family.
+    starts = _starts_of(ends)
+    queue_offsets = np.arange(first_queue_offset, first_queue_offset + len(starts))
+    _put_offsets(data, starts, queue_offsets, first_physical_offset)
+    # Time and host are the same in all records; the first record tells where, for all have one family.
     stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     starts += _store_timestamp_at(data)
     windows(data, len(stored))[starts] = np.void(stored)
     if is_sealed(data):
-        start = 0
-        for end in ends.tolist():
-            data[end - PROPERTY_CRC_LENGTH : end] = property_crc(data[start:end])
-            start = end
+        _seal(data, [0, *ends[:-1].tolist()], ends.tolist())
+
+
+def stamp_mixed(
+    ends: NDArray[np.int64],
+    queue_offsets: NDArray[np.int64],
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    data: bytearray | memoryview,
+) -> None:
+    """`stamp_one` for records that end at `ends` of `data`, back to back, and get these queue offsets, shape (n,) as
+    `ends`. Unlike those of a batch, some may have IPv6 born hosts or a property CRC, and others not."""
+    starts = _starts_of(ends)
+    _put_offsets(data, starts, queue_offsets, first_physical_offset)
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    windows(data, len(stored))[_store_timestamps_at(data, starts)] = np.void(stored)
+    prefix = np.frombuffer(PROPERTY_CRC_PREFIX, np.uint8)
+    tails = windows(data, len(prefix))[ends - PROPERTY_CRC_LENGTH].view(np.uint8).reshape(-1, len(prefix))
+    sealed = np.flatnonzero((tails == prefix).all(axis=1))
+    _seal(data, starts[sealed].tolist(), ends[sealed].tolist())
+
+
+def _starts_of(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The start of each record that ends at `ends`: where the one before it ends."""
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    starts[1:] = ends[:-1]
+    return starts
+
+
+def _put_offsets(
+    data: bytearray | memoryview,
+    starts: NDArray[np.int64],
+    queue_offsets: NDArray[np.int64],
+    first_physical_offset: int,
+) -> None:
+    """Write the queue and physical offsets of the records at `starts`. They lie side by side: 16 bytes per record,
+    written by one scatter."""
+    offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
+    offsets[:, 0] = queue_offsets
+    offsets[:, 1] = starts + first_physical_offset
+    windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view(void_dtype(16))[:, 0]
+
+
+def _seal(data: bytearray | memoryview, starts: list[int], ends: list[int]) -> None:
+    """Write the property CRC of each record between these bytes, which has space for one."""
+    for start, end in zip(starts, ends, strict=True):
+        data[end - PROPERTY_CRC_LENGTH : end] = property_crc(data[start:end])
 
 
 def stamp_alike(
@@ -149,11 +188,16 @@ def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
 
 def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The store timestamps, in ms since 1970, of the records that start at `starts` of `data`; shape as `starts`."""
-    # An IPv6 born host, told by a bit in the sys flag's last byte, moves the store timestamp.
-    wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
-    positions = starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
+    positions = _store_timestamps_at(data, starts)
     times: NDArray[np.int64] = windows(data, 8)[positions].view(_BIG_ENDIAN_LONG).astype(np.int64)
     return times
+
+
+def _store_timestamps_at(data: bytearray | memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The position of the store timestamp of each record that starts at `starts` of `data`."""
+    # An IPv6 born host, told by a bit in the sys flag's last byte, moves the store timestamp.
+    wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
+    return starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
 
 
 def with_property_crc(batch: EncodedBatch) -> EncodedBatch:

@@ -17,7 +17,8 @@ from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError
 from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
-from raymq.kernels.stamp import is_sealed, stamp_alike, stamp_many, stamp_one
+from raymq.kernels.stamp import is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
+from raymq.kernels.units import begins_of
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
 from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX
@@ -255,24 +256,24 @@ class Appender:
     ) -> None:
         """Stamp and write deliveries that lie back to back in one file, from `physical_offset` on, and their units."""
         store_ms = self.last_store_timestamp_ms
-        units: dict[ConsumeQueue, list[tuple[int, int, int]]] = {}
-        position = physical_offset
-        for item, queue in zip(deliveries, queues, strict=True):
-            rows = units.setdefault(queue, [])
-            stamp_one(queue.next_offset + len(rows), position, store_ms, self.store_host, item.record)
-            code = item.tags_code
-            if is_waiting_topic(item.topic):
-                waits_in = (item.topic, item.queue_id)
-                [code] = waiting_codes(waits_in, np.array([code], np.int64), store_ms, self._delay_levels_ms).tolist()
-            rows.append((position, len(item.record), code))
-            position += len(item.record)
-        data = memoryview(b"".join([item.record for item in deliveries]))
-        self._log.write(physical_offset, data, store_ms)
-        self.last_record_offset = self._log.end_offset - len(deliveries[-1].record)
-        for queue, rows in units.items():
-            columns = np.array(rows, np.int64)
-            queue.append_scattered(columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
-        self._show_with_log(list(units))
+        sizes = np.array([len(item.record) for item in deliveries], np.int32)
+        codes = np.array([item.tags_code for item in deliveries], np.int64)
+        rows_of: dict[ConsumeQueue, list[int]] = {}
+        for row, queue in enumerate(queues):
+            rows_of.setdefault(queue, []).append(row)
+        queue_offsets = np.empty(len(deliveries), np.int64)
+        for queue, rows in rows_of.items():
+            queue_offsets[rows] = np.arange(queue.next_offset, queue.next_offset + len(rows))
+            if is_waiting_topic(queue.topic):
+                codes[rows] = waiting_codes(queue.key, codes[rows], store_ms, self._delay_levels_ms)
+        data, ends = bytearray().join([item.record for item in deliveries]), record_ends(sizes)
+        stamp_mixed(ends, queue_offsets, physical_offset, store_ms, self.store_host, data)
+        self._log.write(physical_offset, memoryview(data), store_ms)
+        begins = begins_of(physical_offset, sizes, ends)
+        self.last_record_offset = int(begins[-1])
+        for queue, rows in rows_of.items():
+            queue.append_scattered(begins[rows], sizes[rows], codes[rows])
+        self._show_with_log(list(rows_of))
         self.messages_appended += len(deliveries)
 
     def commit(self) -> None:

@@ -43,7 +43,7 @@ class Delivery:
     # The queue it is for.
     topic: str
     queue_id: int
-    # Its record there, to be stamped in place. As its producer it names the queue where the message waited.
+    # Its record there, not stamped yet. As its producer it names the queue where the message waited.
     record: bytearray
     # The code of its unit there.
     tags_code: int

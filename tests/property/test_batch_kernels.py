@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from raymq.errors import MessageIllegalError
 from raymq.kernels.check import BatchFacts, validate_batch
-from raymq.kernels.stamp import is_sealed, stamp, stamp_alike, stamp_many, stamp_one
+from raymq.kernels.stamp import is_sealed, stamp, stamp_alike, stamp_many, stamp_mixed, stamp_one
 from raymq.kernels.units import begins_of, units_of
 from raymq.message import Message
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch, topic_part
@@ -40,6 +40,30 @@ def batches(draw: st.DrawFn) -> EncodedBatch:
 
 def is_ipv6_stored(batch: EncodedBatch) -> bool:
     return bool(unpack_header(batch.records, 0)[7] & 0x20)
+
+
+@given(st.lists(st.tuples(batches(), OFFSETS), min_size=1, max_size=5), OFFSETS, st.booleans())
+def test_records_of_all_kinds_are_stamped_together_as_one_by_one(
+    drawn: list[tuple[EncodedBatch, int]], physical_offset: int, ipv6_store: bool
+) -> None:
+    # The first record of each batch that has space for this store's host.
+    records = [
+        (bytes(batch.records[: batch.sizes[0]]), offset)
+        for batch, offset in drawn
+        if is_ipv6_stored(batch) == ipv6_store
+    ]
+    if not records:
+        return
+    expected, position = b"", physical_offset
+    for record, queue_offset in records:
+        one = bytearray(record)
+        stamp_one(queue_offset, position, 12_345, HOSTS[ipv6_store], one)
+        expected, position = expected + one, position + len(one)
+    together = bytearray().join([record for record, _ in records])
+    ends = record_ends(np.array([len(record) for record, _ in records], np.int32))
+    offsets = np.array([offset for _, offset in records], np.int64)
+    stamp_mixed(ends, offsets, physical_offset, 12_345, HOSTS[ipv6_store], together)
+    assert together == expected
 
 
 @given(batches(), OFFSETS, OFFSETS, st.integers(0, 2**42))
