@@ -36,7 +36,15 @@ from raymq.remoting.lane.calls import ControlCalls
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.loop import Timer
-from raymq.remoting.lane.reads import Fetch, decode_fetch, decode_wait, encode_ends, encode_fetched
+from raymq.remoting.lane.reads import (
+    Fetch,
+    QueueName,
+    decode_fetch,
+    decode_queues,
+    decode_wait,
+    encode_ends,
+    encode_fetched,
+)
 from raymq.remoting.lane.server import FRAME_MAX_BYTES, Handler, LaneServer
 from storage.append.durability import StartedAppend
 from storage.read.fetch_service import concluded, following, has_news
@@ -72,11 +80,14 @@ class LaneContext:
     def __init__(self) -> None:
         self.handles = ServerHandles()
         self.waits: set[Waiting] = set()
+        self.watched: WatchedQueues | None = None
 
     def close(self) -> None:
         """The connection has ended: nobody waits any more."""
         for wait in list(self.waits):
             wait.end()
+        if self.watched is not None:
+            self.watched.end()
 
 
 class Waiting(ABC):
@@ -139,19 +150,112 @@ class Waiting(ABC):
             self.request.fail(self.request.told(error, type(self).__name__))
 
 
-class WaitingForEnds(Waiting):
-    """A WAIT."""
+class WatchedQueues:
+    """The WAITs of one connection for the same queues, one after another. For the lane's thread; `wake` is for any.
 
-    def __init__(self, plane: DataPlane, request: LaneRequest, positions: Sequence[QueuePosition]) -> None:
-        super().__init__(plane, request)
-        self._positions = positions
+    The queues stay registered between the WAITs: a consumer asks again for each message that it gets, most often with
+    other offsets of the same queues.
+    """
 
-    def look(self, *, last: bool) -> None:
-        """Answer with the ends of the queues if one of them has something, or if this is the last look."""
-        ends, news = self._plane.source.ends(self._positions)
-        if news or last:
+    def __init__(self, plane: DataPlane, named: bytes, queues: Sequence[QueueName]) -> None:
+        """`queues` are those that `named`, a part of the WAIT, names."""
+        self._plane, self.named, self._queues = plane, named, queues
+        self._request: LaneRequest | None = None
+        """The WAIT without an answer."""
+        self._positions: Sequence[QueuePosition] = ()
+        self._deadline_s = 0.0
+        self._timer: Timer | None = None
+        """Made when there is none, or one that is too late; it does not move with each WAIT's deadline."""
+        self._timer_s = 0.0
+        self._polls: LongPolls | None = None
+        self._waiter: Waiter | None = None
+        self._is_woken = False
+
+    def ask(self, request: LaneRequest, offsets: Sequence[int], wait_s: float) -> None:
+        """Answer `request` with the queues' ends, once one of them is not at its offset or the time is over. The one
+        before gets no answer. SystemBusyError if too many wait."""
+        self.drop()
+        self._positions = [
+            QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self._queues, offsets, strict=True)
+        ]
+        self._request = request  # before the look: what changes from now on wakes
+        if wait_s > 0 and self._polls is not self._plane.source.polls:
+            self._register()
+        self._look(last=wait_s <= 0)
+        if self._request is not None:
+            self._deadline_s = _deadline_s(wait_s)
+            if self._timer is None or self._deadline_s < self._timer_s:
+                self._set_timer()
+
+    def wake(self) -> None:
+        """One of the queues has changed."""
+        if self._request is not None and not self._is_woken:
+            self._is_woken = True
+            self._plane.server.loop.call_soon(self._look_again)
+
+    def drop(self) -> None:
+        """The WAIT under way gets no answer."""
+        request, self._request = self._request, None
+        if request is not None:
+            request.drop()
+
+    def end(self) -> None:
+        """Nobody asks any more. Idempotent."""
+        self._request = None
+        self._unregister()
+        self._cancel_timer()
+
+    def _register(self) -> None:
+        self._unregister()
+        polls = self._plane.source.polls
+        try:
+            self._waiter = polls.register(self._queues, self.wake)
+        except SystemBusyError:
+            self._request = None
+            raise
+        self._polls = polls
+
+    def _unregister(self) -> None:
+        if self._polls is not None and self._waiter is not None:
+            self._polls.remove(self._waiter)
+        self._polls = self._waiter = None
+
+    def _look_again(self) -> None:
+        self._is_woken = False  # before the look: what changes meanwhile wakes again
+        self._look(last=False)
+
+    def _time_is_over(self) -> None:
+        self._timer = None
+        if self._request is None:
+            return
+        if time.monotonic() >= self._deadline_s:
+            self._look(last=True)
+        else:  # of a later WAIT
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._cancel_timer()
+        self._timer_s = self._deadline_s
+        self._timer = self._plane.server.loop.call_at(self._timer_s, self._time_is_over)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._plane.server.loop.cancel(self._timer)
+            self._timer = None
+
+    def _look(self, *, last: bool) -> None:
+        """Answer if there is something to tell, or if this is the last look; with the error if that fails."""
+        request = self._request
+        if request is None:
+            return
+        try:
+            ends, news = self._plane.source.ends(self._positions)
+            if news or last:
+                self._request = None
+                request.answer(encode_ends(ends), count=len(ends))
+        except Exception as error:
             self.end()
-            self.request.answer(encode_ends(ends), count=len(ends))
+            request.fail(request.told(error, "a wait"))
 
 
 class WaitingFetch(Waiting):
@@ -333,16 +437,16 @@ class DataPlane:
     # Reads
 
     def _wait(self, request: LaneRequest) -> None:
-        positions, wait_s = decode_wait(request.payload, request.count)
+        named, offsets, wait_s = decode_wait(request.payload, request.count)
         context: LaneContext = request.context
-        for earlier in [wait for wait in context.waits if isinstance(wait, WaitingForEnds)]:
-            earlier.end()
-            earlier.request.drop()
-        wait = WaitingForEnds(self, request, positions)
-        wait.try_look(last=wait_s <= 0)
-        if not wait.is_ended:
-            wait.begin([(topic, queue_id) for topic, queue_id, _ in positions], _deadline_s(wait_s))
-            wait.try_look(last=False)  # it may have changed before it was waited for
+        watched = context.watched
+        if watched is None or watched.named != named:
+            queues = decode_queues(named, request.count)
+            if watched is not None:
+                watched.drop()
+                watched.end()
+            watched = context.watched = WatchedQueues(self, named, queues)
+        watched.ask(request, offsets, wait_s)
 
     def _fetch(self, request: LaneRequest) -> None:
         fetch = decode_fetch(request.payload, request.count)

@@ -14,7 +14,14 @@ from raymq.remoting.lane.appends import ClientHandles, decode_result, decode_res
 from raymq.remoting.lane.calls import decode_result as decode_call_result, encode_call
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S, Lane
 from raymq.remoting.lane.frames import COUNT_MAX, Kind
-from raymq.remoting.lane.reads import decode_ends, decode_fetched, encode_fetch, encode_wait
+from raymq.remoting.lane.reads import (
+    QueueName,
+    decode_ends,
+    decode_fetched,
+    encode_fetch,
+    encode_queues,
+    encode_wait,
+)
 
 WATCH_TIMEOUT_S: Final = 5.0
 """Bounds sending a watch's question, and receiving the rest of an answer that has begun to come."""
@@ -84,6 +91,9 @@ class EndsWatch:
         """Open a lane to storage actor `name` on this node; raises as `Lane`."""
         self._name = name
         self._lane = Lane(address)
+        self._queues: list[QueueName] = []
+        """The queues of the last ask."""
+        self._encoded = encode_queues(())
 
     def fileno(self) -> int:
         """The descriptor that is readable once an answer has come."""
@@ -103,7 +113,11 @@ class EndsWatch:
         """
         if len(requests) > COUNT_MAX:
             raise InvalidArgumentError(f"a watch holds {COUNT_MAX} queues; {len(requests)} were asked for")
-        payload = encode_wait(requests, wait_s)
+        queues = [(one.topic, one.queue_id) for one in requests]
+        if queues != self._queues:
+            self._encoded = encode_queues(queues)
+            self._queues = queues
+        payload = encode_wait(self._encoded, [one.queue_offset for one in requests], wait_s)
         try:
             self._lane.send(Kind.WAIT, (payload,), time.monotonic() + WATCH_TIMEOUT_S, count=len(requests))
         except OSError as error:

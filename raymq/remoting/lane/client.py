@@ -325,8 +325,7 @@ class Lane:
             self._timeouts_s = [left_s, left_s]
             return
         self._timeouts_s[index] = left_s
-        timeval = _TIMEVAL.pack(*divmod(int(left_s * 1e6) + 1, 1_000_000))
-        self._stream.setsockopt(socket.SOL_SOCKET, option, timeval)
+        self._stream.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(int(left_s * 1e6) + 1, 1_000_000)))
 
 
 def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:

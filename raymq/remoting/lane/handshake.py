@@ -15,7 +15,7 @@ from typing import Final
 from raymq.errors import ServiceNotAvailableError
 from raymq.remoting.lane.frames import ProtocolError
 
-VERSION: Final = 1
+VERSION: Final = 2
 _MAGIC: Final = b"RMQL"
 _RANDOM_BYTES: Final = 32
 _PROOF_BYTES: Final = 32

@@ -6,8 +6,10 @@ FETCH           | max bytes 8 | wait s 8 (double) | topics 4 |, then the topics,
     | tag codes 8 × their number |
 answer          the results, then the storage actors to go on at, then the records:
     | status 1 | zero 1 | actor's length 2 | count 4 | next offset 8 | first offset 8 | end 8 | records length 8 |
-WAIT            | wait s 8 (double) | topics 4 |, then the topics and the requests:
-    | topic 4 | queue id 4 | queue offset 8 |                                                               16 bytes
+WAIT            | wait s 8 (double) | topics 4 |, then the topics, the queues, and their offsets:
+    | topic 4 | queue id 4 |                                                                                 8 bytes
+    | queue offset 8 |
+                the same queues are most often asked for again: their part of the payload is the same bytes then
 answer          the ends, then the storage actors to go on at:
     | first offset 8 | end 8 | actor's length 2 | zero 6 |                                                  24 bytes
 """
@@ -21,18 +23,23 @@ from typing import Final, NamedTuple
 
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds
 from raymq.remoting.lane.frames import COUNT_MAX, Buffer
 
 _FETCH: Final = struct.Struct("<qdI")
-_WAIT: Final = struct.Struct("<dI")
+_WAIT_S: Final = struct.Struct("<d")
+_TOPICS: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<H")
 _REQUEST: Final = struct.Struct("<Iiqqi4x")
 _RESULT: Final = struct.Struct("<BxHIqqqQ")
-_ASKED: Final = struct.Struct("<Iiq")
+_QUEUE: Final = struct.Struct("<Ii")
 _ENDS: Final = struct.Struct("<qqH6x")
 _STATUSES: Final = tuple(PullStatus)
 _STATUS_NUMBERS: Final = {status: number for number, status in enumerate(_STATUSES)}
+
+
+QueueName = tuple[str, int]
+"""A topic and a queue id."""
 
 
 class Fetch(NamedTuple):
@@ -157,30 +164,50 @@ def decode_fetched(payload: memoryview, count: int) -> list[FetchResult]:
     return results
 
 
-def encode_wait(requests: Sequence[FetchRequest], wait_s: float) -> bytes:
-    """The payload of a WAIT for the queues and offsets of `requests`. InvalidArgumentError for numbers that do not
-    fit."""
-    numbers, parts = _topics([request.topic for request in requests])
+def encode_queues(queues: Sequence[QueueName]) -> bytes:
+    """The part of a WAIT that names its queues, by topic and queue id. InvalidArgumentError for ids that do not fit."""
+    numbers, parts = _topics([topic for topic, _ in queues])
     try:
-        parts.insert(0, _WAIT.pack(wait_s, len(numbers)))
-        parts += [_ASKED.pack(numbers[one.topic], one.queue_id, one.queue_offset) for one in requests]
+        parts.insert(0, _TOPICS.pack(len(numbers)))
+        parts += [_QUEUE.pack(numbers[topic], queue_id) for topic, queue_id in queues]
     except struct.error as error:
-        raise InvalidArgumentError(f"a wait has a number that is out of range: {error}") from None
+        raise InvalidArgumentError(f"a wait has a queue id that is out of range: {error}") from None
     return b"".join(parts)
 
 
-def decode_wait(payload: memoryview, count: int) -> tuple[list[QueuePosition], float]:
-    """The queues of a WAIT, and the longest wait in s. InvalidArgumentError if the payload is none."""
+def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float) -> bytes:
+    """The payload of a WAIT for these queues (`encode_queues`), each with its offset. InvalidArgumentError for numbers
+    that do not fit."""
     try:
-        wait_s, topic_count = _WAIT.unpack_from(payload)
-        topics, at = _read_topics(payload, _WAIT.size, topic_count)
-        rows = _ASKED.iter_unpack(payload[at:])
-        waits = [QueuePosition(topics[topic], queue_id, offset) for topic, queue_id, offset in rows]
+        return _WAIT_S.pack(wait_s) + queues + struct.pack(f"<{len(offsets)}q", *offsets)
+    except struct.error as error:
+        raise InvalidArgumentError(f"a wait has a number that is out of range: {error}") from None
+
+
+def decode_queues(part: bytes, count: int) -> list[QueueName]:
+    """The queues that this part of a WAIT names. InvalidArgumentError if it is none for `count` queues."""
+    try:
+        [topic_count] = _TOPICS.unpack_from(part)
+        topics, at = _read_topics(memoryview(part), _TOPICS.size, topic_count)
+        queues = [(topics[topic], queue_id) for topic, queue_id in _QUEUE.iter_unpack(part[at:])]
     except (struct.error, ValueError, IndexError) as error:
         raise InvalidArgumentError(f"a WAIT cannot be read: {error}") from None
-    if len(waits) != count or isnan(wait_s):
-        raise InvalidArgumentError(f"a WAIT for {count} queues has {len(waits)}")
-    return waits, wait_s
+    if len(queues) != count:
+        raise InvalidArgumentError(f"a WAIT for {count} queues has {len(queues)}")
+    return queues
+
+
+def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...], float]:
+    """The part of a WAIT that names its queues (`decode_queues`), their offsets, and the longest wait in s.
+    InvalidArgumentError if the payload is none."""
+    offsets_at = len(payload) - 8 * count
+    if offsets_at < _WAIT_S.size:
+        raise InvalidArgumentError(f"a WAIT for {count} queues has {len(payload)} bytes")
+    [wait_s] = _WAIT_S.unpack_from(payload)
+    if isnan(wait_s):
+        raise InvalidArgumentError("a WAIT has no time")
+    offsets = struct.unpack_from(f"<{count}q", payload, offsets_at)
+    return bytes(payload[_WAIT_S.size : offsets_at]), offsets, wait_s
 
 
 def encode_ends(ends: Sequence[QueueEnds]) -> bytes:

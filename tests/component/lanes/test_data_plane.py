@@ -392,7 +392,37 @@ def test_a_watch_tells_the_ends_as_soon_as_a_queue_has_something(watched):
     assert not select.select([watch], [], [], 0)[0]
     client.append([make_batch([b"two"], queue_id=1)], WAIT_S)
     assert answer_of(watch) == [QueueEnds(0, 1), QueueEnds(0, 1)]
-    assert len(actor.store.polls) == 0
+    watch.close()
+    eventually(lambda: len(actor.store.polls) == 0, "nobody waits")
+
+
+def test_the_queues_of_a_watch_stay_registered_between_its_questions(watched):
+    actor, client = watched
+    watch, ends = client.open_watch(), [0, 0]
+    for number in range(6):
+        watch.ask([FetchRequest("orders", queue, end, 1) for queue, end in enumerate(ends)], WAIT_S)
+        eventually(lambda: len(actor.store.polls) == 1, "it waits")
+        client.append([make_batch([b"x"], queue_id=number % 2)], WAIT_S)
+        ends[number % 2] += 1
+        assert answer_of(watch) == [QueueEnds(0, end) for end in ends]
+        client.append([make_batch([b"unasked"], queue_id=1)], WAIT_S)
+        watch.ask([FetchRequest("orders", queue, end, 1) for queue, end in enumerate(ends)], WAIT_S)
+        ends[1] += 1
+        assert answer_of(watch) == [QueueEnds(0, end) for end in ends]
+    assert len(actor.store.polls) == 1
+    watch.close()
+    eventually(lambda: len(actor.store.polls) == 0, "nobody waits")
+
+
+def test_a_question_after_others_has_its_own_time(watched):
+    _, client = watched
+    watch = client.open_watch()
+    watch.ask([FetchRequest("orders", 0, 0, 1)], 0.05)
+    watch.ask([FetchRequest("orders", 0, 0, 1)], 0.15)
+    assert answer_of(watch) == [QueueEnds(0, 0)]
+    watch.ask([FetchRequest("orders", 0, 0, 1)], 10 * WAIT_S)
+    watch.ask([FetchRequest("orders", 0, 0, 1)], 0.02)
+    assert answer_of(watch) == [QueueEnds(0, 0)]
     watch.close()
 
 

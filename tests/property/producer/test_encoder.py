@@ -105,6 +105,39 @@ def test_only_many_usual_messages_of_one_topic_go_as_columns():
             as_columns(other)
 
 
+@pytest.mark.parametrize("host", [("127.0.0.1", 1), ("::1", 0)])
+def test_a_lone_record_is_the_batch_of_one_message(host):
+    for seed in range(SEEDS):
+        print("seed", seed)
+        chance = random.Random(seed)
+        compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
+        encoder = BatchEncoder(host, compression)
+        sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
+        sends.next_sequence = chance.choice([0, 8, 95, 10**9])
+        for _ in range(3):
+            one, sequence = message(chance, sends.queue.topic, waits=chance.random() < 0.8), sends.next_sequence
+            record = encoder.encode_one(sends, one)
+            encoded = record.batch()
+            expected = encode_batch(
+                [one],
+                sends.queue.queue_id,
+                born_host=host,
+                born_timestamp_ms=decode_records(encoded.records)[0].born_timestamp_ms,
+                message_ids=[f"{record.stem}{record.counter:04X}"],
+                producer=encoded.producer,
+                compression=compression,
+            )
+            assert bytes(encoded.records) == b"".join(record.parts) == bytes(expected.records)
+            assert (encoded.sizes.tolist(), encoded.tag_codes.tolist()) == (
+                expected.sizes.tolist(),
+                expected.tag_codes.tolist(),
+            )
+            assert (encoded.topic, encoded.queue_id) == (expected.topic, expected.queue_id)
+            assert tuple(encoded.message_ids) == expected.message_ids
+            assert encoded.wait_store_msg_ok is expected.wait_store_msg_ok
+            assert (record.sequence, sends.next_sequence) == (sequence, sequence + 1)
+
+
 def batch_of(messages: Sequence[Message], sends: QueueSends, *, waits: bool) -> SendBatch:
     return SendBatch(sends.queue.topic, sends.queue, sends, messages, Completion(), True, waits, 30.0, 1e9, 0, 0)
 

@@ -18,15 +18,17 @@ from raymq import errors
 from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.message import PullStatus, SendStatus
 from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds
-from raymq.record.encode import EncodedBatch, ProducerSequence
+from raymq.record.encode import EncodedBatch, LoneRecord, ProducerSequence
 from raymq.record.message_id import IdRange
 from raymq.remoting.lane import handshake
 from raymq.remoting.lane.appends import (
     ClientHandles,
     ServerHandles,
     decode_append,
+    decode_result as decode_append_result,
     decode_results,
     encode_append,
+    encode_one,
     encode_results,
 )
 from raymq.remoting.lane.calls import decode_result
@@ -43,10 +45,12 @@ from raymq.remoting.lane.reads import (
     decode_ends,
     decode_fetch,
     decode_fetched,
+    decode_queues,
     decode_wait,
     encode_ends,
     encode_fetch,
     encode_fetched,
+    encode_queues,
     encode_wait,
 )
 from raymq.remoting.lane.server import LaneServer
@@ -95,6 +99,28 @@ def test_appends_are_read_as_they_were_written(frames):
         assert list(map(fields, decode_append(payload, len(frame), server))) == list(map(fields, frame))
 
 
+@st.composite
+def lone_records(draw: st.DrawFn) -> LoneRecord:
+    parts = tuple(draw(st.lists(st.binary(max_size=60), max_size=4)))
+    producer_id, stem = draw(st.text(max_size=16)), draw(st.text("0123456789ABCDEF", max_size=56))
+    size, sequence, counter = sum(map(len, parts)), draw(LONG), draw(st.integers(0, 65535))
+    code, waits = draw(st.just(0) | LONG), draw(st.booleans())
+    return LoneRecord(draw(TOPICS), draw(LONG), parts, size, code, producer_id, sequence, stem, counter, waits)
+
+
+@given(lone_records())
+def test_a_lone_record_is_sent_as_its_batch_is(record):
+    handles, server = ClientHandles(), ServerHandles()
+    opens, parts = encode_append([record.batch()], handles) or ([], [])
+    handle = handles.known(record.topic, record.queue_id)
+    assert handle is not None
+    lone, size = encode_one(record, handle)
+    assert b"".join(lone) == b"".join(parts)
+    assert size == len(b"".join(parts))
+    server.open(opens[0])
+    assert list(map(fields, decode_append(memoryview(b"".join(lone)), 1, server))) == [fields(record.batch())]
+
+
 @given(st.lists(batches(), min_size=1, max_size=3), st.data())
 def test_an_append_that_is_cut_or_damaged_is_refused_and_reads_no_foreign_bytes(frame, data):
     client, server = ClientHandles(), ServerHandles()
@@ -120,7 +146,8 @@ def test_garbage_is_refused_by_every_reader_of_requests(data, count):
         lambda: decode_append(payload, count, server),
         lambda: server.open(payload),
         lambda: decode_fetch(payload, count),
-        lambda: decode_wait(payload, count),
+        lambda: decode_queues(decode_wait(payload, count)[0], count),
+        lambda: decode_queues(data, count),
     ):
         try:
             read()
@@ -133,6 +160,7 @@ def test_garbage_is_refused_by_every_reader_of_answers(data, count):
     payload = memoryview(data)
     for read in (
         lambda: decode_results(payload, count),
+        lambda: decode_append_result(payload),
         lambda: decode_fetched(payload, count),
         lambda: decode_ends(payload, count),
         lambda: decode_result(payload, QueueEnds),
@@ -152,6 +180,9 @@ OFFSETS = st.none() | st.lists(LONG, max_size=4).map(tuple)
 )
 def test_results_are_read_as_they_were_written(results):
     assert decode_results(memoryview(b"".join(encode_results(results))), len(results)) == results
+    for result in results:
+        [answer] = encode_results([result])
+        assert decode_append_result(memoryview(answer)) == result
 
 
 REQUESTS = st.lists(
@@ -163,9 +194,12 @@ REQUESTS = st.lists(
 def test_fetches_and_waits_are_read_as_they_were_written(requests, max_bytes, wait_s):
     payload = memoryview(encode_fetch(requests, max_bytes, wait_s))
     assert decode_fetch(payload, len(requests)) == (requests, max_bytes, wait_s)
-    positions, read_wait_s = decode_wait(memoryview(encode_wait(requests, wait_s)), len(requests))
-    assert read_wait_s == wait_s
-    assert positions == [(one.topic, one.queue_id, one.queue_offset) for one in requests]
+    queues = [(one.topic, one.queue_id) for one in requests]
+    offsets = tuple(one.queue_offset for one in requests)
+    named, read_offsets, read_wait_s = decode_wait(
+        memoryview(encode_wait(encode_queues(queues), offsets, wait_s)), len(requests)
+    )
+    assert (decode_queues(named, len(requests)), read_offsets, read_wait_s) == (queues, offsets, wait_s)
 
 
 @given(

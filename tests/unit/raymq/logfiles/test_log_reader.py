@@ -146,7 +146,7 @@ def found(reader: LogReader, request: FetchRequest, end: int, max_bytes: int = 1
 
 
 @pytest.mark.parametrize("tag", [None, "even", "none"])
-@pytest.mark.parametrize("limits", [(1000, 1 << 30), (7, 1 << 30), (1000, 5000), (1000, 1)])
+@pytest.mark.parametrize("limits", [(1000, 1 << 30), (7, 1 << 30), (1000, 5000), (1000, 1), (1, 1)])
 def test_records_that_are_found_in_place_are_those_that_are_fetched(reader, tag, limits):
     codes = None if tag is None else frozenset({tags_code(tag)})
     offset = 3
@@ -157,6 +157,25 @@ def test_records_that_are_found_in_place_are_those_that_are_fetched(reader, tag,
         assert b"".join(records) == result.records
         assert next_offset == result.next_offset > offset
         offset = next_offset
+
+
+def test_a_single_record_is_found_as_it_is_among_others(reader):
+    everything, _ = found(reader, FetchRequest("orders", 0, 0, 250), 250)
+    for offset in range(250):
+        for max_messages in (1, 64):
+            [part], next_offset = reader.find(FetchRequest("orders", 0, offset, max_messages), offset + 1, 1 << 20)
+            assert bytes(part.data) == everything[offset]
+            assert (part.starts.tolist(), part.sizes.tolist()) == ([0], [len(everything[offset])])
+            assert (part.offsets.tolist(), next_offset) == ([offset], offset + 1)
+
+
+def test_a_single_record_that_is_lost_is_a_loss(reader, root):
+    os.truncate(root / "commitlog" / f"{0:020d}", 30_000)
+    _, lost = found(reader, FetchRequest("orders", 0, 0, 250), 250)
+    with pytest.raises(DataLossError):
+        reader.find(FetchRequest("orders", 0, lost, 1), lost + 1, 1 << 20)
+    with pytest.raises(DataLossError, match="lacks offset 10000"):
+        reader.find(FetchRequest("orders", 0, 10_000, 1), 10_001, 1 << 20)
 
 
 def test_records_before_a_lost_one_are_found_and_then_the_loss(reader, root):

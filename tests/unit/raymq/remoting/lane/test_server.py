@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from itertools import repeat
 
@@ -87,6 +88,89 @@ def test_a_call_returns_the_answer_of_its_handler(connect, size):
         answer = opened.call(ECHO, (os.urandom(7), bytes(size)), WAIT_S, flags=6, count=65535)
         assert (len(answer.payload), answer.flags, answer.count) == (size + 7, 6, 65535)
     assert not opened.closed
+
+
+@pytest.mark.parametrize("size", [0, 1, 70, 16_000, 20_000, 65_000, 200_000])
+def test_a_small_call_is_a_call(connect, size):
+    opened = connect()
+    for timeout_s in (WAIT_S, WAIT_S, WAIT_S / 2):
+        data = os.urandom(size)
+        answer = opened.call_small(ECHO, (data, b"end"), size + 3, timeout_s)
+        assert (bytes(answer.payload), answer.flags, answer.count) == (data + b"end", 0, 1)
+        assert echo(opened, b"between") == b"between"
+    with pytest.raises(OffsetOutOfRangeError):
+        opened.call_small(REFUSE, (), 0, WAIT_S)
+    assert bytes(opened.call_small(ECHO, (b"1",), 1, WAIT_S).payload) == b"1"
+
+
+def test_a_small_call_is_not_answered_by_what_others_were_not_waited_for(connect, server, late):
+    opened = connect()
+    for _ in range(3):
+        opened.send(ECHO, (b"old",), time.monotonic() + WAIT_S)
+    assert bytes(opened.call_small(ECHO, (b"new",), 3, WAIT_S).payload) == b"new"
+
+
+def test_a_small_call_without_an_answer_is_a_timeout_and_ends_the_lane(connect, server):
+    opened = connect()
+    with pytest.raises(RequestTimeoutError):
+        opened.call_small(SILENT, (), 0, 0.05)
+    assert opened.closed
+    other = connect()
+    server.close()
+    with pytest.raises(LOST):
+        other.call_small(ECHO, (), 0, WAIT_S)
+    assert other.closed
+
+
+def test_answers_of_many_threads_arrive_once_and_whole(connect, late):
+    opened = [connect() for _ in range(8)]
+    answering = threading.Event()
+
+    def answer() -> None:
+        while not answering.is_set():
+            try:
+                request = late.pop()
+            except IndexError:
+                answering.wait(0.0005)
+                continue
+            request.answer(b"%d " % request.count * (1 + request.count % 50 * 20), count=request.count)
+
+    threads = [threading.Thread(target=answer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    failures = []
+
+    def ask(lane, number) -> None:
+        for index in range(200):
+            count = 1000 * number + index
+            answer = lane.call(LATER, (), WAIT_S, count=count)
+            if (answer.count, bytes(answer.payload)) != (count, b"%d " % count * (1 + count % 50 * 20)):
+                failures.append((number, index))
+
+    askers = [threading.Thread(target=ask, args=(lane, number)) for number, lane in enumerate(opened)]
+    for thread in askers:
+        thread.start()
+    for thread in askers:
+        thread.join(WAIT_S)
+    answering.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert failures == []
+    assert not any(thread.is_alive() for thread in askers)
+
+
+def test_a_call_for_now_is_made_at_once_while_the_loop_waits_and_its_timers_run(server):
+    loop, made = server.loop, threading.Event()
+    seen = []
+
+    def call() -> None:
+        seen.append((threading.current_thread(), loop.is_own_thread))
+        loop.call_at(time.monotonic() + 0.01, made.set)
+
+    eventually(lambda: (loop.call_now(call), bool(seen))[1], "the call is made")
+    eventually(lambda: (loop.call_now(call), seen[-1][0] is threading.current_thread())[1], "it is made by its caller")
+    assert all(own for _, own in seen)
+    assert made.wait(WAIT_S)
 
 
 def test_a_payload_of_many_parts_arrives_whole(connect):
@@ -192,7 +276,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
 
 def test_a_client_of_another_version_is_told(monkeypatch, connect, server):
     hello = handshake.make_hello(version=7)
-    with pytest.raises(LaneRefusedError, match="speaks version 7, this client version 1"):
+    with pytest.raises(LaneRefusedError, match="speaks version 7, this client version 2"):
         handshake.make_reply(b"s" * 32, hello)
 
     def other_version(secret, hello):
