@@ -173,9 +173,14 @@ class CommitLog:
         """True if a record of `size` bytes may be written at the log's end without planning and reserving."""
         return self.end_offset + size + BLANK_LENGTH <= self._easy_end
 
+    def goes_on_in_file(self, size: int) -> bool:
+        """True if a record of `size` bytes goes to where the log ends, and not to the start of the file behind."""
+        return self.end_offset % self.file_size + size + BLANK_LENGTH <= self.file_size
+
     def write_record(self, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes) -> bool:
-        """`write` for one record at the log's end, for which there is room (`has_room_for`) and which has no property
-        CRC: stamped here, in fewer steps. False, and nothing is done, if it has to go by `write`."""
+        """`write` for one record at the log's end, for which there is room (`has_room_for`, or `goes_on_in_file` and
+        `reserve`) and which has no property CRC: stamped here, in fewer steps. False, and nothing is done, if it has to
+        go by `write`."""
         end_offset = self.end_offset
         if not self._writer.write_record(end_offset, record, queue_offset, store_timestamp_ms, store_host):
             return False
