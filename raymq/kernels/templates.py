@@ -57,6 +57,8 @@ _SCRATCH_BYTES: Final = 100_000
 system, and its pages faulted in anew each time."""
 INLINE_MAX: Final = 12
 """An Arrow view holds values up to this length itself."""
+_ZERO: Final = int_array(np.zeros(1, np.int32))[0]
+_NO_TEXTS: Final = text_array([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class TemplatedRecords:
     def pairs(self, wanted: Callable[[str], bool]) -> pa.MapArray:
         """Each record's properties whose names are `wanted`. ArrowInvalid for one that is no text."""
         chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
+        if not any(chosen):
+            return pa.MapArray.from_arrays(pa.repeat(_ZERO, len(self.body_at) + 1), _NO_TEXTS, _NO_TEXTS)
         # The number of pairs in each record, and so the index of its first pair among all.
         counts = np.zeros(len(self.body_at), np.int32)
         for template, names in zip(self._templates, chosen, strict=True):
