@@ -375,7 +375,7 @@ class ListenerFeed:
         while self._ready and (not shipped or self._ready[0].messages.size_bytes <= left_bytes):
             task = self._ready.popleft()
             left_bytes -= task.messages.size_bytes
-            shipped.append(_shipped(task, in_place=now_s >= self._bytes_until_s))
+            shipped.append(ship_task(task, in_place=now_s >= self._bytes_until_s))
             self._reported_s[task.number] = now_s
         if shipped:
             self._numbers += 1
@@ -483,7 +483,7 @@ class ListenerFeed:
             self._on_gone()
 
 
-def _shipped(task: Task, *, in_place: bool) -> ShippedTask:
+def ship_task(task: Task, *, in_place: bool) -> ShippedTask:
     """A task for the listener: by the places of its records if they are in a store's files, and `in_place`."""
     messages = task.messages
     if not in_place or not isinstance(messages, LocatedRecords):

@@ -62,6 +62,7 @@ class TaskFeed:
         self._takes_batch = takes_batch
         self._news = threading.Event()
         """There may be something to report."""
+        self._closed = threading.Event()
         self._asleep = False
         """True while the reporting thread looks at nothing until it is woken."""
         self._pool = ConsumePool(
@@ -91,6 +92,11 @@ class TaskFeed:
         returns something that is not empty then."""
         for name, run in (("tasks", lambda: self._receive(feed, ready)), ("reports", lambda: self._report(feed))):
             threading.Thread(target=run, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Take and report nothing more. The calls under way go on."""
+        self._closed.set()
+        self._news.set()
 
     # Tasks
 
@@ -181,21 +187,21 @@ class TaskFeed:
     # Threads
 
     def _receive(self, feed: Feed, ready: Callable[[float], object]) -> None:
-        while True:
+        while not self._closed.is_set():
             if not ready(FEED_IDLE_S):
                 continue
             try:
                 self.begin(feed.next_tasks(self.epoch, self.got))
             except RaymqError as error:
                 logger.info("no tasks come now, asking again: %s", error)
-                time.sleep(FEED_RETRY_S)
+                self._closed.wait(FEED_RETRY_S)
             except Exception:  # a bug: without this thread the listener would never be called again
                 logger.exception("tasks cannot be taken, asking again")
-                time.sleep(FEED_RETRY_S)
+                self._closed.wait(FEED_RETRY_S)
 
     def _report(self, feed: Feed) -> None:
         epoch, reports, awake_until_s = 0, list[TaskReport](), 0.0
-        while True:
+        while not self._closed.is_set():
             try:
                 pause_s = min(self.look(), FEED_IDLE_S)
                 if pause_s > JOIN_AFTER_S and time.monotonic() < awake_until_s:
@@ -215,7 +221,7 @@ class TaskFeed:
                 logger.info("what was consumed cannot be reported now, trying again: %s", error)
             except Exception:  # a bug: without this thread nothing would be committed any more
                 logger.exception("what was consumed cannot be reported, trying again")
-                time.sleep(FEED_RETRY_S)
+                self._closed.wait(FEED_RETRY_S)
 
 
 def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from actors.core.consume.located_records import TaskRecords
 from actors.pull import listener_feed as pull_feed
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import FeedThread, ListenerFeed
-from raymq.consumer.push.listener import Listener, ship
+from raymq.consumer.push import feed_client
+from raymq.consumer.push.feed_client import FeedClient, PullDescription, read_hand_over
 from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.push.task_feed import TaskFeed
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ServiceNotAvailableError
 from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageQueue
 from raymq.protocol.group import QueueOffset
+from raymq.protocol.listener_tasks import HandOver
 from raymq.record.encode import encode_batch
 from raymq.record.memory_records import MemoryRecords
+from raymq.remoting.lane.calls import encode_call
+from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane.frames import Kind
 from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.tasks import located, store_records
 from tests.support.history.waiting import eventually
 
 Q = MessageQueue("orders", "broker-a", 0)
@@ -35,49 +44,82 @@ class Reference:
         return self._future
 
 
-class Handle:
-    """An actor handle whose process runs here. `kill` ends it: calls under way fail, and the next ones find a new
-    Listener."""
+class Process:
+    """A listener's process that runs here: it asks and reports until it is dead."""
 
-    def __init__(self, handle, settings: PushSettings) -> None:
-        self._settings = settings
-        self._handle = handle
-        self._threads = ThreadPoolExecutor(16)
-        self._under_way: set[Future] = set()
+    def __init__(self, scene: Scene, handle, life: str) -> None:
+        self.dead = False
+        self.scene, self.life = scene, life
+        self.feed: ListenerFeed | None = None
+        """The feed that it reaches."""
+        self.lose_next = 0
+        """Hand-overs to be lost on their way."""
+        self.tasks = TaskFeed(handle, scene.instance.settings, takes_batch=False)
+        self.tasks.start(self, lambda wait_s: self.feed is not None or time.sleep(0.01))
+        self.kept: object = None
+
+    def end(self) -> None:
+        self.dead = True
+        self.tasks.close()
+
+    def next_tasks(self, epoch, got) -> HandOver:
+        answer: Future[bytes] = Future()
+        self._living().asked(self.life, epoch, got, answer.set_result)
+        hand_over = read_hand_over(answer.result(WAIT_S))
+        if self.lose_next and hand_over.tasks:
+            self.lose_next -= 1
+            raise ServiceNotAvailableError("the lane broke")
+        self._living()
+        return hand_over
+
+    def report(self, epoch, reports) -> None:
+        self._living().reported(self.life, epoch, reports)
+
+    def _living(self) -> ListenerFeed:
+        if self.dead:
+            raise ServiceNotAvailableError("the process is dead")
+        assert self.feed is not None
+        return self.feed
+
+
+class Handle:
+    """The handle of a Listener actor. `kill` ends its process, and begins a new one."""
+
+    def __init__(self, scene: Scene, handle) -> None:
+        self.scene, self.handle = scene, handle
         self.lives = 0
+        self.loaded = ""
         self._start()
 
     def _start(self) -> None:
         self.lives += 1
-        self.listener = Listener(ship(print, takes_batch=False), self._settings)
-        self.listener._pool._handler = self._handle
+        self.process = Process(self.scene, self.handle, str(self.lives))
 
     def kill(self) -> None:
-        under_way, self._under_way = self._under_way, set()
+        before = self.process
+        before.end()
         self._start()
-        for answer in under_way:
-            if not answer.done():
-                answer.set_exception(ActorUnavailableError("killed", None))
+        self.scene.feed.lane_closed(before.life)
 
     def __getattr__(self, name: str):
         return Method(self, name)
 
 
 class Method:
+    """`ready` or `keep`. A call about a process that was killed fails, as Ray's do."""
+
     def __init__(self, handle: Handle, name: str) -> None:
         self._handle, self._name = handle, name
 
     def remote(self, *args) -> Reference:
         answer: Future = Future()
-        self._handle._under_way.add(answer)
-        listener = self._handle.listener
-
-        def run() -> None:
-            result = getattr(listener, self._name)(*args)
-            if answer in self._handle._under_way and not answer.done():
-                answer.set_result(result)
-
-        self._handle._threads.submit(run)
+        if self._name == "keep":
+            self._handle.process.kept = args[0]
+            answer.set_result(None)
+        elif self._handle.process.feed is None:
+            answer.set_exception(ActorUnavailableError("killed", None))
+        else:
+            answer.set_result(self._handle.loaded)
         return Reference(answer)
 
 
@@ -86,12 +128,12 @@ class Scene:
         self.instance = InstanceState(
             "pull-billing-0", PushSettings("billing", (Subscription.parse("orders"),), **settings)
         )
-        self.handle = Handle(handle, self.instance.settings)
         self.sent: list[tuple[str, int, int]] = []
         self.refuse = False
         self.thread, self.senders = FeedThread(), ThreadPoolExecutor(2)
         self.gone = threading.Event()
         self.feed = self.make_feed(self.instance)
+        self.handle = Handle(self, handle)
         core = self.instance.core
         core.hold([Q], 0.0)
         core.started(core.starting("broker-a")[0], QueueOffset(0))
@@ -111,12 +153,14 @@ class Scene:
 
     def call(self, feed: ListenerFeed | None = None) -> None:
         """The Listener's own call, which comes every few seconds."""
-        listener = self.handle.listener
-        keep = (feed or self.feed).heard(self.handle, str(self.handle.lives), listener.ready(), listener.kept())
+        feed, process = feed or self.feed, self.handle.process
+        keep = feed.heard(self.handle, process.life, self.handle.loaded, process.kept)
         if keep is not None:
-            listener.keep(keep)
+            process.kept = keep
+        process.feed = feed
 
     def close(self) -> None:
+        self.handle.process.end()
         self.feed.close()
         self.thread.close()
         self.senders.shutdown(wait=False)
@@ -126,9 +170,9 @@ class Scene:
             raise ServiceNotAvailableError("the broker is away")
         self.sent += [(broker_name, offset, level) for offset in MemoryRecords.read(records).offsets]
 
-    def fetch(self, count: int, first: int = 0) -> None:
+    def fetch(self, count: int, first: int = 0, records: TaskRecords | None = None) -> None:
         with self.instance.lock:
-            self.instance.core.fetched(Q, first, real_run(first, count), first + count, 0.0)
+            self.instance.core.fetched(Q, first, records or real_run(first, count), first + count, 0.0)
         self.feed.wake()
 
     @property
@@ -220,9 +264,11 @@ def test_after_the_process_died_nothing_is_lost_and_what_was_finished_is_not_rep
     assert set(heard) == set(range(10))
 
 
-def test_a_listener_that_cannot_be_loaded_gets_nothing_and_says_why(scenes, monkeypatch):
-    monkeypatch.setattr(Listener, "ready", lambda self: "Traceback: no such module")
+def test_a_listener_that_cannot_be_loaded_gets_nothing_and_says_why(scenes):
     scene = scenes(print)
+    scene.handle.loaded = "Traceback: no such module"
+    scene.handle.kill()
+    scene.call()
     scene.fetch(1)
     eventually(lambda: "no such module" in scene.feed.away_because, "the reason", WAIT_S)
     assert "no such module" in scene.feed.broken
@@ -233,7 +279,7 @@ def test_what_was_suspended_is_known_to_the_next_life(scenes):
     scene = scenes(lambda message: None)
     assert not scene.instance.core.listener_away
     scene.feed.keep((True, frozenset({Q})))
-    assert scene.handle.listener.kept() == (True, frozenset({Q}))
+    assert scene.handle.process.kept == (True, frozenset({Q}))
     after = InstanceState("pull-billing-0", scene.instance.settings)
     feed = scene.make_feed(after)
     scene.call(feed)
@@ -249,14 +295,13 @@ def test_a_listener_that_was_started_again_is_told_what_was_said_in_this_life(sc
     scene.handle.kill()
     scene.call()
     assert scene.instance.core.suspended
-    assert scene.handle.listener.kept() == (True, frozenset({Q}))
+    assert scene.handle.process.kept == (True, frozenset({Q}))
     assert scene.feed.deaths == 1
 
 
 def test_a_listener_that_has_been_silent_and_is_dead_for_good_is_noticed(scenes, monkeypatch):
     scene = scenes(lambda message: None)
     monkeypatch.setattr(pull_feed, "SILENT_AFTER_S", 0.0)
-    monkeypatch.setattr(scene.handle.listener, "ready", ActorDiedError)
     scene.feed.look()
     assert not scene.gone.is_set()  # it has answered
     monkeypatch.setattr(Method, "remote", lambda self: Reference(failed(ActorDiedError())))
@@ -287,3 +332,125 @@ def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
     eventually(lambda: scene.feed.consumed == 10, "all is counted", WAIT_S)
     scene.feed.take_turn()
     assert scene.feed.next_turn_s > time.monotonic()
+
+
+# The way between a feed and its listener
+
+
+def number_of(message) -> int:
+    return int(message.body.split()[0])
+
+
+def test_a_hand_over_that_was_lost_comes_again(scenes):
+    heard = []
+    scene = scenes(lambda message: heard.append(int(message.body)))
+    scene.handle.process.lose_next = 2
+    scene.fetch(10)
+    eventually(lambda: scene.commit_offset == 10, "the commit point", WAIT_S)
+    assert sorted(heard) == list(range(10))
+
+
+def test_a_report_that_comes_twice_counts_once(scenes):
+    scene = scenes(lambda message: None)
+    process, real = scene.handle.process, scene.handle.process.report
+
+    def report_twice(epoch, reports):
+        real(epoch, reports)
+        real(epoch, reports)
+
+    process.report = report_twice
+    scene.fetch(10)
+    eventually(lambda: scene.commit_offset == 10, "the commit point", WAIT_S)
+    assert scene.feed.consumed == 10
+
+
+def test_a_process_that_has_not_called_gets_nothing_and_changes_nothing(scenes):
+    scene = scenes(lambda message: None)
+    with pytest.raises(ServiceNotAvailableError, match="knows nothing"):
+        scene.feed.asked("another", 0, 0, print)
+    scene.feed.reported("another", scene.feed._epoch, [(1, None)])
+
+
+def test_records_stay_in_the_stores_files_and_are_heard(scenes, tmp_path):
+    store_records(tmp_path, 150)
+    heard = []
+    scene = scenes(lambda message: heard.append(number_of(message)))
+    scene.fetch(100, records=located(tmp_path, 0, 100))
+    scene.fetch(50, first=100, records=located(tmp_path, 100, 50))
+    eventually(lambda: scene.commit_offset == 150, "the commit point", WAIT_S)
+    assert sorted(heard) == list(range(150))
+
+
+def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path):
+    store_records(tmp_path, 20)
+    records = located(tmp_path, 0, 20)
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    heard = []
+    scene = scenes(lambda message: heard.append(number_of(message)))
+    scene.fetch(20, records=records)
+    eventually(lambda: scene.commit_offset == 20, "the commit point", WAIT_S)
+    assert sorted(heard) == list(range(20))
+
+
+def test_what_fails_in_place_goes_back_to_its_broker(scenes, tmp_path):
+    store_records(tmp_path, 20)
+
+    def handle(message):
+        if number_of(message) in (3, 11):
+            raise ValueError("no")
+
+    scene = scenes(handle)
+    scene.fetch(20, records=located(tmp_path, 0, 20))
+    eventually(lambda: scene.commit_offset == 20, "the commit point", WAIT_S)
+    assert sorted(scene.sent) == [("broker-a", 3, 0), ("broker-a", 11, 0)]
+
+
+class PullRef:
+    """A reference to a Pull actor: its description, and its methods if there shall be no lane."""
+
+    def __init__(self, thread: FeedThread) -> None:
+        self.thread = thread
+        self.refused = False
+        self.calls: list[str] = []
+
+    def call(self, method, *args, timeout_s):
+        self.calls.append(method)
+        if method == "describe":
+            address = self.thread.address
+            return PullDescription(replace(address, name="\0nobody-is-there") if self.refused else address)
+        feed = self.thread.feed(args[0])
+        if method == "report":
+            return feed.reported(*args[1:])
+        answer: Future[bytes] = Future()
+        feed.asked(*args[1:], answer.set_result)
+        return answer.result(timeout_s)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_listener_asks_and_reports_over_a_lane_or_by_actor_calls(scenes, monkeypatch, refused):
+    heard = []
+    scene = scenes(lambda message: None)
+    pull = PullRef(scene.thread)
+    pull.refused = refused
+    monkeypatch.setattr(feed_client, "ActorRef", lambda name: pull)
+    scene.feed.heard(scene.handle, "over there", "", None)
+    tasks = TaskFeed(lambda message: heard.append(int(message.body)), scene.instance.settings, takes_batch=False)
+    tasks.start(FeedClient("pull-here", scene.instance.name, "over there"), lambda wait_s: True)
+    scene.fetch(100)
+    eventually(lambda: scene.commit_offset == 100, "the commit point", WAIT_S)
+    assert sorted(heard) == list(range(100))
+    assert ("next_tasks" in pull.calls) == refused
+    tasks.close()
+
+
+def test_a_lane_that_breaks_has_its_listener_looked_for(scenes, monkeypatch):
+    scene = scenes(lambda message: None)
+    looked = threading.Event()
+    monkeypatch.setattr(Method, "remote", lambda self: looked.set() or Reference(failed(ActorDiedError())))
+    scene.feed.heard(scene.handle, "over there", "", None)
+    lane = Lane(scene.thread.address)
+    lane.send(Kind.CALL, (encode_call("next_tasks", (scene.instance.name, "over there", 0, 0)),), time.monotonic() + 5)
+    eventually(lambda: scene.feed._question is not None, "the question", WAIT_S)
+    lane.close()
+    assert looked.wait(WAIT_S)
+    assert scene.gone.wait(WAIT_S)

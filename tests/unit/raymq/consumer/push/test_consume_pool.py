@@ -77,9 +77,19 @@ def request_of(*names: str, key: str | None = None, size: int = 1) -> ConsumeReq
     return ConsumeRequest(messages if size == 1 else [messages[first : first + size] for first in firsts], firsts, key)
 
 
+def wait(pool: ConsumePool, request: ConsumeRequest, wait_s: float) -> ConsumeReport:
+    """Look after a pool as its owner does until a request is done, at most `wait_s`, and take a report about it."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        pool.renew_leases()
+        left_s = until_s - time.monotonic()
+        if left_s <= 0 or request.done.wait(min(left_s, pool.look(), 0.05)):
+            return pool.report(request)
+
+
 def run(pool: ConsumePool, request: ConsumeRequest) -> ConsumeReport:
     pool.submit(request)
-    return pool.wait(request, WAIT_S)
+    return wait(pool, request, WAIT_S)
 
 
 def test_messages_are_handed_over_one_by_one_in_order(listener):
@@ -111,10 +121,10 @@ def test_a_slow_call_does_not_keep_its_neighbours_waiting(listener):
     pool = pool_of(listener)
     request = request_of("a", "slow", "b", "c")
     pool.submit(request)
-    eventually(lambda: pool.wait(request, 0.01).unfinished == (1,), "the others' end", WAIT_S)
-    assert not pool.wait(request, 0.0).ended
+    eventually(lambda: wait(pool, request, 0.01).unfinished == (1,), "the others' end", WAIT_S)
+    assert not wait(pool, request, 0.0).ended
     listener.open()
-    assert pool.wait(request, WAIT_S).ended
+    assert wait(pool, request, WAIT_S).ended
 
 
 def test_as_many_calls_run_at_a_time_as_there_are_threads(listener):
@@ -124,7 +134,7 @@ def test_as_many_calls_run_at_a_time_as_there_are_threads(listener):
     requests = [request_of(*names[:10]), request_of(*names[10:])]
     for request in requests:
         pool.submit(request)
-    waiting = [threading.Thread(target=pool.wait, args=(request, WAIT_S)) for request in requests]
+    waiting = [threading.Thread(target=wait, args=(pool, request, WAIT_S)) for request in requests]
     for thread in waiting:
         thread.start()
     eventually(lambda: listener.running == 3, "three calls at a time", WAIT_S)
@@ -200,12 +210,12 @@ def test_a_call_that_takes_too_long_is_given_up_and_its_thread_replaced(listener
     pool.submit(request)
     listener.wait_seen("stuck")
     passed_s = 3600.0
-    report = pool.wait(request, WAIT_S)
+    report = wait(pool, request, WAIT_S)
     assert report.ended
     assert set(listener.seen) == {"stuck", "a", "b"}
     assert report.stuck == 1
     listener.open()
-    eventually(lambda: pool.wait(request, 0.0).stuck == 0, "the stuck call's return", WAIT_S)
+    eventually(lambda: wait(pool, request, 0.0).stuck == 0, "the stuck call's return", WAIT_S)
     assert run(pool, request_of("c")).failures == ()
 
 
@@ -231,9 +241,9 @@ def test_when_all_threads_and_their_replacements_are_stuck_the_rest_waits_for_on
     assert report.stuck == 4
     late = request_of("a")
     pool.submit(late)
-    assert not pool.wait(late, 0.2).ended
+    assert not wait(pool, late, 0.2).ended
     listener.gates["stuck0"].set()
-    assert pool.wait(late, WAIT_S).ended
+    assert wait(pool, late, WAIT_S).ended
 
 
 def test_in_order_no_call_is_given_up(listener):
@@ -241,9 +251,9 @@ def test_in_order_no_call_is_given_up(listener):
     pool = pool_of(listener, timeout_s=0.1)
     request = request_of("slow", "a", key="q")
     pool.submit(request)
-    assert pool.wait(request, 0.3) == ConsumeReport(unfinished=(0, 1), ended=False)
+    assert wait(pool, request, 0.3) == ConsumeReport(unfinished=(0, 1), ended=False)
     listener.open()
-    assert pool.wait(request, WAIT_S).failures == ()
+    assert wait(pool, request, WAIT_S).failures == ()
 
 
 # Works that are taken away
@@ -257,7 +267,7 @@ def test_a_cancelled_work_begins_no_further_call(listener):
     listener.wait_seen("a")
     pool.cancel(request)
     listener.open()
-    report = pool.wait(request, WAIT_S)
+    report = wait(pool, request, WAIT_S)
     assert (report.ended, report.unfinished) == (True, (1, 2))
 
 
@@ -269,13 +279,13 @@ def test_in_order_a_new_work_takes_the_old_one_away_and_waits_for_its_call(liste
     listener.wait_seen("a")
     pool.submit(between)
     pool.submit(new)
-    assert not pool.wait(new, 0.1).ended
+    assert not wait(pool, new, 0.1).ended
     assert listener.seen == ["a"]
-    assert pool.wait(between, 0.0) == ConsumeReport(unfinished=(0,))
+    assert wait(pool, between, 0.0) == ConsumeReport(unfinished=(0,))
     listener.open()
-    assert pool.wait(new, WAIT_S).unfinished == ()
+    assert wait(pool, new, WAIT_S).unfinished == ()
     assert listener.seen == ["a", "a2", "b2"]
-    assert pool.wait(old, WAIT_S).unfinished == (1,)
+    assert wait(pool, old, WAIT_S).unfinished == (1,)
 
 
 def test_other_queues_do_not_wait_for_each_other(listener):
@@ -286,13 +296,13 @@ def test_other_queues_do_not_wait_for_each_other(listener):
 
 
 def test_a_work_that_nobody_asks_about_is_taken_away(listener, monkeypatch):
-    monkeypatch.setattr(consume_pool, "HANDLER_LEASE_S", 0.0)
     listener.gate("a")
     pool = pool_of(listener)
     request = request_of("a", "b", key="q")
     pool.submit(request)
     listener.wait_seen("a")
-    pool.wait(request, 0.0)
+    monkeypatch.setattr(consume_pool, "HANDLER_LEASE_S", 0.0)
+    pool.renew_leases()
     listener.open()
     assert request.done.wait(WAIT_S)
     assert listener.seen == ["a"]

@@ -10,21 +10,18 @@ import sys
 import textwrap
 import threading
 from dataclasses import replace
-from unittest.mock import ANY
 
 import cloudpickle
 import pytest
 
-from raymq.consumer.push import listener as listener_module
-from raymq.consumer.push.listener import Listener, ShippedTask, ship, ship_hook
+from raymq.consumer.push.listener import Listener, ship, ship_hook
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ListenerError
-from raymq.message import MessageQueue
-from raymq.protocol.consume_result import ConsumeReport
+from raymq.protocol.listener_tasks import HandOver
 from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.tasks import task_of
 from tests.support.history.waiting import eventually
-from tests.support.stores.stores import make_batch
 
 MODULE = """
     import functools
@@ -146,96 +143,9 @@ def test_the_name_is_the_users(users):
 # Running
 
 
-def listener(handler, *, takes_batch=False, batch_max=1, tags="*", orderly=True) -> Listener:
-    settings = PushSettings(
-        "billing", (Subscription.parse("orders", tags),), consume_message_batch_max_size=batch_max, orderly=orderly
-    )
-    return Listener(ship(handler, takes_batch=takes_batch), settings)
-
-
-def task_of(*bodies: bytes, tags: str | None = None, topic: str = "orders", number: int = 1, epoch: int = 1, **more):
-    records = bytes(make_batch(bodies, tags=tags, topic=topic, **more).records)
-    return ShippedTask(epoch, number, MessageQueue(topic, "broker-b", 0), records)
-
-
-RECEIVED: list[object] = []
-
-
-@pytest.fixture(autouse=True)
-def received(monkeypatch):
-    """The notes of the listeners. They report when a task has ended, unless a test says otherwise."""
-    monkeypatch.setattr(listener_module, "REPORT_S", WAIT_S)
-    RECEIVED.clear()
-    return RECEIVED
-
-
-def by_reference(handler, **how) -> Listener:
-    """A Listener whose handler is this very object, so that a test sees its effects."""
-    made = listener(print, **how)
-    made._pool._handler = handler
-    return made
-
-
-OTHER_QUEUE = MessageQueue("orders", "broker-b", 7)
-
-
-def consume(made: Listener, task: ShippedTask) -> ConsumeReport:
-    [report] = made.consume_all([task])
-    return report
-
-
-def progress(made: Listener, epoch: int, number: int) -> ConsumeReport | None:
-    [report] = made.progress_all(epoch, [number])
-    return report
-
-
-def test_messages_reach_the_listener_one_by_one_or_in_lists(received):
-    assert consume(by_reference(lambda message: received.append(message.body)), task_of(b"a", b"b")).ended
-    assert received == [b"a", b"b"]
-    received.clear()
-    made = by_reference(
-        lambda messages: received.append([message.body for message in messages]), takes_batch=True, batch_max=2
-    )
-    assert consume(made, task_of(b"a", b"b", b"c")) == replace(ConsumeReport(), consume_s=ANY)
-    assert received == [[b"a", b"b"], [b"c"]]
-
-
-def test_what_only_shares_the_tags_code_is_finished_without_a_call(received):
-    made = by_reference(received.append, tags="AaAa")
-    report = consume(made, task_of(b"a", tags="BBBB"))
-    assert (report.ended, report.unfinished, report.failures) == (True, (), ())
-    assert received == []
-
-
-def test_a_message_of_the_retry_topic_has_its_own_topic_and_every_tag(received):
-    made = by_reference(received.append, tags="paid")
-    task = task_of(b"a", tags="other", topic="%RETRY%billing", extra_properties={"RETRY_TOPIC": "orders"})
-    assert consume(made, task).failures == ()
-    [message] = received
-    assert (message.topic, message.tags, message.body) == ("orders", "other", b"a")
-
-
-def test_the_messages_know_their_broker(received):
-    consume(by_reference(received.append), task_of(b"a"))
-    assert received[0].broker_name == "broker-b"
-
-
-def test_an_exception_is_reported_with_the_users_traceback():
-    def handle_payment(message):
-        raise KeyError("amount")
-
-    [failure] = consume(by_reference(handle_payment), task_of(b"a")).failures
-    assert "in handle_payment" in failure.error
-    assert "KeyError: 'amount'" in failure.error
-
-
-def test_a_damaged_record_fails_and_the_others_are_consumed(received):
-    task = task_of(b"aaaa", b"bbbb", b"cccc")
-    damaged = replace(task, records=task.records.replace(b"bbbb", b"bxbb"))
-    report = consume(by_reference(lambda message: received.append(message.body), orderly=False), damaged)
-    assert [(failure.first, failure.count) for failure in report.failures] == [(1, 1)]
-    assert "cannot be decoded" in report.failures[0].error
-    assert received == [b"aaaa", b"cccc"]
+def listener(handler, hooks=()) -> Listener:
+    settings = PushSettings("billing", (Subscription.parse("orders"),))
+    return Listener(ship(handler, takes_batch=False), settings, hooks)
 
 
 def test_a_listener_that_cannot_be_loaded_says_why(users):
@@ -245,47 +155,6 @@ def test_a_listener_that_cannot_be_loaded_says_why(users):
     assert listener(print).ready() == ""
 
 
-def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
-    monkeypatch.setattr(listener_module, "REPORT_S", 0.05)
-    gate = threading.Event()
-
-    def handle(message):
-        if message.body == b"b":
-            assert gate.wait(WAIT_S)
-        received.append(message.body)
-
-    made = by_reference(handle)
-    assert not consume(made, task_of(b"a", b"b", b"c", number=4)).ended
-    unfinished = ConsumeReport(unfinished=(1, 2), ended=False)
-    eventually(lambda: progress(made, 1, 4) == unfinished, "a report without the first", WAIT_S)
-    gate.set()
-    report = eventually(lambda: (again := progress(made, 1, 4)) and again.ended and again, "the end", WAIT_S)
-    assert (report.unfinished, received) == ((), [b"a", b"b", b"c"])
-    assert progress(made, 1, 4) is None  # reported to its end
-
-
-def test_a_task_of_another_process_is_not_known():
-    assert progress(listener(print), 1, 1) is None
-
-
-def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received, monkeypatch):
-    monkeypatch.setattr(listener_module, "REPORT_S", 0.05)
-    gate = threading.Event()
-
-    def handle(message):
-        received.append(message.body)
-        assert gate.wait(WAIT_S)
-
-    made = by_reference(handle)
-    assert not consume(made, task_of(b"a", b"b", epoch=1)).ended
-    eventually(lambda: received == [b"a"], "the first call", WAIT_S)
-    assert not consume(made, task_of(b"a", b"b", epoch=2)).ended
-    assert progress(made, 1, 1) is None
-    gate.set()
-    eventually(lambda: progress(made, 2, 1).ended, "the end of the new task", WAIT_S)
-    assert received == [b"a", b"a", b"b"]
-
-
 def test_what_the_pull_actor_wants_kept_is_kept():
     made = listener(print)
     assert made.kept() is None
@@ -293,35 +162,27 @@ def test_what_the_pull_actor_wants_kept_is_kept():
     assert made.kept() == (True, frozenset())
 
 
-class CountingHook:
+class StampingHook:
     def before(self, context):
-        RECEIVED.append("before")
+        context.properties["begun"] = True
 
     def after(self, context):
-        RECEIVED.append(context.success)
+        assert context.properties["begun"]
+        print("after", context.group, context.success)
 
 
-def test_hooks_travel_with_the_listener_and_what_is_none_is_refused():
-    settings = PushSettings("billing", (Subscription.parse("orders"),))
-    made = Listener(ship(print, takes_batch=False), settings, (ship_hook(CountingHook()),))
+def test_hooks_travel_with_the_listener_and_what_is_none_is_refused(capsys):
+    made = listener(print, (ship_hook(StampingHook()),))
     assert made.ready() == ""
-    assert consume(made, task_of(b"a")).failures == ()
+    made._tasks.begin(HandOver(1, 1, (task_of(b"a"),)))
+    out = ""
+
+    def has_come() -> bool:
+        nonlocal out
+        out += capsys.readouterr().out
+        return "after billing True" in out
+
+    eventually(has_come, "the hook's call", WAIT_S)
     for thing in (print, None, object()):
         with pytest.raises(ListenerError, match="must have the methods before"):
             ship_hook(thing)
-
-
-def test_tasks_that_have_ended_do_not_wait_for_one_that_takes_long(received):
-    gate = threading.Event()
-
-    def handle(message):
-        received.append(message.body)
-        assert message.body != b"slow" or gate.wait(WAIT_S)
-
-    made = by_reference(handle)
-    tasks = [task_of(b"slow", number=1), replace(task_of(b"a", b"b", number=2), queue=OTHER_QUEUE)]
-    slow, quick = made.consume_all(tasks)
-    assert (slow.ended, slow.unfinished, quick.ended) == (False, (0,), True)
-    assert made.progress_all(1, [2]) == [None]
-    gate.set()
-    eventually(lambda: progress(made, 1, 1).ended, "the end of the slow one", WAIT_S)
