@@ -19,7 +19,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -467,4 +466,16 @@ def _deadline_s(wait_s: float) -> float:
 def _kept(batches: Sequence[EncodedBatch]) -> Sequence[EncodedBatch]:
     """The batches as they are needed when their append is settled: the records only of delayed messages, which name
     their topics. The buffer that has the records is another's by then."""
-    return [replace(batch, records=bytes(batch.records) if is_waiting_topic(batch.topic) else b"") for batch in batches]
+    return [
+        EncodedBatch(
+            batch.topic,
+            batch.queue_id,
+            bytes(batch.records) if is_waiting_topic(batch.topic) else b"",
+            batch.sizes,
+            batch.tag_codes,
+            batch.producer,
+            batch.message_ids,
+            batch.wait_store_msg_ok,
+        )
+        for batch in batches
+    ]

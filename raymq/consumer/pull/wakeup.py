@@ -16,6 +16,9 @@ class Wakeup:
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._set = False
+        self._waited_for: tuple[int, ...] = ()
+        """The descriptors of the last wait."""
+        self._poll = self._registered(())
 
     def __del__(self) -> None:
         # Not earlier: another thread that still calls `set` must not write to a descriptor that is somebody else's now.
@@ -38,7 +41,13 @@ class Wakeup:
 
     def wait(self, descriptors: Iterable[int], timeout_s: float) -> None:
         """Wait until `set`, until a descriptor is readable or broken, or for `timeout_s`, up to an hour."""
+        wanted = tuple(descriptors)
+        if wanted != self._waited_for:
+            self._poll, self._waited_for = self._registered(wanted), wanted
+        self._poll.poll(min(timeout_s, POLL_MAX_S) * 1000)
+
+    def _registered(self, descriptors: tuple[int, ...]) -> select.poll:
         poll = select.poll()
         for descriptor in (self._descriptor, *descriptors):
             poll.register(descriptor, select.POLLIN)
-        poll.poll(min(timeout_s, POLL_MAX_S) * 1000)
+        return poll
