@@ -126,25 +126,24 @@ class Lane:
         """`call` of one small request, with count 1 and a payload of `size` bytes, in fewer steps: the request is
         written by one system call and its answer, which is small, too, is read by another one. Where that is not so,
         the general way goes on from there. Errors as of `call`."""
-        if timeout_s != self._small_timeout_s:
-            self._set_small_timeout(timeout_s)
         self._correlation += 1
         try:
+            if timeout_s != self._small_timeout_s:
+                self._set_small_timeout(timeout_s)
             data = b"".join((pack_header(size, kind, 0, 1, self._correlation, checked=self._checked), *parts))
             sent = self._stream.send(data)
             if sent != len(data):
                 self._send((memoryview(data)[sent:],), len(data) - sent, time.monotonic() + timeout_s)
-            if self._have:  # of answers to requests that others took the place of
-                return self.receive(time.monotonic() + timeout_s)
-            self._have = have = self._stream.recv_into(self._buffer)
-            if not have:
-                raise EOFError("the server has closed the lane")
             start = self._header_bytes
-            if have > start:
-                size, _, flags, count, correlation = unpack_header(self._buffer, 0, checked=self._checked)
-                if have == start + size and correlation == self._correlation and not flags & FLAG_ERROR:
-                    self._have = 0
-                    return Answer(flags, count, self._buffer[start:have])
+            if not self._have:  # else there are answers to requests that others took the place of
+                self._have = have = self._stream.recv_into(self._buffer)
+                if not have:
+                    raise EOFError("the server has closed the lane")
+                if have > start:
+                    size, _, flags, count, correlation = unpack_header(self._buffer, 0, checked=self._checked)
+                    if have == start + size and correlation == self._correlation and not flags & FLAG_ERROR:
+                        self._have = 0
+                        return Answer(flags, count, self._buffer[start:have])
         except (BlockingIOError, TimeoutError):
             self.close()
             raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None

@@ -115,6 +115,10 @@ def test_a_small_call_without_an_answer_is_a_timeout_and_ends_the_lane(connect, 
     with pytest.raises(RequestTimeoutError):
         opened.call_small(SILENT, (), 0, 0.05)
     assert opened.closed
+    late = connect()
+    with pytest.raises(RequestTimeoutError):
+        late.call_small(ECHO, (), 0, 0.0)
+    assert late.closed
     other = connect()
     server.close()
     with pytest.raises(LOST):
