@@ -158,7 +158,7 @@ class WatchedQueues:
 
     def __init__(self, plane: DataPlane, named: bytes, queues: Sequence[QueueName]) -> None:
         """`queues` are those that `named`, a part of the WAIT, names."""
-        self._plane, self.named, self._queues = plane, named, queues
+        self._plane, self.named, self.queues = plane, named, queues
         self._request: LaneRequest | None = None
         """The WAIT without an answer."""
         self._positions: Sequence[QueuePosition] = ()
@@ -175,7 +175,7 @@ class WatchedQueues:
         before gets no answer. SystemBusyError if too many wait."""
         self.drop()
         self._positions = [
-            QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self._queues, offsets, strict=True)
+            QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self.queues, offsets, strict=True)
         ]
         self._request = request  # before the look: what changes from now on wakes
         if wait_s > 0 and self._polls is not self._plane.source.polls:
@@ -208,7 +208,7 @@ class WatchedQueues:
         self._unregister()
         polls = self._plane.source.polls
         try:
-            self._waiter = polls.register(self._queues, self.wake)
+            self._waiter = polls.register(self.queues, self.wake)
         except SystemBusyError:
             self._request = None
             raise
@@ -439,7 +439,7 @@ class DataPlane:
         named, offsets, wait_s = decode_wait(request.payload, request.count)
         context: LaneContext = request.context
         watched = context.watched
-        if watched is None or watched.named != named:
+        if watched is None or watched.named != named or len(watched.queues) != request.count:
             queues = decode_queues(named, request.count)
             if watched is not None:
                 watched.drop()

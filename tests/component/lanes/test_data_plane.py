@@ -28,6 +28,9 @@ from raymq.record.hashing import tags_code
 from raymq.record.message_id import IdRange
 from raymq.remoting import storage_client
 from raymq.remoting.lane import appends
+from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.reads import decode_ends, encode_queues, encode_wait
 from raymq.remoting.storage_client import StorageClient
 from storage.running_flags import RunningFlag
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
@@ -412,6 +415,20 @@ def test_the_queues_of_a_watch_stay_registered_between_its_questions(watched):
     assert len(actor.store.polls) == 1
     watch.close()
     eventually(lambda: len(actor.store.polls) == 0, "nobody waits")
+
+
+def test_a_question_that_names_other_queues_than_it_counts_is_refused(watched):
+    actor, _ = watched
+    lane = Lane(actor.lanes.address)
+    one, two = encode_queues([("orders", 0)]), encode_queues([("orders", 0), ("orders", 1)])
+    for named, offsets, count in [(one, (0,), 1), (one, (0, 0), 2), (two, (0,), 1), (two, (0, 0), 2), (one, (), 0)]:
+        payload = encode_wait(named, offsets, 0.0)
+        if named == (one, two)[count == 2] and count:
+            assert len(decode_ends(lane.call(Kind.WAIT, (payload,), WAIT_S, count=count).payload, count)) == count
+        else:
+            with pytest.raises(InvalidArgumentError):
+                lane.call(Kind.WAIT, (payload,), WAIT_S, count=count)
+    lane.close()
 
 
 def test_a_question_after_others_has_its_own_time(watched):
