@@ -117,10 +117,12 @@ class Fetcher:
         self._storages = storages
         self._storage = storage
         self._lock = threading.Lock()
-        """Guards `_which`, `_readers` and `_finder`."""
+        """Guards `_which`, `_readers`, `_finder` and `_forgotten`; changes of `_names`, too."""
         self._which = PullFromWhichNode()
         self._names: dict[MessageQueue, str] = {}
         """The storage actor each queue is read from, where that is known."""
+        self._forgotten: set[MessageQueue] = set()
+        """Queues whose storage actor is to be found anew: the one that is just being found for them is outdated."""
         self._alone: dict[str, bool] = {}
         """By storage actor, whether no other replica could be read from in its stead."""
         self._readers: dict[str, _Readers] = {}
@@ -191,7 +193,7 @@ class Fetcher:
 
     def find_again(self, queue: MessageQueue) -> None:
         """Find the storage actor to read a queue from once more, after which `found` is called."""
-        self._names.pop(queue, None)
+        self._forget([queue])
         self._call_finder()
 
     def unanswered(self, name: str, queues: Sequence[MessageQueue]) -> None:
@@ -258,8 +260,8 @@ class Fetcher:
         """Find out anew which storage actor has queues that could not be read from the one named."""
         with self._lock:
             self._which.failed(name, time.monotonic())
+        self._forget([queue for queue, _ in positions])
         for queue, _ in positions:
-            self._names.pop(queue, None)
             self._outdated(queue)
         self._call_finder()
 
@@ -343,12 +345,18 @@ class Fetcher:
             for queue, result in zip(queues, results, strict=True):
                 if self._which.answered(queue, name, result.pull_from, now_s):
                     again.append(queue)
-        for queue in again:
-            self._names.pop(queue, None)
         if again:
+            self._forget(again)
             self._call_finder()
 
     # Where to read
+
+    def _forget(self, queues: Sequence[MessageQueue]) -> None:
+        """Have the storage actors of queues found anew, even if the finder is just about to note them."""
+        with self._lock:
+            self._forgotten.update(queues)
+            for queue in queues:
+                self._names.pop(queue, None)
 
     def _name_of(self, queue: MessageQueue) -> str | None:
         """The storage actor to read a queue from; None while that is not known: then the finder looks for it, and wakes
@@ -406,6 +414,8 @@ class Fetcher:
             if queue.broker_name in silent:  # the next queue would only wait for the same answer
                 missed.add(queue)
                 continue
+            with self._lock:
+                self._forgotten.discard(queue)
             try:
                 storages = self._storages(queue)
             except RaymqError as error:
@@ -417,5 +427,7 @@ class Fetcher:
                 name = self._which.choose(queue, storages, time.monotonic())
             self._alone[name] = len(storages) == 1
             self._found(queue, name)
-            self._names[queue] = name
+            with self._lock:
+                if queue not in self._forgotten:
+                    self._names[queue] = name
         return missed

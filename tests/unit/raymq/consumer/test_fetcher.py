@@ -39,6 +39,7 @@ class Owner:
         self.lost: list[tuple[MessageQueue, int, str]] = []
         self.end = 3
         self.polling = False
+        self.found: Callable[[MessageQueue, str], None] = lambda queue, name: None
         self.fetcher = Fetcher(
             wanted=self.wanted,
             assigned=lambda: frozenset(self.offsets),
@@ -48,7 +49,11 @@ class Owner:
             storage=lambda name: _Storage(self, name),
             outdated=self.outdated,
             lost=lambda queue, offset, error: self.lost.append((queue, offset, str(error))),
+            found=self.note_found,
         )
+
+    def note_found(self, queue: MessageQueue, name: str) -> None:
+        self.found(queue, name)
 
     def storages(self, queue: MessageQueue) -> list[str]:
         master = self.routes.get(queue.topic, lambda: f"storage-{queue.broker_name}-0")()
@@ -360,3 +365,18 @@ def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2, 3, 4])
     hanging.set()
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == OTHER] == [0, 1, 2, 3, 4])
+
+
+def test_a_queue_whose_storage_actor_is_replaced_while_it_is_being_found_is_found_once_more(owner):
+    """The thread that polls may have an answer before the one that finds storage actors has noted whose it is."""
+    found = []
+
+    def note(queue, name):
+        found.append(name)
+        if len(found) == 1:
+            assert owner.fetcher.replaced(queue, name, "storage-a-1")
+
+    owner.offsets, owner.slaves, owner.found, owner.end = {Q0: 0}, ["storage-a-1"], note, 0
+    owner.fetcher.wake_readers()
+    owner.fetcher.find_again(Q0)
+    eventually(lambda: found[-1:] == ["storage-a-1"], "the other storage actor", WAIT_S)
