@@ -324,7 +324,12 @@ class Lane:
             self._timeouts_s = [left_s, left_s]
             return
         self._timeouts_s[index] = left_s
-        self._stream.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(int(left_s * 1e6) + 1, 1_000_000)))
+        self._stream.setsockopt(socket.SOL_SOCKET, option, timeval(left_s))
+
+
+def timeval(timeout_s: float) -> bytes:
+    """A timeout, of more than 0 s, as the kernel takes it: rounded up to whole microseconds, which are not none."""
+    return _TIMEVAL.pack(*divmod(int(timeout_s * 1e6) + 1, 1_000_000))
 
 
 def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
