@@ -32,7 +32,7 @@ from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S
 from actors.options import PERSISTENT
 from raymq.errors import RaymqError, TopicNotExistError
 from raymq.names import NameServerName, RebalanceName
-from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupHeartbeat, HeartbeatAnswer, OtherServer
+from raymq.protocol.membership import SESSION_TIMEOUT_S, Heartbeat, HeartbeatAnswer, OtherServer
 from raymq.protocol.route import MASTER_ID, TopicRoute
 from raymq.remoting.route_cache import RouteCache
 
@@ -60,9 +60,9 @@ class Rebalance:
         for name, target in (("register", self._follow_register), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
-    def heartbeats(self, heartbeats: Sequence[tuple[str, GroupHeartbeat]]) -> list[HeartbeatAnswer]:
+    def heartbeats(self, heartbeats: Sequence[tuple[str, Heartbeat]]) -> list[HeartbeatAnswer]:
         """Note the heartbeats of members, each with its group; returns an answer for each: the queues that it may hold
-        (`GroupAssignment`), or why there are none."""
+        (`GroupAssignment`), that they are the same as before (`SteadyAnswer`), or why there are none."""
         answers, incomplete = [], False
         for group, heartbeat in heartbeats:
             answer = self._server.heartbeat(group, heartbeat, time.monotonic())

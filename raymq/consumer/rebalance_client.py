@@ -30,8 +30,11 @@ from raymq.protocol.membership import (
     GroupAssignment,
     GroupFailure,
     GroupHeartbeat,
+    Heartbeat,
     HeartbeatAnswer,
     OtherServer,
+    SteadyAnswer,
+    SteadyHeartbeat,
     slot_of,
 )
 from raymq.remoting.actor_ref import ActorGoneError, ActorRef
@@ -94,6 +97,32 @@ class ServerChoice:
         self._name = names[(names.index(self._name) + 1) % len(names)] if known and self._name else None
 
 
+class Steadiness:
+    """Shortens the heartbeats of one member while what it says and what it hears stay the same."""
+
+    def __init__(self) -> None:
+        self._said: GroupHeartbeat | None = None
+        self._heard: GroupAssignment | None = None
+
+    def allows(self, heartbeat: GroupHeartbeat) -> bool:
+        """True if the group has the member's last word on this heartbeat, whose numbers do not count."""
+        return self._heard is not None and heartbeat == self._said
+
+    @property
+    def assignment(self) -> GroupAssignment | None:
+        """The last answer in full, if short heartbeats may be about it."""
+        return self._heard
+
+    def heard(self, heartbeat: GroupHeartbeat, answer: GroupAssignment) -> None:
+        """Note the answer to a heartbeat, which is given without its numbers."""
+        settled = answer.queues == heartbeat.holding and not answer.incomplete and not heartbeat.leaving
+        self._said, self._heard = (heartbeat, answer) if settled else (None, None)
+
+    def forget(self) -> None:
+        """Say the next heartbeat in full: the group may have forgotten the last one, or not have got it."""
+        self._said = self._heard = None
+
+
 class Membership:
     """One member of a group, made by `RebalanceClient.join`."""
 
@@ -109,6 +138,9 @@ class Membership:
         self.gone = threading.Event()
         self._client = client
         self._session = self._sequence = self._generation = 0
+        self._steadiness = Steadiness()
+        self._saying: GroupHeartbeat | None = None
+        """The heartbeat that is on its way in full, without its numbers."""
         self._turns = 0
         self._pause_s = SOON_S
         self._silent_since_s = time.monotonic()
@@ -126,16 +158,23 @@ class Membership:
             logger.info("group %s: left without telling it, it will notice", self.group)
         self._client.forget(self)
 
-    def numbered(self) -> GroupHeartbeat | None:
-        """The heartbeat with the session, the next sequence number and the latest generation."""
+    def numbered(self) -> Heartbeat | None:
+        """The heartbeat with the session, the next sequence number and the latest generation; a short one if it says
+        what the one before said."""
         heartbeat = self.farewell or self.source.next_heartbeat()
         if heartbeat is None:
             return None
         self._sequence += 1
+        if self._steadiness.allows(heartbeat):
+            return SteadyHeartbeat(heartbeat.member, self._session, self._sequence, self._generation)
+        self._saying = heartbeat
         return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
 
-    def answered(self, heartbeat: GroupHeartbeat, answer: HeartbeatAnswer, sent_s: float) -> float | None:
+    def answered(self, heartbeat: Heartbeat, answer: HeartbeatAnswer, sent_s: float) -> float | None:
         """Take an answer; returns the pause until the next heartbeat in s, None for the usual one."""
+        if isinstance(answer, SteadyAnswer):
+            return self._answered_in_short(answer, sent_s)
+        self._steadiness.forget()
         if isinstance(answer, OtherServer):
             if answer.holder:
                 self.choice.redirected(answer.holder)
@@ -144,12 +183,13 @@ class Membership:
         if isinstance(answer, GroupFailure):
             self._silent(ServiceNotAvailableError(f"group {self.group} cannot be served: {answer.error}"))
             return None
-        if answer.session != heartbeat.session and not heartbeat.leaving:
+        leaving = isinstance(heartbeat, GroupHeartbeat) and heartbeat.leaving
+        if answer.session != heartbeat.session and not leaving:
             self._session = answer.session
             self._generation = max(self._generation, answer.generation)
             return self._again()
         self._turns = 0
-        if heartbeat.leaving:
+        if leaving:
             if self.farewell is not None:
                 self.gone.set()
             return None
@@ -157,11 +197,23 @@ class Membership:
             return None  # of an actor that was overtaken; the next one will have heard of the newer generation
         self._generation, self._silent_since_s = answer.generation, time.monotonic()
         self.source.assigned(answer, sent_s)
+        if self._saying is not None:
+            self._steadiness.heard(self._saying, answer)
         self._pause_s = min(2 * self._pause_s, MEMBER_HEARTBEAT_INTERVAL_S) if answer.incomplete else SOON_S
         return self._pause_s if answer.incomplete else None
 
+    def _answered_in_short(self, answer: SteadyAnswer, sent_s: float) -> float | None:
+        known = self._steadiness.assignment
+        if answer is SteadyAnswer.TELL or known is None:
+            self._steadiness.forget()
+            return self._again()
+        self._turns, self._silent_since_s = 0, time.monotonic()
+        self.source.assigned(known, sent_s)
+        return None
+
     def failed(self, error: RaymqError, names: Sequence[str]) -> float:
         """Note that a call failed; returns the pause until the next one."""
+        self._steadiness.forget()
         self.choice.failed(names)
         self._silent(error)
         return AGAIN_S
@@ -261,7 +313,7 @@ class RebalanceClient:
 
     def _send(self, link: _Link, actor: ActorRef, due: Iterable[Membership]) -> None:
         sent_s = time.monotonic()
-        sent: list[tuple[Membership, GroupHeartbeat]] = []
+        sent: list[tuple[Membership, Heartbeat]] = []
         pauses: list[tuple[Membership, float | None]] = []
         for membership in due:
             heartbeat = membership.numbered()
@@ -286,7 +338,7 @@ class RebalanceClient:
         self._schedule(pauses)
 
     def _call(
-        self, link: _Link, actor: ActorRef, sent: Sequence[tuple[Membership, GroupHeartbeat]]
+        self, link: _Link, actor: ActorRef, sent: Sequence[tuple[Membership, Heartbeat]]
     ) -> list[HeartbeatAnswer]:
         if not sent:
             return []

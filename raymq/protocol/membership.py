@@ -4,6 +4,9 @@ A member sends a `GroupHeartbeat` about once a second and gets a `GroupAssignmen
 (design §5, promise 4): a member reports the queues it *holds*; a queue that the assignment no longer names must be
 stopped and committed, and only then is left out of the next heartbeat. Only after that does anyone else get it.
 
+While nothing changes at either side, a member says so in a `SteadyHeartbeat`, and is answered with SteadyAnswer.SAME.
+Most heartbeats are of that kind, and cost little, however many queues and topics the member has.
+
 A few Rebalance actors serve all groups. A group belongs to a slot by its name, and one actor at a time holds the slot
 (actors.core.rebalance.slot_lease); another one answers with `OtherServer`. A program sends the heartbeats of all its
 members that belong to one actor in one call (raymq.consumer.rebalance_client).
@@ -14,7 +17,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from raymq.message import MessageQueue
 from raymq.names import REBALANCE_SLOTS
@@ -78,6 +81,16 @@ class GroupHeartbeat:
     generation: int = 0
 
 
+class SteadyHeartbeat(NamedTuple):
+    """The heartbeat of a member that says what it said in the one before, of the same session, which was answered with
+    the very queues that it holds. The rest is as in GroupHeartbeat."""
+
+    member: str
+    session: int
+    sequence: int
+    generation: int
+
+
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
     """The queues the member may hold.
@@ -114,4 +127,12 @@ class GroupFailure:
     error: str
 
 
-HeartbeatAnswer = GroupAssignment | OtherServer | GroupFailure
+class SteadyAnswer(Enum):
+    """The answer to a SteadyHeartbeat."""
+
+    SAME = "the answer is as before"
+    TELL = "the heartbeat was not heeded: it is to be said in full, at once"
+
+
+Heartbeat = GroupHeartbeat | SteadyHeartbeat
+HeartbeatAnswer = GroupAssignment | OtherServer | GroupFailure | SteadyAnswer

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from actors.core.rebalance.target import GroupMembership, Target, Wish, disagreements, make_target
 from raymq.message import MessageQueue
-from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
+from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, SteadyHeartbeat
 
 RETARGET_INTERVAL_S: Final = 20.0
 
@@ -76,12 +76,15 @@ HEARTBEAT_STEPS: Final[Mapping[Sender, Mapping[HeartbeatKind, HeartbeatStep]]] =
 
 @dataclass(slots=True)
 class _Member:
-    """One member. `session`: the process that uses its name; `sequence`: the number of its newest heartbeat."""
+    """One member. `session`: the process that uses its name; `sequence`: the number of its newest heartbeat.
+
+    `settled`: the group as the member was told of it, if it holds all that it is to have and nothing else."""
 
     session: int
     wish: Wish
     last_seen_s: float
     sequence: int
+    settled: tuple[int, int, int] | None = None
 
 
 class RebalanceGroup:
@@ -170,7 +173,40 @@ class RebalanceGroup:
         if changed or now_s - self._targeted_s >= RETARGET_INTERVAL_S:
             self._targeted_s = now_s
             self._retarget()
-        return self._assignment(heartbeat.session, self._grant(name, now_s))
+        granted = self._grant(name, now_s)
+        if granted == heartbeat.holding and all(q in granted for q, target in self._target.items() if target == name):
+            self._members[name].settled = self._told()
+        return self._assignment(heartbeat.session, granted)
+
+    def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
+        """Note a member's heartbeat that says the same as its last one. False, and nothing is noted, if the answer to
+        the last one may be another now, or it is not the last one here.
+
+        A member that has all it is to have keeps it until the group's generation grows, so nothing else need be looked
+        at: this is what a full heartbeat would come to.
+        """
+        self.expire(now_s)
+        member = self._members.get(heartbeat.member)
+        if (
+            member is None
+            or member.session != heartbeat.session
+            or heartbeat.sequence <= member.sequence
+            or heartbeat.generation != self.generation
+            or member.settled != self._told()
+            or now_s - self._targeted_s >= RETARGET_INTERVAL_S
+        ):
+            return False
+        member.last_seen_s, member.sequence = now_s, heartbeat.sequence
+        return True
+
+    def topics_of(self, name: str) -> frozenset[str]:
+        """The topics that a member subscribes to; none if it is not known."""
+        member = self._members.get(name)
+        return frozenset() if member is None else member.wish.topics
+
+    def _told(self) -> tuple[int, int, int]:
+        """Of an assignment, what concerns all members."""
+        return self.generation, self.offsets_version, len(self._members)
 
     def expire(self, now_s: float) -> list[str]:
         """Drop the members that were silent for too long; returns their names."""

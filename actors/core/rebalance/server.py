@@ -21,9 +21,11 @@ from raymq.message import MessageQueue
 from raymq.names import REBALANCE_SLOTS, RebalanceName
 from raymq.protocol.membership import (
     GroupFailure,
-    GroupHeartbeat,
+    Heartbeat,
     HeartbeatAnswer,
     OtherServer,
+    SteadyAnswer,
+    SteadyHeartbeat,
     slot_of,
 )
 
@@ -81,12 +83,14 @@ class RebalanceServer:
 
     # Heartbeats
 
-    def heartbeat(self, group: str, heartbeat: GroupHeartbeat, now_s: float) -> HeartbeatAnswer:
-        """Answer a member; see RebalanceGroup.heartbeat. Never raises: a failure is the answer."""
+    def heartbeat(self, group: str, heartbeat: Heartbeat, now_s: float) -> HeartbeatAnswer:
+        """Answer a member; see RebalanceGroup.heartbeat and `note_steady`. Never raises: a failure is the answer."""
         try:
             entry = self._entry(group, now_s)
             if isinstance(entry, OtherServer):
                 return entry
+            if isinstance(heartbeat, SteadyHeartbeat):
+                return self._answer_steady(entry, heartbeat, now_s)
             with entry.lock:
                 unknown = self._give_queues(entry, heartbeat.topics)
                 assignment = entry.core.heartbeat(heartbeat, now_s)
@@ -96,6 +100,14 @@ class RebalanceServer:
         except Exception as error:  # a bug, or a heartbeat that makes no sense: the other groups go on
             logger.exception("a heartbeat of group %s failed", group)
             return GroupFailure(f"{type(error).__name__}: {error}")
+
+    def _answer_steady(self, entry: _Entry, heartbeat: SteadyHeartbeat, now_s: float) -> SteadyAnswer:
+        with entry.lock:
+            unknown = self._give_queues(entry, entry.core.topics_of(heartbeat.member))
+            if unknown or not entry.core.note_steady(heartbeat, now_s):
+                return SteadyAnswer.TELL
+            entry.last_member_s = now_s
+        return SteadyAnswer.SAME
 
     def offsets_reset(self, group: str, now_s: float) -> int | OtherServer:
         """Note that brokers have reset offsets of a group; returns the new offsets version, 0 for a group that has no

@@ -9,6 +9,7 @@ true time, and one on the wall, which somebody may set.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,15 +19,18 @@ from actors.core.consume.process_queue import ProcessQueue
 from actors.core.rebalance.group import RebalanceGroup
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S, Drop, Get, Look, Put, SlotLease
-from raymq.consumer.rebalance_client import ServerChoice
+from raymq.consumer.rebalance_client import ServerChoice, Steadiness
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import (
     Allocation,
     GroupAssignment,
     GroupHeartbeat,
+    Heartbeat,
     HeartbeatAnswer,
     OtherServer,
+    SteadyAnswer,
+    SteadyHeartbeat,
     slot_of,
 )
 from tests.support.group_sim.invariants import Tenure
@@ -198,7 +202,7 @@ class Rebalance(Process):
             self, register, lambda: register.carry_out(call), lambda result: self.step(look, result), failed
         )
 
-    def heartbeat(self, heartbeat: GroupHeartbeat) -> HeartbeatAnswer:
+    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         return self.server.heartbeat(GROUP, heartbeat, self.now_s())
 
     def offsets_reset(self) -> int | OtherServer:
@@ -221,6 +225,7 @@ class Member(Process):
         self.tenures: dict[MessageQueue, Tenure] = {}
         self.lease_until_s = -1.0
         self.choice = ServerChoice(GROUP)
+        self.steadiness = Steadiness()
 
     def start(self) -> None:
         self.turn()
@@ -281,19 +286,15 @@ class Member(Process):
     def turn(self) -> None:
         self.fence_when_late()
         self.sequence += 1
-        heartbeat = GroupHeartbeat(
-            self.name,
-            self.topics,
-            self.queues.holding,
-            allocation=self.allocation,
-            session=self.session,
-            sequence=self.sequence,
-            generation=self.generation,
-        )
+        said = GroupHeartbeat(self.name, self.topics, self.queues.holding, allocation=self.allocation)
+        heartbeat: Heartbeat = replace(said, session=self.session, sequence=self.sequence, generation=self.generation)
+        if self.steadiness.allows(said):
+            heartbeat = SteadyHeartbeat(self.name, self.session, self.sequence, self.generation)
         sent_s = self.now_s()
         rebalance = self.rebalance()
 
         def failed() -> None:
+            self.steadiness.forget()
             self.choice.failed(self.world.rebalance_names)
             self.commit()
 
@@ -301,9 +302,23 @@ class Member(Process):
             self,
             rebalance,
             lambda: rebalance.heartbeat(heartbeat),
-            lambda answer: self.take(answer, sent_s),
+            lambda answer: self.hear(said, answer, sent_s),
             failed,
         )
+
+    def hear(self, said: GroupHeartbeat, answer: HeartbeatAnswer, sent_s: float) -> None:
+        known = self.steadiness.assignment
+        if answer is SteadyAnswer.SAME and known is not None:
+            self.world.note("steady", self.name)
+            self.take(known, sent_s)
+        elif isinstance(answer, SteadyAnswer):
+            self.steadiness.forget()
+            self.turn()
+        else:
+            self.steadiness.forget()
+            if isinstance(answer, GroupAssignment) and self.session == answer.session:
+                self.steadiness.heard(said, answer)
+            self.take(answer, sent_s)
 
     def rebalance(self) -> Rebalance:
         name = self.choice.server(self.world.rebalance_names)

@@ -14,7 +14,7 @@ from raymq.consumer import rebalance_client as module
 from raymq.consumer.rebalance_client import RebalanceClient, call_holder, offsets_reset
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.message import MessageQueue
-from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, OtherServer, slot_of
+from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, Heartbeat, OtherServer, SteadyHeartbeat, slot_of
 from raymq.remoting.actor_ref import ActorGoneError
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
@@ -35,6 +35,7 @@ class Cluster:
         self.brokers_up = {"broker-a", "broker-b"}
         self.calls: list[str] = []
         self.batches: list[list[str]] = []
+        self.heard: list[Heartbeat] = []
         self.failures: list[Exception] = []
         self.answers: list[object] = []
         self.hangs: set[str] = set()
@@ -106,6 +107,7 @@ class Ref:
         server, now_s = cluster.servers[self.name], time.monotonic()
         if method == "heartbeats":
             cluster.batches.append([group for group, _ in args[0]])
+            cluster.heard += [heartbeat for _, heartbeat in args[0]]
             return [cluster.answers.pop(0) if cluster.answers else server.heartbeat(*one, now_s) for one in args[0]]
         return getattr(server, method)(*args, now_s)
 
@@ -312,6 +314,61 @@ def test_an_actor_that_names_ever_new_sessions_is_not_called_without_a_pause(clu
     client.join("g", other)
     eventually(lambda: len(cluster.calls) == 2 * module.TURNS_MAX, "the other's turns, and no more", WAIT_S)
     assert source.assignments == []
+
+
+def steady(cluster: Cluster) -> bool:
+    """True if the last three heartbeats were short ones."""
+    return len(cluster.heard) > 3 and all(isinstance(one, SteadyHeartbeat) for one in cluster.heard[-3:])
+
+
+def test_a_member_that_has_nothing_new_to_say_says_so_in_short_and_keeps_its_lease(cluster, client):
+    cluster.start()
+    source = Source()
+    client.join("g", source)
+    eventually(lambda: steady(cluster), "short heartbeats", WAIT_S)
+    source.hears_more()
+    assert source.assignments[-1].queues == {QUEUE}
+    member = cluster.holder().describe_group("g", time.monotonic())["members"][0]
+    assert member["last_heartbeat_age_s"] < WAIT_S
+
+
+def test_news_end_the_short_heartbeats_on_both_sides(cluster, client):
+    cluster.start()
+    source = Source("m1")
+    client.join("g", source)
+    eventually(lambda: steady(cluster), "short heartbeats", WAIT_S)
+    joined = Source("m0")
+    client.join("g", joined)
+    joined.holds(QUEUE)  # it is the first by name, and the only queue goes to it
+    assert source.held == frozenset()
+    eventually(lambda: steady(cluster), "short heartbeats of both", WAIT_S)
+    offsets_reset("g")
+    for one in (source, joined):
+        before = one.assignments[0].offsets_version
+        eventually(lambda one=one, before=before: one.assignments[-1].offsets_version == before + 1, "it", WAIT_S)
+
+
+def test_an_actor_that_was_restarted_hears_in_full_what_a_member_holds(cluster, client):
+    cluster.start()
+    source = Source()
+    client.join("g", source)
+    eventually(lambda: steady(cluster), "short heartbeats", WAIT_S)
+    first = source.assignments[-1].generation
+    cluster.start()
+    eventually(lambda: source.assignments[-1].generation > first, "an answer of the next process", WAIT_S)
+    source.holds(QUEUE)
+    eventually(lambda: steady(cluster), "short heartbeats again", WAIT_S)
+
+
+def test_after_a_call_that_failed_the_heartbeat_is_said_in_full(cluster, client):
+    cluster.start()
+    source = Source()
+    client.join("g", source)
+    eventually(lambda: steady(cluster), "short heartbeats", WAIT_S)
+    said = len(cluster.heard)
+    cluster.failures = [RequestTimeoutError("rebalance.heartbeats", 3.0)]
+    eventually(lambda: any(isinstance(one, GroupHeartbeat) for one in cluster.heard[said:]), "a full one", WAIT_S)
+    source.holds(QUEUE)
 
 
 def test_a_reset_is_told_to_the_holder(cluster, client):
