@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import select
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -67,6 +68,7 @@ class DirectAppends:
         self._sent: _Sent | None = None
         self._is_timed = False
         self._connect_at_s = 0.0
+        self._lock = threading.Lock()
         self._is_closed = False
 
     @property
@@ -79,8 +81,12 @@ class DirectAppends:
         return self._storage is storage
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Have the loop's thread call `callback`."""
-        self._loop.call_soon(callback)
+        """Have the loop's thread call `callback`; after `close`, when that thread may have ended, call it here."""
+        with self._lock:
+            if not self._is_closed:
+                self._loop.call_soon(callback)
+                return
+        callback()
 
     def connect(self, storage: StorageClient) -> None:
         """Open a lane to the store, unless there is one, or none could be opened a moment ago. Not over TLS, whose
@@ -113,7 +119,7 @@ class DirectAppends:
         """Send records with these bodies in one batch; `done` is called when the store has answered, or will not.
         False, and nothing was sent, without a lane to this store, and for long records."""
         lane = self._lane
-        if lane is None or self._storage is not storage or sum(map(len, bodies)) > DIRECT_MAX_BYTES:
+        if lane is None or self._is_closed or self._storage is not storage or sum(map(len, bodies)) > DIRECT_MAX_BYTES:
             return False
         batch = self._records.encode(bodies)
         encoded = encode_append([batch], self._handles)
@@ -135,7 +141,8 @@ class DirectAppends:
 
     def close(self) -> None:
         """Send nothing any more, and hand over what was sent. Before the loop is stopped."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         self._loop.call_soon(self._drop_lane)
 
     def _on_event(self, _events: int) -> None:

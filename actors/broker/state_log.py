@@ -350,18 +350,17 @@ class StateLog:
         before, or cannot be reached without waiting, the writer goes on."""
         direct = self._direct
         assert direct is not None
-        while True:
-            write = _Write(time.time_ns() // 1_000_000)
-            try:
-                self._decide(write, DIRECT_CHANGES_MAX)
-                if write.changes:
-                    if self._topics_to_open(write.changes) or not self._send(direct, write):
-                        self._hand_over(write)
-                    return
-            except Exception as error:  # whatever it is, they wait for an answer
-                self._give_up(write, error)
-            if not self._begins_next():
+        write = _Write(time.time_ns() // 1_000_000)
+        try:
+            self._decide(write, DIRECT_CHANGES_MAX)
+            if write.changes:
+                if self._topics_to_open(write.changes) or not self._send(direct, write):
+                    self._hand_over(write)
                 return
+        except Exception as error:  # whatever it is, they wait for an answer
+            self._give_up(write, error)
+        if self._begins_next():
+            direct.call_soon(self._write_directly)  # and not at once: others wait for this thread, too
 
     def _send(self, direct: DirectWrites, write: _Write) -> bool:
         """Send a write's records directly; False if that cannot be now."""

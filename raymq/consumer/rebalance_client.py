@@ -197,7 +197,7 @@ class Membership:
             return None  # of an actor that was overtaken; the next one will have heard of the newer generation
         self._generation, self._silent_since_s = answer.generation, time.monotonic()
         self.source.assigned(answer, sent_s)
-        if self._saying is not None:
+        if self._saying is not None and isinstance(heartbeat, GroupHeartbeat):
             self._steadiness.heard(self._saying, answer)
         self._pause_s = min(2 * self._pause_s, MEMBER_HEARTBEAT_INTERVAL_S) if answer.incomplete else SOON_S
         return self._pause_s if answer.incomplete else None

@@ -197,6 +197,17 @@ def test_a_lane_that_ended_is_opened_again(silent: Silent, broker: Callable[...,
         other.server.close()
 
 
+def test_after_the_end_nothing_is_sent_and_what_is_asked_for_is_done_at_once(
+    silent: Silent, broker: Callable[..., Broker]
+) -> None:
+    one = broker(silent.server.address)
+    one.close()
+    assert not one.direct.send(one.storage, [b"body"], one.ends.put)
+    done: list[str] = []
+    one.direct.call_soon(lambda: done.append("called"))
+    assert done == ["called"]
+
+
 def test_long_records_other_stores_and_tls_are_not_for_this_way(silent: Silent, broker: Callable[..., Broker]) -> None:
     one = broker(silent.server.address)
     assert not one.send(b"x" * (module.DIRECT_MAX_BYTES + 1))
