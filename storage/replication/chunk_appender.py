@@ -30,7 +30,7 @@ from storage.dispatch.record_check import is_implausible
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 
-BLOCK_RECORDS_MIN: Final = 128
+BLOCK_RECORDS_MIN: Final = 32
 """A chunk with fewer records is read record by record."""
 
 

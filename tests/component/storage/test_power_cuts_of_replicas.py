@@ -1,0 +1,199 @@
+"""A broker group whose master has not flushed what its slave has: nothing acknowledged is lost, whoever leads next."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.core.replica.orders import ReplicaRole
+from actors.core.replica.rules import ReplicaRules
+from raymq.errors import ServiceNotAvailableError
+from raymq.message import SendStatus
+from raymq.protocol.store import AppendResult
+from storage.append.durability import StartedAppend
+from storage.replication.log_chunks import truncate_log
+from tests.support.clients.fakes import WAIT_S
+from tests.support.history.waiting import eventually
+from tests.support.replicas.local_replicas import LocalReplicas
+from tests.support.stores.stores import bodies_of, make_batch
+
+MASTER, SLAVE = 0, 1
+
+
+class Disk:
+    """Flushes of the files below a directory wait while `works` is clear; all others take no time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = f"{directory}/"
+        self.works = threading.Event()
+        self.works.set()
+
+    def fdatasync(self, descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(self._directory):
+            assert self.works.wait(WAIT_S)
+
+
+@pytest.fixture(params=["calls", "lanes"])
+def group(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalReplicas]:
+    """Two replicas in sync, the first of which leads."""
+    group = LocalReplicas(tmp_path, 2, lanes=request.param == "lanes")
+    begin(group)
+    assert group.master is group.replicas[MASTER]
+    assert group.control_state.record is not None
+    assert group.control_state.record.sync_state_set.members == {MASTER, SLAVE}
+    yield group
+    group.end()
+
+
+@pytest.fixture
+def disk(group: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """The master's disk."""
+    disk = Disk(group.directory(MASTER))
+    monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    yield disk
+    disk.works.set()
+
+
+def begin(group: LocalReplicas) -> None:
+    """Have a first message in both logs, which have files then."""
+    group.settle()
+    started = group.master.start_append([make_batch([b"zero"])])
+    eventually(lambda: bool(group.master.account().end_offset), "a flush")
+    group.copy(SLAVE)
+    assert [result.status for result in eventually(lambda: settled(started), "an answer")] == [SendStatus.SEND_OK]
+    group.settle()
+
+
+def settled(started: StartedAppend) -> list[AppendResult] | None:
+    return started.settle(time.monotonic())
+
+
+def append_ahead(group: LocalReplicas, disk: Disk, body: bytes) -> StartedAppend:
+    """Have an append on the slave's disk, and only written at the master."""
+    disk.works.clear()
+    started = group.replicas[MASTER].start_append([make_batch([body])])
+    group.copy(SLAVE)
+    assert group.replicas[SLAVE].account().end_offset > group.replicas[MASTER].account().end_offset
+    return started
+
+
+def cut_power(group: LocalReplicas, disk: Disk) -> None:
+    """End the master's process, and cut its log to what was on its disk."""
+    end = group.replicas[MASTER].account().end_offset
+    settings = group.settings(MASTER)
+    disk.works.set()
+    group.close(MASTER)
+    truncate_log(settings, end)
+
+
+def elect(group: LocalReplicas, away: int | None = None) -> None:
+    group.control_state._lease_until_s = 0.0
+    if away is not None:
+        group.control_state._accounts.pop(away)
+    group.control(6)
+
+
+def logs(group: LocalReplicas) -> set[bytes]:
+    return {
+        b"".join(path.read_bytes() for path in sorted((group.directory(name) / "commitlog").iterdir())).rstrip(b"\0")
+        for name in group.names
+    }
+
+
+def test_the_slave_gets_what_the_master_flushes_meanwhile_and_nothing_is_acknowledged_or_shown_before(group, disk):
+    started = append_ahead(group, disk, b"one")
+    assert settled(started) is None
+    assert bodies_of(group.replicas[MASTER].store) == [b"zero"]
+    group.copy(SLAVE)
+    assert bodies_of(group.replicas[SLAVE].store) == [b"zero"]
+    disk.works.set()
+    results = eventually(lambda: settled(started), "an answer")
+    assert [result.status for result in results] == [SendStatus.SEND_OK]
+    assert bodies_of(group.replicas[MASTER].store) == [b"zero", b"one"]
+    group.copy(SLAVE)
+    assert bodies_of(group.replicas[SLAVE].store) == [b"zero", b"one"]
+
+
+def test_a_master_that_lost_what_its_slave_has_follows_it(group, disk):
+    append_ahead(group, disk, b"one")
+    epoch = group.replicas[MASTER].account().epoch
+    cut_power(group, disk)
+    group.open(MASTER)
+    elect(group)
+    group.settle()
+    assert group.master is group.replicas[SLAVE]
+    assert group.master.account().epoch > epoch
+    assert bodies_of(group.master.store) == bodies_of(group.replicas[MASTER].store) == [b"zero", b"one"]
+    assert len(logs(group)) == 1
+
+
+def test_a_master_that_lost_what_its_slave_has_leads_in_a_new_epoch_and_the_slave_cuts_it(group, disk):
+    append_ahead(group, disk, b"one")
+    epoch = group.replicas[MASTER].account().epoch
+    longer = group.replicas[SLAVE].account().end_offset
+    cut_power(group, disk)
+    group.close(SLAVE)
+    master = group.open(MASTER)
+    elect(group, away=SLAVE)
+    assert master.account().role is ReplicaRole.MASTER
+    assert master.account().epoch > epoch
+    [other] = master.append([make_batch([b"another one"])])
+    assert other.status is SendStatus.SEND_OK
+    assert other.physical_offset < longer
+    group.open(SLAVE)
+    group.settle()
+    assert bodies_of(master.store) == bodies_of(group.replicas[SLAVE].store) == [b"zero", b"another one"]
+    assert len(logs(group)) == 1
+
+
+def test_a_slave_that_comes_back_in_the_same_epoch_keeps_what_it_has_acknowledged(group, disk):
+    started = append_ahead(group, disk, b"one")
+    end = group.replicas[SLAVE].account().end_offset
+    group.close(SLAVE)
+    slave = group.open(SLAVE)
+    group.control(2)
+    group.copy(SLAVE)
+    assert slave.account().role is ReplicaRole.SLAVE
+    assert slave.account().end_offset == end
+    disk.works.set()
+    eventually(lambda: settled(started), "an answer")
+    assert len(logs(group)) == 1
+
+
+@pytest.mark.parametrize("lanes", [False, True], ids=["calls", "lanes"])
+def test_with_fixed_roles_a_slave_never_has_more_than_the_masters_disk(tmp_path, monkeypatch, lanes):
+    rules = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0, all_ack_in_sync_state_set=False, fixed_roles=True)
+    group = LocalReplicas(tmp_path, 2, rules, lanes=lanes)
+    disk = Disk(group.directory(MASTER))
+    try:
+        begin(group)
+        monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
+        disk.works.clear()
+        end = group.master.account().end_offset
+        started = group.master.start_append([make_batch([b"one"])])
+        group.copy(SLAVE)
+        assert group.replicas[SLAVE].account().end_offset == group.replicas[MASTER].account().end_offset == end
+        disk.works.set()
+        eventually(lambda: settled(started), "an answer")
+        group.copy(SLAVE)
+        assert group.replicas[SLAVE].account().end_offset == group.replicas[MASTER].account().end_offset > end
+        assert bodies_of(group.master.store) == [b"zero", b"one"]
+    finally:
+        disk.works.set()
+        group.end()
+
+
+def test_a_chunk_that_comes_while_a_role_changes_is_refused_and_not_waited_for(group):
+    slave = group.replicas[SLAVE]
+    following = slave.following(0.0)
+    assert following is not None
+    request = following.request(SLAVE, following.position or 0, 0)
+    chunk = group.master.read_log(request, 1 << 20, 0.0)
+    with slave._order_lock, pytest.raises(ServiceNotAvailableError, match="changes its role"):
+        slave.start_append_log(following.epoch, chunk)
