@@ -10,11 +10,15 @@ from tests.support.replication_sim.world import run_seed
 SEEDS = 50
 
 
-@pytest.mark.parametrize(("fixed", "seeds"), [(False, SEEDS), (True, SEEDS // 5)], ids=["elected", "fixed"])
-def test_replication_and_election_lose_and_undo_nothing(fixed, seeds):
+@pytest.mark.parametrize(
+    ("options", "seeds"),
+    [({}, SEEDS), ({"fixed": True}, SEEDS // 5), ({"all_ack": False}, SEEDS // 5), ({"async_flush": True}, SEEDS // 5)],
+    ids=["elected", "fixed", "all replicas acknowledge", "without flushes"],
+)
+def test_replication_and_election_lose_and_undo_nothing(options, seeds):
     acknowledged = 0
     for seed in range(seeds):
-        world = run_seed(seed, min_in_sync=1 + seed % 2, fixed=fixed)
+        world = run_seed(seed, min_in_sync=1 + seed % 2, **options)
         assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
         acknowledged += len(world.checks.acknowledged)
     assert acknowledged > seeds * 100, "the replicas stand still to be safe"

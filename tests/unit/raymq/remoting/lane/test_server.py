@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from functools import partial
 from itertools import repeat
 
@@ -33,6 +34,26 @@ from tests.support.clients.lanes import BREAK, ECHO, LATER, REFUSE, SILENT, echo
 from tests.support.history.waiting import eventually
 
 LOST = (EOFError, OSError)
+
+
+def test_a_timeout_just_below_a_whole_second_is_one_that_the_kernel_takes(monkeypatch):
+    server = echo_server()
+    lane = Lane(server.address)
+    try:
+        monkeypatch.setattr(lane_client.time, "monotonic", lambda: 100.0)
+        lane.send(ECHO, (b"x",), 109.9999999)
+        assert bytes(lane.receive(109.9999999).payload) == b"x"
+    finally:
+        lane.close()
+        server.close()
+
+
+def test_of_several_requests_under_way_each_gets_its_answer(server, way):
+    with closing(Lane(server.address, **way[1])) as lane:
+        deadline_s = time.monotonic() + WAIT_S
+        for body in (b"one", b"two"):
+            lane.send(ECHO, (body,), deadline_s)
+        assert [bytes(lane.receive_next(deadline_s).payload) for _ in range(2)] == [b"one", b"two"]
 
 
 @pytest.fixture(params=["unix", "tcp", "tls"])

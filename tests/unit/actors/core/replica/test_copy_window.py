@@ -1,0 +1,76 @@
+"""How far a Replicator is: when it asks for the next chunk, and when it tells what the slave has."""
+
+from __future__ import annotations
+
+from actors.core.replica.copy_window import CHUNKS_MAX, CopyWindow
+from actors.core.replica.orders import Copied
+
+
+def asked(position: int = 100) -> CopyWindow:
+    window = CopyWindow(position)
+    assert window.may_ask
+    assert not window.must_tell
+    window.told(asked=True)
+    return window
+
+
+def test_one_chunk_is_asked_for_at_a_time():
+    window = asked()
+    assert not window.may_ask
+    window.read(50)
+    assert window.may_ask
+    assert (window.next_offset, window.acked_offset) == (150, 100)
+
+
+def test_no_more_chunks_are_asked_for_than_may_be_on_their_way():
+    window = asked()
+    for number in range(CHUNKS_MAX):
+        window.read(10)
+        assert window.under_way == number + 1
+        assert window.may_ask == (number + 1 < CHUNKS_MAX)
+        if window.may_ask:
+            window.told(asked=True)
+    window.copied(Copied(110, 110, 10))
+    assert window.may_ask
+    assert window.next_offset == 100 + 10 * CHUNKS_MAX
+
+
+def test_what_the_slave_has_is_told_with_the_next_question():
+    window = asked()
+    window.read(10)
+    window.copied(Copied(110, 110, 10))
+    assert window.may_ask
+    assert not window.must_tell
+    window.told(asked=True)
+    assert not window.must_tell
+
+
+def test_what_the_slave_has_is_told_by_itself_while_a_question_waits():
+    window = asked()
+    window.read(10)
+    window.told(asked=True)
+    window.copied(Copied(110, 110, 10))
+    assert not window.may_ask
+    assert window.must_tell
+    window.told(asked=False)
+    assert not window.must_tell
+    assert window.is_asked
+
+
+def test_an_empty_chunk_is_on_its_way_as_any_other_and_tells_nothing_new():
+    window = asked()
+    window.read(0)
+    window.told(asked=True)
+    window.copied(Copied(100, 100, 0))
+    assert window.under_way == 0
+    assert not window.must_tell
+
+
+def test_an_acknowledgement_never_goes_back():
+    window = asked()
+    window.read(10)
+    window.copied(Copied(110, 110, 10))
+    window.told(asked=True)
+    window.read(10)
+    window.copied(Copied(120, 105, 10))
+    assert window.acked_offset == 110
