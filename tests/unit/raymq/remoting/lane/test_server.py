@@ -36,18 +36,6 @@ from tests.support.history.waiting import eventually
 LOST = (EOFError, OSError)
 
 
-def test_a_timeout_just_below_a_whole_second_is_one_that_the_kernel_takes(monkeypatch):
-    server = echo_server()
-    lane = Lane(server.address)
-    try:
-        monkeypatch.setattr(lane_client.time, "monotonic", lambda: 100.0)
-        lane.send(ECHO, (b"x",), 109.9999999)
-        assert bytes(lane.receive(109.9999999).payload) == b"x"
-    finally:
-        lane.close()
-        server.close()
-
-
 def test_of_several_requests_under_way_each_gets_its_answer(server, way):
     with closing(Lane(server.address, **way[1])) as lane:
         deadline_s = time.monotonic() + WAIT_S
