@@ -66,11 +66,14 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 
 
 def outcome(store: MessageStore, physical_offset: int, data: bytes) -> str:
-    """Append the chunk; returns the error's text, or nothing."""
+    """Append the chunk from memory that is used for something else afterwards; returns the error's text, or nothing."""
+    memory = bytearray(data)
     try:
-        store.chunks.append_chunk(physical_offset, data)
+        store.chunks.append_chunk(physical_offset, memoryview(memory))
     except InvalidArgumentError as error:
         return str(error)
+    finally:
+        memory[:] = b"\xff" * len(memory)
     return ""
 
 

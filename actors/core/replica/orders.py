@@ -158,8 +158,9 @@ class Following:
 class LogRequest:
     """A follower's request for the log from `next_offset` on. Everything before `acked_offset` is on its disk.
 
-    `acked_offset` is less than `next_offset` only if the follower knows that there is more to come: it reads from the
-    master's end only when everything before is on disk, so an acknowledgement never waits for the next message.
+    `acked_offset` is less than `next_offset` while the follower's disk works. An acknowledgement never waits for the
+    next message: over lanes it is told by itself (ACK_LOG), and by calls a follower reads from the master's end only
+    when everything before is on its disk.
     """
 
     follower: int

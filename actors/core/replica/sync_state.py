@@ -2,8 +2,9 @@
 
 A change of when a replica counts as in sync, or of when an append has its copies, belongs here.
 
-A follower that reads the log from an offset acknowledges by that everything before it. The confirm offset is the end of
-what every member of the set has; it never goes back. The master proposes a change of the set to the Controller:
+A follower says with each request, and by itself, what it has on its disk; that may be more than the master has on its
+own. The confirm offset is the end of what every member of the set has, the master included; it never goes back. The
+master proposes a change of the set to the Controller:
 
     expand   a follower that has everything up to the confirm offset and has reached the master's end lately
     shrink   a member that has not reached the master's end for `not_catchup_s`, that does not answer the Controller,
@@ -89,7 +90,8 @@ class MasterSyncState:
         self._confirm()
 
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
-        """Note a request of a follower in this epoch, which has everything before `from_offset` on its disk."""
+        """Note a follower's request or acknowledgement in this epoch: it has everything before `from_offset` on its
+        disk."""
         known = self._followers.get(follower)
         if known is not None and known.store_id != store_id:
             known = None

@@ -39,6 +39,20 @@ def test_a_follower_that_has_everything_is_asked_for_and_counts_from_then_on(mas
     assert master.confirm_offset == 180
 
 
+def test_what_a_follower_has_and_the_masters_disk_has_not_is_not_confirmed(master):
+    asks(master, 1, 100, 1.0)
+    master.propose(1.0)
+    master.decided(of(2, 0, 1))
+    asks(master, 1, 180, 1.1)
+    assert master.confirm_offset == 100
+    assert master.copies(180) == 1
+    assert master.lags(1.1)[1] == FollowerLag(0, 0.0)
+    master.flushed(150, 1.2)
+    assert master.confirm_offset == 150
+    master.flushed(200, 1.3)
+    assert (master.confirm_offset, master.copies(180)) == (180, 2)
+
+
 def test_a_follower_behind_the_confirm_offset_is_not_asked_for(master):
     master.flushed(200, 1.0)
     asks(master, 1, 150, 1.0)
