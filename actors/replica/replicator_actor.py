@@ -97,9 +97,15 @@ class Replicator:
         if position is None:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
+        # A master that stands still may owe its address, too.
+        described = master.handle().describe.remote()
+        if not self._await_answer(described, following, LATE_S):
+            return
+        there = resolve(described, f"{master.name}.describe", DESCRIBE_TIMEOUT_S)
+        here = self._slave.call("describe", timeout_s=DESCRIBE_TIMEOUT_S)
         with ExitStack() as lanes:
             try:
-                ends = self._open_lane(master, lanes), self._open_lane(self._slave, lanes)
+                ends = self._open_lane(there, lanes), self._open_lane(here, lanes)
             except LANE_NOT_OPENED as error:
                 if isinstance(error, RaymqError):
                     raise  # RequestTimeoutError is an OSError by way of TimeoutError
@@ -119,9 +125,8 @@ class Replicator:
                 return
         self._copy_by_calls(master, following, position)
 
-    def _open_lane(self, actor: ActorRef, lanes: ExitStack) -> Lane:
-        """A lane to a storage actor, which `lanes` closes. One of LANE_NOT_OPENED, or as ActorRef.call."""
-        description: StorageDescription = actor.call("describe", timeout_s=DESCRIBE_TIMEOUT_S)
+    def _open_lane(self, description: StorageDescription, lanes: ExitStack) -> Lane:
+        """A lane to a storage actor, which `lanes` closes. Raises as LANE_NOT_OPENED."""
         lane = Lane(description.lane, remote=description.node_id != self._node_id)
         lanes.callback(lane.close)
         return lane
@@ -143,7 +148,7 @@ class Replicator:
             started_s = time.monotonic()
             request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
             chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, REPLICATE_LONG_POLL_S)
-            if not self._await_chunk(chunk, following):
+            if not self._await_answer(chunk, following, REPLICATE_LONG_POLL_S + LATE_S):
                 return
             appended = self._slave.handle().append_log.remote(following.epoch, chunk)
             copied = resolve(appended, f"{self._name}.append_log", REPLICATE_CALL_TIMEOUT_S)
@@ -152,11 +157,11 @@ class Replicator:
                 took_s = time.monotonic() - started_s
                 self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - took_s, 0.0))
 
-    def _await_chunk(self, chunk: Any, following: Following) -> bool:
-        """Wait for a chunk, or for the error in its place. False if the slave follows another master meanwhile."""
+    def _await_answer(self, answer: Any, following: Following, wait_s: float) -> bool:
+        """Wait for a master's answer, or for the error in its place; it is late after `wait_s`. False if the slave
+        follows another master meanwhile."""
         deadline_s = time.monotonic() + REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
-        wait_s = REPLICATE_LONG_POLL_S + LATE_S
-        while not ray.wait([chunk], timeout=wait_s, fetch_local=False)[0]:
+        while not ray.wait([answer], timeout=wait_s, fetch_local=False)[0]:
             wait_s = LATE_S
             if not self._is_followed(following):
                 return False

@@ -48,14 +48,14 @@ def replicator_of(monkeypatch: pytest.MonkeyPatch, slave: Slave, *, late: int) -
 
 
 def test_a_chunk_that_comes_in_time_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert replicator_of(monkeypatch, Slave(), late=0)._await_chunk(CHUNK, FOLLOWING)
+    assert replicator_of(monkeypatch, Slave(), late=0)._await_answer(CHUNK, FOLLOWING, 2.5)
 
 
 def test_a_chunk_that_is_late_is_waited_for_while_the_slave_follows_the_same_master(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slave = Slave(FOLLOWING, FOLLOWING)
-    assert replicator_of(monkeypatch, slave, late=2)._await_chunk(CHUNK, FOLLOWING)
+    assert replicator_of(monkeypatch, slave, late=2)._await_answer(CHUNK, FOLLOWING, 2.5)
     assert slave.answers == []
 
 
@@ -67,9 +67,9 @@ def test_a_chunk_that_is_late_is_waited_for_while_the_slave_follows_the_same_mas
 def test_a_master_that_stands_still_is_left_as_soon_as_the_slave_follows_another(
     monkeypatch: pytest.MonkeyPatch, now: Following | None
 ) -> None:
-    assert not replicator_of(monkeypatch, Slave(FOLLOWING, now), late=99)._await_chunk(CHUNK, FOLLOWING)
+    assert not replicator_of(monkeypatch, Slave(FOLLOWING, now), late=99)._await_answer(CHUNK, FOLLOWING, 2.5)
 
 
 def test_a_master_that_is_still_followed_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestTimeoutError):
-        replicator_of(monkeypatch, Slave(*[FOLLOWING] * 99), late=99)._await_chunk(CHUNK, FOLLOWING)
+        replicator_of(monkeypatch, Slave(*[FOLLOWING] * 99), late=99)._await_answer(CHUNK, FOLLOWING, 2.5)
