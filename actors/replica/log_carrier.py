@@ -113,6 +113,7 @@ class LogCarrier:
             following.epoch,
             window.next_offset,
             window.acked_offset,
+            window.min_bytes,
             self._chunk_max_bytes,
             self._wait_s,
         )

@@ -5,7 +5,7 @@ raymq.remoting.lane.log_chunks, and what they mean is in actors.replica.replica.
 
     READ_LOG     at a master: notes what the follower has, and is answered with a chunk as soon as the log has more.
                  Read by the lane's thread, which has just written it; by another one for a follower far behind
-    ACK_LOG      at a master: notes what the follower has
+    ACK_LOG      at a master: notes what the follower has, which may take a small chunk now
     APPEND_LOG   at a slave: written by the lane's thread; answered, in order, once it is on disk
 
 While one of them waits it holds no thread. Nothing survives the process.
@@ -59,6 +59,7 @@ class _Read:
 
     request: LaneRequest
     asked: ReadLog
+    min_bytes: int
     timer: Timer | None = None
 
 
@@ -115,7 +116,7 @@ class LogLanes:
         if earlier is not None:
             self._cancel(earlier)
             earlier.request.drop()
-        read = _Read(request, asked)
+        read = _Read(request, asked, max(asked.min_bytes, 1))
         self._reads[asked.follower] = read  # before the look: what is written from now on has it looked at again
         self._try_read(read, last=asked.wait_s <= 0)
         if self._reads.get(asked.follower) is read:
@@ -124,11 +125,16 @@ class LogLanes:
 
     def _ack_log(self, request: LaneRequest) -> None:
         try:
-            self._replica.note_request(_request_of(decode_read_log(request.payload)))
+            acked = decode_read_log(request.payload)
+            self._replica.note_request(_request_of(acked))
         except NotMasterError:
-            pass  # the follower's READ_LOG is told
+            return  # the follower's READ_LOG is told
         finally:
             request.drop()
+        read = self._reads.get(acked.follower)
+        if read is not None:
+            read.min_bytes = 1
+            self._try_read(read, last=False)
 
     def _try_read(self, read: _Read, *, last: bool) -> None:
         """Answer a READ_LOG if the log has more, if this replica leads no more, or if this is the last look."""
@@ -139,7 +145,7 @@ class LogLanes:
             self._end(read)
             read.request.fail(error)
             return
-        if beyond <= 0 and not last:
+        if beyond < read.min_bytes and not last:
             return
         self._end(read)
         if beyond <= NEAR_BYTES:

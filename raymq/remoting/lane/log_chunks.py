@@ -1,13 +1,14 @@
 """Payloads of READ_LOG, APPEND_LOG and ACK_LOG frames: a log's chunks on their way from a master to a slave.
 
-READ_LOG        | follower 4 | learner 1 | length 1 | zero 2 | epoch 8 | next offset 8 | acked offset 8 | max bytes 8
-                | wait s 8 (double) | id of the follower's store |                          48 bytes, then the id
+READ_LOG        | follower 4 | learner 1 | length 1 | zero 2 | epoch 8 | next offset 8 | acked offset 8 | min bytes 8
+                | max bytes 8 | wait s 8 (double) | id of the follower's store |            56 bytes, then the id
 answer          a chunk: | physical offset 8 | confirm offset 8 | end offset 8 | epoch 8 | start of the epoch 8 |
                 epoch 0: the records have none                                                        40 bytes
                 | the log's bytes |
 APPEND_LOG      | epoch 8 | a chunk |
 answer          | next offset 8 | acked offset 8 | copied bytes 8 |
-ACK_LOG         as READ_LOG; what it asks for is not looked at
+ACK_LOG         as READ_LOG; what it asks for is not looked at. A READ_LOG of its follower that waits need not wait
+                for its min bytes any more: one byte is enough
 
 A chunk passes through its carrier as it came: only its head is looked at.
 """
@@ -21,14 +22,17 @@ from typing import Final, NamedTuple
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.remoting.lane.frames import Buffer
 
-_READ: Final = struct.Struct("<iBB2xqqqqd")
+_READ: Final = struct.Struct("<iBB2xqqqqqd")
 _CHUNK: Final = struct.Struct("<qqqqq")
 _EPOCH: Final = struct.Struct("<q")
 _COPIED: Final = struct.Struct("<qqq")
 
 
 class ReadLog(NamedTuple):
-    """A READ_LOG, or an ACK_LOG. Offsets are physical; everything before `acked_offset` is on the follower's disk."""
+    """A READ_LOG, or an ACK_LOG. Offsets are physical; everything before `acked_offset` is on the follower's disk.
+
+    It is answered once the log has `min_bytes` more, or after `wait_s`, with about `max_bytes`.
+    """
 
     follower: int
     store_id: str
@@ -36,6 +40,7 @@ class ReadLog(NamedTuple):
     epoch: int
     next_offset: int
     acked_offset: int
+    min_bytes: int = 1
     max_bytes: int = 0
     wait_s: float = 0.0
 
@@ -60,6 +65,7 @@ def encode_read_log(request: ReadLog) -> bytes:
             request.epoch,
             request.next_offset,
             request.acked_offset,
+            request.min_bytes,
             request.max_bytes,
             request.wait_s,
         )
@@ -71,13 +77,13 @@ def encode_read_log(request: ReadLog) -> bytes:
 def decode_read_log(payload: memoryview) -> ReadLog:
     """A READ_LOG or an ACK_LOG. InvalidArgumentError if the payload is none."""
     try:
-        follower, learner, length, epoch, next_offset, acked, max_bytes, wait_s = _READ.unpack_from(payload)
+        follower, learner, length, epoch, next_offset, acked, least, most, wait_s = _READ.unpack_from(payload)
         store_id = bytes(payload[_READ.size :]).decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"a READ_LOG cannot be read: {error}") from None
     if len(payload) != _READ.size + length or isnan(wait_s):
         raise InvalidArgumentError(f"a READ_LOG of {len(payload)} bytes has an id of {length}")
-    return ReadLog(follower, store_id, bool(learner), epoch, next_offset, acked, max_bytes, wait_s)
+    return ReadLog(follower, store_id, bool(learner), epoch, next_offset, acked, least, most, wait_s)
 
 
 def encode_chunk_head(head: ChunkHead) -> bytes:

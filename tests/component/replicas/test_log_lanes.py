@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def position(group: LocalReplicas, **changed: object) -> ReadLog:
     following = group.replicas[SLAVE].following(0.0)
     assert following is not None
     end = following.position or 0
-    asked = ReadLog(SLAVE, following.store_id, False, following.epoch, end, end, 1 << 20, WAIT_S)
+    asked = ReadLog(SLAVE, following.store_id, False, following.epoch, end, end, 1, 1 << 20, WAIT_S)
     return asked._replace(**changed)
 
 
@@ -116,6 +117,22 @@ def test_an_acknowledgement_settles_an_append_while_a_read_waits(group, lanes):
     told = position(group, next_offset=end, acked_offset=end)
     lane.send_unanswered(Kind.ACK_LOG, encode_read_log(told), time.monotonic() + WAIT_S)
     assert eventually(lambda: started.settle(time.monotonic()), "an answer")
+
+
+def test_a_read_that_waits_for_more_bytes_is_answered_when_the_slave_has_the_chunk_before(group, lanes):
+    lane, asked = lanes[MASTER][0], position(group, min_bytes=1 << 20)
+    ask(lane, asked)
+    group.master.start_append([make_batch([b"one"])])
+    eventually(lambda: group.master.account().end_offset, "the flush")
+    assert not select.select([lane], [], [], 0)[0]
+    lane.send_unanswered(Kind.ACK_LOG, encode_read_log(asked), time.monotonic() + WAIT_S)
+    assert b"one" in bytes(decode_chunk(answer(lane).payload)[1])
+
+
+def test_a_read_that_waits_for_more_bytes_gets_what_is_there_when_its_time_is_over(group, lanes):
+    ask(lanes[MASTER][0], position(group, min_bytes=1 << 20, wait_s=0.2))
+    group.master.start_append([make_batch([b"one"])])
+    assert b"one" in bytes(decode_chunk(answer(lanes[MASTER][0]).payload)[1])
 
 
 def test_a_chunk_that_does_not_continue_the_log_is_refused_and_changes_nothing(group, lanes):

@@ -31,6 +31,7 @@ READS = st.builds(
     epoch=LONG,
     next_offset=LONG,
     acked_offset=LONG,
+    min_bytes=LONG,
     max_bytes=LONG,
     wait_s=st.floats(allow_nan=False),
 )
@@ -64,7 +65,7 @@ def test_the_answer_to_a_chunk_is_read_as_it_was_written(next_offset, acked_offs
     )
 
 
-@given(READS, st.sampled_from(["follower", "epoch", "next_offset", "acked_offset", "max_bytes"]))
+@given(READS, st.sampled_from(["follower", "epoch", "next_offset", "acked_offset", "min_bytes", "max_bytes"]))
 def test_a_number_that_does_not_fit_is_refused_before_anything_is_sent(request_, field):
     with pytest.raises(InvalidArgumentError):
         encode_read_log(request_._replace(**{field: 2**63}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.core.replica.copy_window import CHUNKS_MAX, CopyWindow
+from actors.core.replica.copy_window import CHUNKS_MAX, SECOND_MIN_BYTES, CopyWindow
 from actors.core.replica.orders import Copied
 
 
@@ -55,6 +55,18 @@ def test_what_the_slave_has_is_told_by_itself_while_a_question_waits():
     window.told(asked=False)
     assert not window.must_tell
     assert window.is_asked
+
+
+def test_while_a_chunk_is_on_its_way_the_next_one_is_to_be_worth_it():
+    window = asked()
+    window.read(0)
+    assert window.min_bytes == 1
+    window.told(asked=True)
+    window.read(10)
+    assert window.min_bytes == SECOND_MIN_BYTES
+    window.copied(Copied(100, 100, 0))
+    window.copied(Copied(110, 110, 10))
+    assert window.min_bytes == 1
 
 
 def test_an_empty_chunk_is_on_its_way_as_any_other_and_tells_nothing_new():
