@@ -21,6 +21,7 @@ from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.config.store import StoreSettings
 from raymq.errors import RaymqError
 from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from storage.message_store import MessageStore
 from tests.support.stores.stores import small_settings
 
@@ -176,7 +177,7 @@ class LocalReplicas:
         while not self._stopping.is_set():
             try:
                 self.copy(name)
-            except (RaymqError, KeyError):
+            except (RaymqError, KeyError, *LANE_NOT_OPENED):
                 pass  # a role has changed, or one of them is closed: as its actor, it asks again
             self._stopping.wait(0.002)
 
