@@ -128,8 +128,8 @@ class StorageClient:
     ) -> list[FetchResult]:
         """Do the same as `fetch`; but on the actor's node, records that lie in its mapped files are FoundInPlace."""
         reader = self._local_reader()
-        if reader is None:
-            return self._fetch(requests, max_bytes, wait_s, timeout_s)
+        if reader is None or max_bytes <= 0:
+            return self.fetch(requests, max_bytes, wait_s, timeout_s)
         files = self.describe().files
 
         def read(request: FetchRequest, end: FetchResult, left_bytes: int) -> tuple[FetchResult, int]:

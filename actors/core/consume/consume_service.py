@@ -13,7 +13,7 @@ from raymq.consumer.push.settings import PushSettings
 from raymq.protocol.consume_result import ConsumeReport
 
 TASKS_MAX: Final = 64
-"""Tasks at one listener at a time; each holds a thread of its actor, which waits."""
+"""Tasks at one listener at a time."""
 TASK_TARGET_S: Final = 0.1
 """How long a task should take: long compared with the call that carries it, short for the queue that waits for it."""
 TASK_FIRST: Final = 32

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from actors.core.consume.located_records import LocatedRecords
 from raymq.config.store import FlushDiskType
 from raymq.errors import (
     ClientStateError,
@@ -22,7 +23,7 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.message import PullStatus, SendStatus
-from raymq.protocol.store import Boundary, FetchRequest, QueueEnds
+from raymq.protocol.store import Boundary, FetchRequest, FetchResult, QueueEnds
 from raymq.record.encode import EncodedBatch
 from raymq.record.hashing import tags_code
 from raymq.record.message_id import IdRange
@@ -31,7 +32,7 @@ from raymq.remoting.lane import appends
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.reads import decode_ends, encode_queues, encode_wait
-from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_client import FoundInPlace, StorageClient
 from storage.running_flags import RunningFlag
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
 from tests.support.clients.lanes import StorageDouble, make_certificates, unix_only
@@ -361,6 +362,37 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_nod
     # One message comes however small the limit; the next queue may have to be asked for again.
     assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, int(on_node)]
     assert [result.count for result in client.fetch(small[1:], 1, 0.0, WAIT_S)] == [1]
+
+
+def in_bytes(result):
+    """A result of `find` as `fetch` has it."""
+    if not isinstance(result, FoundInPlace):
+        return result
+    records = LocatedRecords.of(result.files, result.mapped).data if result.mapped else b""
+    return FetchResult(result.status, result.next_offset, result.min_offset, result.max_offset, records, result.count)
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 300, 0, -1])
+def test_what_is_found_in_place_is_what_is_fetched(watched, limit):
+    actor, client = watched
+    for number in range(30):
+        tags = "even" if number % 2 == 0 else "odd"
+        actor.store.append([make_batch([b"%d" % number], tags=tags), make_batch([b"x"], queue_id=1)])
+    requests = [
+        FetchRequest("orders", 0, 3, 100, frozenset({tags_code("odd")})),
+        FetchRequest("orders", 1, 0, 7),
+        FetchRequest("orders", 0, 3, 100, frozenset({tags_code("none")})),
+        FetchRequest("orders", 1, 30, 7),
+        FetchRequest("orders", 1, 99, 7),
+    ]
+    if limit < 0:
+        for read in (client.fetch, client.find):
+            with pytest.raises(InvalidArgumentError):
+                read(requests, limit, 0.0, WAIT_S)
+        return
+    found = client.find(requests, limit, 0.0, WAIT_S)
+    assert [in_bytes(result) for result in found] == client.fetch(requests, limit, 0.0, WAIT_S)
+    assert isinstance(found[0], FoundInPlace) == (limit > 0)
 
 
 # The watch
