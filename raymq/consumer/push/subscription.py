@@ -50,10 +50,10 @@ class InstanceStatus:
     `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is
     the traceback or the reason of a failure after which no message has succeeded. `listener_away` is the reason why
     nothing is delivered now, and empty otherwise; `listener_silent_s` is how long the listener's process has not
-    reported about its messages, which should not be more than a second. `stuck_threads` are listener calls that outlived
-    `consume_timeout_s`: when they are as many as there are threads and as many again, nothing is consumed until one
-    returns. `stats`, per topic, over the last minute: PULL_TPS, CONSUME_OK_TPS, CONSUME_FAILED_TPS, and CONSUME_RT in
-    ms.
+    reported about its messages, which should not be more than a second. `stuck_threads` are listener calls that
+    outlived `consume_timeout_s`: when they are as many as there are threads and as many again, nothing is consumed
+    until one returns. `stats`, per topic, over the last minute: PULL_TPS, CONSUME_OK_TPS, CONSUME_FAILED_TPS, and
+    CONSUME_RT in ms.
     """
 
     instance: str
