@@ -296,11 +296,11 @@ class ListenerFeed:
                 task = self._tasks.get(number)
                 if task is None:
                     continue
-                if report.unread:
+                if not report.unread:
+                    self._take_report(task, report)
+                elif self._reported_s.pop(number, None) is not None:  # else it is ready already
                     self._bytes_until_s = time.monotonic() + BYTES_FOR_S
                     self._ready.append(task)
-                else:
-                    self._take_report(task, report)
         self._instance.on_committable()
         self.take_turn()
         self._instance.on_fetchable()
@@ -372,16 +372,18 @@ class ListenerFeed:
         self._ready.extend(tasks)
         shipped: list[ShippedTask] = []
         left_bytes = HAND_OVER_MAX_BYTES
-        while self._ready and (not shipped or self._ready[0].messages.size_bytes <= left_bytes):
-            task = self._ready.popleft()
+        for task in self._ready:
+            if shipped and task.messages.size_bytes > left_bytes:
+                break
             left_bytes -= task.messages.size_bytes
             shipped.append(ship_task(task, in_place=now_s >= self._bytes_until_s))
-            self._reported_s[task.number] = now_s
         if shipped:
-            self._numbers += 1
-            self._question = None
-            self._handed = encode_result(HandOver(self._epoch, self._numbers, tuple(shipped)))
-            question.answer(self._handed)
+            payload = encode_result(HandOver(self._epoch, self._numbers + 1, tuple(shipped)))
+            for one in shipped:
+                self._ready.popleft()
+                self._reported_s[one.number] = now_s
+            self._numbers, self._question, self._handed = self._numbers + 1, None, payload
+            question.answer(payload)
         elif now_s - question.asked_s >= NEXT_WAIT_S - IDLE_WAIT_S:
             self._answer_empty()
 

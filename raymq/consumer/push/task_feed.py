@@ -118,6 +118,8 @@ class TaskFeed:
             self._news.set()
 
     def _begin_task(self, task: ShippedTask) -> None:
+        if task.number in self._requests:
+            return  # it came again because a report that it could not be read was repeated
         failure = ""
         try:
             request = self._consume_request(task)

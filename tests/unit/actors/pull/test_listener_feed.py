@@ -387,9 +387,31 @@ def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path)
     (tmp_path / "commitlog" / f"{0:020d}").unlink()
     heard = []
     scene = scenes(lambda message: heard.append(number_of(message)))
+    process, real = scene.handle.process, scene.handle.process.report
+
+    def report_twice(epoch, reports):
+        real(epoch, reports)
+        real(epoch, reports)
+
+    process.report = report_twice
     scene.fetch(20, records=records)
     eventually(lambda: scene.commit_offset == 20, "the commit point", WAIT_S)
     assert sorted(heard) == list(range(20))
+
+
+def test_a_task_that_cannot_be_shipped_now_is_shipped_later(scenes, monkeypatch):
+    heard, real, failures = [], pull_feed.ship_task, [ValueError("torn")]
+
+    def ship_late(task, *, in_place):
+        if failures:
+            raise failures.pop()
+        return real(task, in_place=in_place)
+
+    monkeypatch.setattr(pull_feed, "ship_task", ship_late)
+    scene = scenes(lambda message: heard.append(int(message.body)))
+    scene.fetch(10)
+    eventually(lambda: scene.commit_offset == 10, "the commit point", WAIT_S)
+    assert sorted(heard) == list(range(10))
 
 
 def test_what_fails_in_place_goes_back_to_its_broker(scenes, tmp_path):

@@ -147,6 +147,21 @@ def test_a_hand_over_that_comes_twice_is_consumed_once(received):
     assert len(received) == 1
 
 
+def test_a_task_that_comes_again_while_it_is_consumed_is_consumed_once(received):
+    gate = threading.Event()
+
+    def handle(message):
+        received.append(message.body)
+        assert gate.wait(WAIT_S)
+
+    feed = feed_of(handle)
+    feed.begin(HandOver(1, 1, (task_of(b"a"),)))
+    feed.begin(HandOver(1, 2, (task_of(b"a"),)))
+    gate.set()
+    assert report_about(feed, 1).ended
+    assert received == [b"a"]
+
+
 def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received):
     gate = threading.Event()
 
