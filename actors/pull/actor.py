@@ -205,4 +205,5 @@ class Pull:
 
 
 PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 64}
+"""Each Listener that has no lane keeps a thread with its question for tasks."""
 PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))
