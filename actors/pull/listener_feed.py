@@ -28,9 +28,9 @@ from typing import Any, Final
 from ray.exceptions import ActorDiedError, RayActorError
 
 from actors.core.consume.consume_service import Reaction, SendBack
-from actors.core.consume.located_records import LocatedRecords
 from actors.core.consume.process_queue import Task
 from actors.core.consume.process_queues import PauseState
+from actors.core.consume.records_in_place import RecordsInPlace
 from actors.pull.instance_state import InstanceState
 from raymq.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
 from raymq.consumer.push.hosting import HOST_INTERVAL_S
@@ -488,7 +488,7 @@ class ListenerFeed:
 def ship_task(task: Task, *, in_place: bool) -> ShippedTask:
     """A task for the listener: by the places of its records if they are in a store's files, and `in_place`."""
     messages = task.messages
-    if not in_place or not isinstance(messages, LocatedRecords):
+    if not in_place or not isinstance(messages, RecordsInPlace):
         return ShippedTask(task.number, task.queue, len(messages), messages.data)
     places = [LogPlaces((part.position + part.starts).tobytes(), part.sizes.tobytes()) for part in messages.parts]
     return ShippedTask(task.number, task.queue, len(messages), b"", tuple(places), StoreLog(*messages.files))

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final
 
-from actors.core.consume.located_records import LocatedRecords, TaskRecords
 from actors.core.consume.process_queue import ProcessQueue
+from actors.core.consume.records_in_place import RecordsInPlace, TaskRecords
 from actors.pull.broadcast_member import BroadcastMember
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
@@ -282,7 +282,7 @@ class PushInstance:
 def _records_of(result: FetchResult) -> TaskRecords:
     """The records of a fetch, which stay in the store's files where it has only found them there."""
     if isinstance(result, FoundInPlace):
-        return LocatedRecords.of(result.files, result.mapped)
+        return RecordsInPlace.of(result.files, result.mapped)
     return MemoryRecords.read(result.records)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from actors.core.consume.located_records import TaskRecords
 from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.records_in_place import TaskRecords
 from raymq.consumer.push.settings import PushSettings
 from raymq.protocol.consume_result import ConsumeReport
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from actors.core.consume.located_records import TaskRecords, join_parts
+from actors.core.consume.records_in_place import TaskRecords, join_parts
 from raymq.consumer.assignment.assigned_queue import AssignedQueue
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit

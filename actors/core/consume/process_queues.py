@@ -24,8 +24,8 @@ from typing import Final
 from actors.core.consume.consume_concurrently import ConsumeConcurrently
 from actors.core.consume.consume_orderly import ConsumeOrderly
 from actors.core.consume.consume_service import ConsumeService, Reaction, SendBack
-from actors.core.consume.located_records import TaskRecords
 from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.records_in_place import TaskRecords
 from raymq.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
 from raymq.consumer.push.settings import PushSettings
 from raymq.message import MessageQueue

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from actors.core.consume.located_records import LocatedRecords
+from actors.core.consume.records_in_place import RecordsInPlace
 from raymq.config.store import FlushDiskType
 from raymq.errors import (
     ClientStateError,
@@ -368,7 +368,7 @@ def in_bytes(result):
     """A result of `find` as `fetch` has it."""
     if not isinstance(result, FoundInPlace):
         return result
-    records = LocatedRecords.of(result.files, result.mapped).data if result.mapped else b""
+    records = RecordsInPlace.of(result.files, result.mapped).data if result.mapped else b""
     return FetchResult(result.status, result.next_offset, result.min_offset, result.max_offset, records, result.count)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from actors.core.consume.located_records import LocatedRecords
+from actors.core.consume.records_in_place import RecordsInPlace
 from raymq.logfiles.log_reader import LogReader, StoreFiles
 from raymq.message import MessageQueue
 from raymq.protocol.listener_tasks import ShippedTask
@@ -30,9 +30,9 @@ def store_records(root: Path, count: int, size: int = 1000, first: int = 0) -> N
             store.append([make_batch([b"%d " % number + bytes(size)])])
 
 
-def located(root: Path, first: int, count: int) -> LocatedRecords:
+def located(root: Path, first: int, count: int) -> RecordsInPlace:
     """Records of `store_records` where they lie."""
     files = StoreFiles(str(root), LOG_FILE_BYTES, QUEUE_FILE_UNITS * 20)
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=QUEUE_FILE_UNITS * 20)
     parts, _ = reader.find(FetchRequest("orders", 0, first, count), first + count, 1 << 30)
-    return LocatedRecords.of(files, parts)
+    return RecordsInPlace.of(files, parts)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.core.consume.located_records import TaskRecords
+from actors.core.consume.records_in_place import TaskRecords
 from actors.pull import listener_feed as pull_feed
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import FeedThread, ListenerFeed

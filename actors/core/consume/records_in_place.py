@@ -1,4 +1,4 @@
-"""LocatedRecords are records of one queue that stay in the store's mapped files, cut and joined by their places.
+"""RecordsInPlace are records of one queue that stay in the store's mapped files, cut and joined by their places.
 
 A Pull actor on the store's node keeps what it fetched in this form: it looks at queue units only, and its Listener
 reads the records at these places. The maps are kept, so the records stay readable here after their files are deleted.
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raymq.logfiles.log_reader import StoreFiles
-from raymq.record.memory_records import LocatedRecords as MappedRecords, MemoryRecords, join_records
+from raymq.record.memory_records import LocatedRecords, MemoryRecords, join_records
 
 
 @dataclass(frozen=True, slots=True)
-class LocatedRecords:
+class RecordsInPlace:
     """Records in the files of one store, in ascending order of their queue offsets."""
 
     files: StoreFiles
-    parts: tuple[MappedRecords, ...]
+    parts: tuple[LocatedRecords, ...]
     """The records, in parts that lie in one file each; none is empty."""
     offsets: Sequence[int]
     """The queue offset of each record."""
@@ -27,7 +27,7 @@ class LocatedRecords:
     """The length of all records."""
 
     @classmethod
-    def of(cls, files: StoreFiles, parts: Sequence[MappedRecords]) -> LocatedRecords:
+    def of(cls, files: StoreFiles, parts: Sequence[LocatedRecords]) -> RecordsInPlace:
         """The records of all parts."""
         if len(parts) == 1:
             return cls(files, tuple(parts), parts[0].offsets.tolist(), int(parts[0].sizes.sum()))
@@ -57,7 +57,7 @@ class LocatedRecords:
         """The same records as bytes."""
         return MemoryRecords.read(self.data)
 
-    def part(self, first: int, last: int) -> LocatedRecords:
+    def part(self, first: int, last: int) -> RecordsInPlace:
         """Records `first` to `last - 1`, at least one; this object itself if these are all."""
         if first == 0 and last == len(self):
             return self
@@ -68,16 +68,16 @@ class LocatedRecords:
             if low < high:
                 parts.append(part.part(low, high))
             before += count
-        return LocatedRecords.of(self.files, parts)
+        return RecordsInPlace.of(self.files, parts)
 
-    def pick(self, indices: Iterable[int]) -> LocatedRecords:
+    def pick(self, indices: Iterable[int]) -> RecordsInPlace:
         """The records at these indices, at least one, in ascending order; this object itself if these are all."""
         wanted = sorted(indices)
         if len(wanted) == len(self):
             return self
         if wanted[-1] - wanted[0] == len(wanted) - 1:
             return self.part(wanted[0], wanted[-1] + 1)
-        return LocatedRecords.of(self.files, [self.part(index, index + 1).parts[0] for index in wanted])
+        return RecordsInPlace.of(self.files, [self.part(index, index + 1).parts[0] for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
         """The number of times a consumer gave record `index` back, as its header says."""
@@ -88,7 +88,7 @@ class LocatedRecords:
         return self.in_memory().failed_once_more(indices)
 
 
-TaskRecords = MemoryRecords | LocatedRecords
+TaskRecords = MemoryRecords | RecordsInPlace
 
 
 def join_parts(parts: Sequence[TaskRecords]) -> TaskRecords:
@@ -96,7 +96,7 @@ def join_parts(parts: Sequence[TaskRecords]) -> TaskRecords:
     They stay where they are if all lie in one store's files."""
     if len(parts) == 1:
         return parts[0]
-    located = [part for part in parts if isinstance(part, LocatedRecords)]
+    located = [part for part in parts if isinstance(part, RecordsInPlace)]
     if len(located) == len(parts) and all(part.files == located[0].files for part in located):
-        return LocatedRecords.of(located[0].files, [mapped for part in located for mapped in part.parts])
+        return RecordsInPlace.of(located[0].files, [mapped for part in located for mapped in part.parts])
     return join_records([part.in_memory() for part in parts])
