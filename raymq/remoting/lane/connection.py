@@ -1,4 +1,4 @@
-"""The server's end of one lane: bytes in, frames out to the handlers, answers back. For the loop's thread only.
+"""The server's end of one lane: bytes in, frames to the handlers, answers back. For the thread with the loop's turn.
 
 Small frames are received into a buffer that all connections of the server share, so an idle connection holds none. A
 large frame gets a buffer of its own when it is its turn (turns.py). Nothing here blocks: a connection whose socket
