@@ -1,10 +1,11 @@
 """One bench of everything that is fast or large: `make bench`, or
 
     python -m tests.bench [--rounds 5] [--scale 1.0] [--only SECTION …] [--peers redis nats ray] [--json FILE]
+                          [--markdown FILE]
 
 It starts its own raymq on this machine (ASYNC_FLUSH, then SYNC_FLUSH) and the peers that are installed, prints a table
-and, with --json, writes the same figures to a file. With defaults it takes about half an hour on two cores. Absolute
-times depend on the machine and its neighbours; ratios are of one round. Goals that are reached say yes.
+and, with --json or --markdown, writes the same figures to a file. With defaults it takes about half an hour on two
+cores. Absolute times depend on the machine and its neighbours; ratios are of one round. Goals that are reached say yes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.console import Console
 
 from tests.bench import consume, copies, delay, memory, produce, scale as many, stores
 from tests.bench.cluster import embedded
-from tests.bench.figures import Figure, as_table
+from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peers
 
@@ -80,6 +81,8 @@ def main() -> None:
     console.print(as_table(figures))
     missed = [f"{figure.section}: {figure.name}" for figure in figures if figure.reached() is False]
     console.print(f"{len(missed)} goals are not reached{': ' if missed else ''}{'; '.join(missed)}")
+    if options.markdown:
+        options.markdown.write_text(as_markdown(figures))
     if options.json:
         _write(options.json, figures, time.monotonic() - started)
     if failed:
@@ -93,6 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to run")
     parser.add_argument("--peers", nargs="*", choices=("redis", "nats", "ray"), default=("redis", "nats", "ray"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE, for a page")
     parser.add_argument("--directory", type=Path, help="where the stores are made; default: the temporary directory")
     return parser.parse_args()
 

@@ -111,7 +111,7 @@ class Figure:
 
 def as_table(figures: Sequence[Figure]) -> Table:
     """The table of all figures, section by section."""
-    peers = sorted({peer for figure in figures for peer in figure.peers})
+    peers = _peers_of(figures)
     table = Table(title="raymq: the best of its rounds; beside each peer the median ratio and its spread")
     table.add_column("figure")
     for name in ("raymq", "cpu us/msg", *(f"x {peer}" for peer in peers), "goal", ""):
@@ -121,13 +121,30 @@ def as_table(figures: Sequence[Figure]) -> Table:
         if figure.section != section:
             section = figure.section
             table.add_section()
-        ratios = [_ratio(figure, peer) for peer in peers]
-        cpu = "" if figure.cpu_us is None else f"{figure.cpu_us:.2f}"
-        reached = {None: "", True: "yes", False: "NO"}[figure.reached()]
-        goals = ", ".join(map(str, figure.goals))
-        value = f"{_number(figure.best.value)} {figure.unit}"
-        table.add_row(f"{figure.section}: {figure.name}", value, cpu, *ratios, goals, reached)
+        table.add_row(*_cells(figure, peers))
     return table
+
+
+def as_markdown(figures: Sequence[Figure]) -> str:
+    """The same table for a page of documentation."""
+    peers = _peers_of(figures)
+    names = ("figure", "raymq", "CPU µs/msg", *(f"x {peer}" for peer in peers), "goal", "reached")
+    rows = [names, ("---",) * len(names), *(_cells(figure, peers) for figure in figures)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _peers_of(figures: Sequence[Figure]) -> list[str]:
+    return sorted({peer for figure in figures for peer in figure.peers})
+
+
+def _cells(figure: Figure, peers: Sequence[str]) -> list[str]:
+    """A figure's row."""
+    cpu = "" if figure.cpu_us is None else f"{figure.cpu_us:.2f}"
+    reached = {None: "", True: "yes", False: "NO"}[figure.reached()]
+    goals = ", ".join(map(str, figure.goals))
+    value = f"{_number(figure.best.value)} {figure.unit}".strip()
+    ratios = [_ratio(figure, peer) for peer in peers]
+    return [f"{figure.section}: {figure.name}", value, cpu, *ratios, goals, reached]
 
 
 def _ratio(figure: Figure, peer: str) -> str:
