@@ -16,7 +16,8 @@ from actors.core.rebalance.group import RebalanceGroup, Sender
 from actors.core.rebalance.slot_lease import Put, SlotLease
 from raymq.protocol.group import CommitAnswer
 from tests.support.group_sim.invariants import LawBrokenError
-from tests.support.group_sim.processes import Broker, Member, Rebalance
+from tests.support.group_sim.processes import LEASE_S, Broker, Member, Rebalance
+from tests.support.group_sim.queues import MemberQueues
 from tests.support.group_sim.world import World
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
@@ -120,13 +121,19 @@ class CommitsBeforeConsumed(Member):
         return {queue: replace(commit, queue_offset=given[queue]) for queue, commit in asked.items()}
 
 
+class SkippingQueues(MemberQueues):
+    """Queues that begin behind the message at their start offset."""
+
+    def started(self, process_queue, start):
+        return super().started(process_queue, replace(start, queue_offset=start.queue_offset + 1))
+
+
 class SkipsOnHandover(Member):
     """Takes the committed offset for the last message consumed."""
 
-    def add(self, queue, start, generation):
-        super().add(queue, start, generation)
-        self.queues.drop(queue)
-        self.queues.begin(queue, replace(start, queue_offset=start.queue_offset + 1), generation)
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.queues = SkippingQueues(LEASE_S)
 
 
 class TakesFailureForSuccess(Member):
@@ -142,7 +149,7 @@ class DoesNotWaitForItsListener(Member):
     def release(self) -> None:
         for queue in self.queues.holding:
             if not self.queues.may_deliver(queue):
-                self.queues.drop(queue)
+                self.queues.lose(queue)
         super().release()
 
 

@@ -77,6 +77,10 @@ class MemberQueues:
         """Release the revoked queues that may go."""
         return self._queues.release(now_s)
 
+    def lose(self, queue: MessageQueue) -> None:
+        """Give up a queue at once."""
+        self._queues.lose([queue])
+
     def fence(self, now_s: float) -> bool:
         """Give up all queues if other members may have them. True if so."""
         return self._queues.fence(now_s)
