@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,9 +56,12 @@ def _others_cpu_s(without: set[int]) -> float:
     return total
 
 
-def cpu_of_s(pids: Iterable[int]) -> float:
-    """The CPU time that processes have used, in s."""
-    return sum(map(process_cpu_s, pids))
+def cpu_of(pid: int) -> float | None:
+    """The CPU time that a process has used, in s; None if it has ended."""
+    try:
+        return process_cpu_s(pid)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def process_cpu_s(pid: int | None = None) -> float:

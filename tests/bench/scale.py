@@ -15,7 +15,7 @@ from tests.bench.cluster import joined_consumer, new_topic, workers
 from tests.bench.consume import drain_objects
 from tests.bench.figures import Figure, Goal, Sample
 from tests.bench.machine import (
-    cpu_of_s,
+    cpu_of,
     latencies_us,
     own_memory_mib,
     percentile,
@@ -25,6 +25,8 @@ from tests.bench.machine import (
 from tests.bench.produce import rate, send_async_each, send_tables
 
 BODY = b"x" * 1024
+SERVERS = frozenset(("NameServer", "Controller", "Broker", "Storage", "Replicator", "Rebalance", "Pull", "Listener"))
+"""The classes of raymq's server processes."""
 _names = count()
 
 
@@ -45,11 +47,11 @@ def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Fi
 
 
 def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """20 producer processes as fast as they can, beside one of them alone; and a consumer's commits meanwhile."""
+    """20 producer processes as fast as they can, beside one of them alone; a consumer polls and commits all the
+    time."""
     topic = new_topic(client, f"overload-{next(_names)}", queues=8)
     seconds = max(3.0, scale * 10)
     with workers(20) as sending, joined_consumer(client, f"{topic}-group", topic) as consumer:
-        [(alone, _)] = ray.get([sending[0].produce_for.remote(topic, BODY, time.time() + 0.5, seconds)], timeout=120)
         commits: list[float] = []
         stop = threading.Event()
 
@@ -60,11 +62,17 @@ def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
                 consumer.commit()
                 commits.append((time.perf_counter() - start) * 1000)
 
+        def produced_by(number: int) -> tuple[list[int], list[list[float]]]:
+            start_s = time.time() + 1.0
+            asked = [worker.produce_for.remote(topic, BODY, start_s, seconds) for worker in sending[:number]]
+            counts, times = zip(*ray.get(asked, timeout=300), strict=True)
+            return list(counts), list(times)
+
         committing = threading.Thread(target=commit)
-        start_s = time.time() + 1.0
-        asked = [worker.produce_for.remote(topic, BODY, start_s, seconds) for worker in sending]
         committing.start()
-        counts, times = zip(*ray.get(asked, timeout=300), strict=True)
+        [alone], _ = produced_by(1)
+        commits.clear()
+        counts, times = produced_by(20)
         stop.set()
         committing.join(60)
     slowest = sorted(took * 1000 for one in times for took in one)
@@ -130,7 +138,6 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
     cost when nothing happens, at raymq's servers and in their program. Ray's own processes are counted apart."""
     topic, other = new_topic(client, f"waiting-{next(_names)}"), new_topic(client, f"sent-{next(_names)}")
     seconds = max(5.0, 20 * scale)
-    servers, rays = _servers_and_rays()
     with client.producer("bench") as producer, workers(2) as holders:
         message = raymq.Message(other, BODY)
         producer.send(message)
@@ -140,6 +147,7 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
             if holder is not None:
                 pid = ray.get(holder.wait_for_messages.remote(topic, 100, f"{topic}-{number}"), timeout=300)
             time.sleep(5)  # joined, and their first polls are over
+            servers, rays = _servers_and_rays()
             of_servers, of_rays, of_program = _cpu_percent(servers, rays, [pid] if pid else [], seconds=seconds)
             times = latencies_us(lambda: producer.send(message), 500, 0.001)
             who = f"{number or 'no'} consumers wait"
@@ -158,18 +166,20 @@ def _servers_and_rays() -> tuple[list[int], list[int]]:
     """The ids of raymq's server processes, and of Ray's own."""
     servers, rays = list[int](), list[int]()
     for process in processes():
-        if process.pid != os.getpid():
-            name = server_name(process)
-            is_server = name.startswith("ray::") and "Agent" not in name and not name.startswith("ray::IDLE")
-            (servers if is_server else rays).append(process.pid)
+        kind = server_name(process).removeprefix("ray::").split(".")[0].split(":")[-1]
+        if kind in SERVERS:
+            servers.append(process.pid)
+        elif process.pid != os.getpid() and "Worker" not in kind:
+            rays.append(process.pid)
     return servers, rays
 
 
 def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
-    """The CPU use of each group of processes, for so long, in % of a core."""
-    before = list(map(cpu_of_s, groups))
+    """The CPU use of each group of processes, for so long, in % of a core, without processes that end meanwhile."""
+    before = {pid: used for pids in groups for pid in pids if (used := cpu_of(pid)) is not None}
     time.sleep(seconds)
-    return [(cpu_of_s(pids) - start_s) / seconds * 100 for pids, start_s in zip(groups, before, strict=True)]
+    after = {pid: used for pid in before if (used := cpu_of(pid)) is not None}
+    return [sum(after[pid] - before[pid] for pid in pids if pid in after) / seconds * 100 for pids in groups]
 
 
 def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
