@@ -11,14 +11,15 @@ Properties: RocketMQ keeps tags, keys, the unique id and its own flags in one ma
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from enum import Enum, IntEnum
+from functools import partial
+from inspect import Signature, signature
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
 from raymq.errors import MessageIllegalError
@@ -238,20 +239,10 @@ class MessageSource(Protocol):
 
 
 @dataclass(frozen=True, init=False)
-class MessageExt:
-    """A message as a consumer gets it.
+class _MessageFields:
+    """The fields of a MessageExt; how they are compared, shown, copied and replaced."""
 
-    `queue_offset` counts messages in the queue from 0, `physical_offset` bytes in the broker group's commit log.
-    Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's. `message_id` is the
-    producer's unique id and stays the same over retries; `offset_message_id` names this one record.
-
-    A message that a poll returned refers to the bytes that the poll read, its body's CRC checked, and decodes a field
-    each time it is asked for. On the storage actor's node these bytes are the mapped commit log; elsewhere one fetch of
-    up to 8 MiB. They stay in memory, or a deleted file on the disk, for as long as one of the poll's messages is kept.
-    A program that keeps messages for long keeps `copy.copy(message)`, which refers to nothing; pickling does the same.
-    """
-
-    __slots__ = ("_index", "_source")
+    __slots__ = ()
 
     topic: str
     body: bytes
@@ -273,7 +264,19 @@ class MessageExt:
     sys_flag: int
     system_properties: Mapping[str, str]
 
-    def __init__(
+
+class _MessageType(StructMeta):
+    """Makes a MessageExt of the values of all its fields when it is called, and matches it by them."""
+
+    @property
+    def __match_args__(self) -> tuple[str, ...]:  # type: ignore[override]  # msgspec's stub calls it writable
+        return _FIELDS
+
+    @property
+    def __signature__(self) -> Signature:
+        return signature(self.__call__)
+
+    def __call__(
         self,
         topic: str,
         body: bytes,
@@ -294,35 +297,62 @@ class MessageExt:
         reconsume_times: int,
         sys_flag: int,
         system_properties: Mapping[str, str],
-    ) -> None:
-        values = (
-            *(topic, body, tags, keys, properties, flag, broker_name, queue_id, queue_offset, physical_offset),
-            *(born_timestamp_ms, store_timestamp_ms, born_host, store_host, message_id, offset_message_id),
-            *(reconsume_times, sys_flag, system_properties),
+    ) -> MessageExt:
+        return MessageExt.decoded(
+            (
+                *(topic, body, tags, keys, properties, flag, broker_name, queue_id, queue_offset, physical_offset),
+                *(born_timestamp_ms, store_timestamp_ms, born_host, store_host, message_id, offset_message_id),
+                *(reconsume_times, sys_flag, system_properties),
+            )
         )
-        _set_source(self, _DecodedMessage(values))
-        _set_index(self, 0)
+
+
+class _MessagePlace(Struct, eq=False, gc=False):
+    """A message's source, and its number there. The garbage collector does not count it: else every few polls of
+    thousands of messages would have it look through all that the program has."""
+
+    _source: MessageSource
+    _index: int
+
+
+class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False, gc=False):  # type: ignore[misc]  # frozen below
+    """A message as a consumer gets it.
+
+    `queue_offset` counts messages in the queue from 0, `physical_offset` bytes in the broker group's commit log.
+    Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's. `message_id` is the
+    producer's unique id and stays the same over retries; `offset_message_id` names this one record.
+
+    A message that a poll returned refers to the bytes that the poll read, its body's CRC checked, and decodes a field
+    each time it is asked for. On the storage actor's node these bytes are the mapped commit log; elsewhere one fetch of
+    up to 8 MiB. They stay in memory, or a deleted file on the disk, for as long as one of the poll's messages is kept.
+    A program that keeps messages for long keeps `copy.copy(message)`, which refers to nothing; pickling does the same.
+    """
 
     @staticmethod
     def decoded(values: tuple[Any, ...]) -> MessageExt:
         """The message with these values of all fields, in their order; what `MessageExt(*values)` makes, but sooner."""
-        message = _new(MessageExt)
-        _set_source(message, _DecodedMessage(values))
-        _set_index(message, 0)
-        return message
+        return _make_message(_DecodedMessage(values), 0)
 
     @staticmethod
     def of_source(source: MessageSource, indices: Iterable[int]) -> list[MessageExt]:
         """The messages of a source at these indices."""
         # Without a line of Python per message: a poll makes thousands.
-        numbers = list(indices)
-        messages = list(map(_new, repeat(MessageExt, len(numbers))))
-        deque(map(_set_source, messages, repeat(source)), maxlen=0)
-        deque(map(_set_index, messages, numbers), maxlen=0)
-        return messages
+        return list(map(_make_message, repeat(source), indices))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MessageExt, tuple(getattr(self, name) for name in _FIELDS)
+        return MessageExt, self._values()
+
+    def __copy__(self) -> MessageExt:
+        return MessageExt.decoded(self._values())
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in _FIELDS)
 
     @property
     def queue(self) -> MessageQueue:
@@ -330,10 +360,9 @@ class MessageExt:
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
-_new: Final = MessageExt.__new__
-_set_source: Final = vars(MessageExt)["_source"].__set__
-_set_index: Final = vars(MessageExt)["_index"].__set__
-_FIELDS: Final = MessageExt.__match_args__
+_make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)
+"""Makes a message of its source and its number there."""
+_FIELDS: Final[tuple[str, ...]] = _MessageFields.__match_args__
 
 
 class _DecodedMessage:
@@ -358,7 +387,7 @@ def _read_field(name: str) -> property:
 for _number, _name in enumerate(_FIELDS):
     # Behind the decorator's back: as class attributes in the class itself they would be the fields' default values.
     setattr(_DecodedMessage, _name, _read_value(_number))
-    setattr(MessageExt, _name, _read_field(_name))
+    setattr(_MessageFields, _name, _read_field(_name))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import inspect
 import pickle
 import weakref
 
@@ -66,6 +67,25 @@ def test_a_message_stays_a_frozen_dataclass() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(message)
     assert message != "another thing"
+
+
+def test_the_garbage_collector_does_not_count_messages() -> None:
+    many = read(stored() * 20)
+    assert len(many) > 50
+    assert not any(map(gc.is_tracked, many))
+    assert not gc.is_tracked(copy.copy(many[0]))
+
+
+def test_a_message_is_made_and_matched_by_its_fields() -> None:
+    message = read(stored())[3]
+    values = [getattr(message, field.name) for field in dataclasses.fields(message)]
+    assert MessageExt(*values) == copy.copy(message) == message
+    assert list(inspect.signature(MessageExt).parameters) == [field.name for field in dataclasses.fields(message)]
+    match message:
+        case MessageExt(topic, body):
+            assert (topic, body) == (message.topic, message.body)
+        case _:
+            raise AssertionError("a message is not matched")
 
 
 def test_properties_of_a_message_are_the_readers_own() -> None:
