@@ -1,4 +1,4 @@
-"""How far a Replicator is: what it has read of a master's log, and what the slave has on its disk.
+"""CopyWindow counts the chunks that a Replicator has read of a master's log, up to those on its slave's disk.
 
     ask ──▶ chunk at the carrier ──▶ at the slave ──▶ on its disk: acknowledged
      └────────── the next one is asked for, while CHUNKS_MAX at most are on their way ──────────┘
@@ -15,8 +15,6 @@ from actors.core.replica.orders import Copied
 
 CHUNKS_MAX: Final = 2
 """The most chunks that are read and not on the slave's disk: one for the disk, and the next one."""
-
-
 SECOND_MIN_BYTES: Final = 1 << 20
 """The least bytes of a chunk that is read while another one is on its way. Smaller ones are gathered until that is on
 the slave's disk: each costs some 0.5 ms of CPU time, whatever its size."""

@@ -9,6 +9,7 @@ consumer, and applies what the group and the brokers do to them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -78,7 +79,7 @@ ASSIGNMENT_TRANSITIONS: Final[Mapping[AssignmentState, Mapping[AssignmentEvent, 
 
 
 @dataclass(slots=True, eq=False)
-class AssignedQueue:
+class AssignedQueue(ABC):
     """One assignment of a queue, from its grant to its release."""
 
     queue: MessageQueue
@@ -140,9 +141,9 @@ class AssignedQueue:
     # Committing
 
     @property
+    @abstractmethod
     def commit_offset(self) -> int:
         """The offset to commit: the program has finished with every message before it."""
-        raise NotImplementedError
 
     @property
     def dirty(self) -> bool:
