@@ -52,15 +52,19 @@ def check_found(store: MessageStore, batch: EncodedBatch) -> None:
         assert found.count == 1, message_id
 
 
+def check_put_without_a_walk(store: MessageStore, batches: list[EncodedBatch], walked: mock.Mock) -> None:
+    for batch in batches:
+        check_found(store, batch)
+    assert store._index.entries_put == len(batches) * COUNT
+    assert not walked.called
+
+
 def test_ids_of_batches_are_put_without_a_walk_over_the_log(tmp_path: Path, walked: mock.Mock) -> None:
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         batches = [batch_of(number, sequence=number * COUNT) for number in range(12)]
         for batch in batches:
             store.append([batch])
-        for batch in batches:
-            check_found(store, batch)
-        assert store._index.entries_put == 12 * COUNT
-        assert not walked.called
+        check_put_without_a_walk(store, batches, walked)
 
 
 def test_batches_that_a_file_end_divides_are_found(tmp_path: Path) -> None:
@@ -91,10 +95,7 @@ def test_batches_with_stems_of_different_lengths_are_put_without_a_walk(tmp_path
         with store._index._changed:  # the index cannot move on
             for batch in batches:
                 store.append([batch])
-        for batch in batches:
-            check_found(store, batch)
-        assert store._index.entries_put == 12 * COUNT
-        assert not walked.called
+        check_put_without_a_walk(store, batches, walked)
 
 
 def test_a_liar_among_others_is_not_believed(tmp_path: Path, walked: mock.Mock) -> None:

@@ -40,15 +40,20 @@ def message(
     )
 
 
+def some_encoder(chance: random.Random, host: tuple[str, int]) -> tuple[Compression, BatchEncoder, QueueSends]:
+    """A compression, an encoder with it, and a queue that was sent to before or was not."""
+    compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
+    sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
+    sends.next_sequence = chance.choice([0, 8, 95, 10**9])
+    return compression, BatchEncoder(host, compression), sends
+
+
 @pytest.mark.parametrize("host", [("127.0.0.1", 1), ("::1", 0)])
 def test_batches_are_those_of_the_record_encoder(host):
     for seed in range(SEEDS):
         print("seed", seed)
         chance = random.Random(seed)
-        compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
-        encoder = BatchEncoder(host, compression)
-        sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
-        sends.next_sequence = chance.choice([0, 8, 95, 10**9])
+        compression, encoder, sends = some_encoder(chance, host)
         waits = chance.random() < 0.8
         for _ in range(3):
             batches = [
@@ -110,10 +115,7 @@ def test_a_lone_record_is_the_batch_of_one_message(host):
     for seed in range(SEEDS):
         print("seed", seed)
         chance = random.Random(seed)
-        compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
-        encoder = BatchEncoder(host, compression)
-        sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
-        sends.next_sequence = chance.choice([0, 8, 95, 10**9])
+        compression, encoder, sends = some_encoder(chance, host)
         for _ in range(3):
             one, sequence = message(chance, sends.queue.topic, waits=chance.random() < 0.8), sends.next_sequence
             record = encoder.encode_one(sends, one)
