@@ -49,7 +49,8 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 
 # Newest versions that pyproject.toml admits; needs uv.
 lock:
-	uv pip compile pyproject.toml --extra demo --extra dev --extra bench --generate-hashes --python-version 3.11 \
+	uv pip compile pyproject.toml --extra data --extra serve --extra pictures \
+		--extra demo --extra dev --extra bench --generate-hashes --python-version 3.11 \
 		--no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock --upgrade
 
 clean:

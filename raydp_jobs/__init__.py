@@ -4,7 +4,7 @@
     ranges.py     the offset ranges of a read, cut into Spark partitions. No Spark, no Ray
     reader.py     `read_topic`: the ranges, read by Python workers in Spark's executors
 
-The names are resolved when they are first used, so that `raydp_jobs.ranges` can be imported without Spark.
+The names are resolved when they are first used, so that `raymq.scan.ranges` can be imported without Spark.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raydp_jobs.reader import read_topic
     from raydp_jobs.session import spark_session
+    from raydp_jobs.source.reader import read_topic
 
 __all__ = ["read_topic", "spark_session"]
 
-_MODULES = {"read_topic": "raydp_jobs.reader", "spark_session": "raydp_jobs.session"}
+_MODULES = {"read_topic": "raydp_jobs.source.reader", "spark_session": "raydp_jobs.session"}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,8 +30,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 import raymq
-from raydp_jobs.reader import read_topic
 from raydp_jobs.session import spark_session
+from raydp_jobs.source.reader import read_topic
 from raymq.client import Client
 from raymq.errors import ConfigError, GroupNotExistError, RequestTimeoutError, TopicNotExistError
 from raymq.message import ConsumeFromWhere, Message, MessageExt

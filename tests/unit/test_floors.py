@@ -22,7 +22,7 @@ import raymq
 early = sorted({name.partition(".")[0] for name in sys.modules} & {"ray", "pyarrow", "numpy", "pydantic"})
 unresolved = [name for name in raymq.__all__ if getattr(raymq, name, None) is None]
 import raymq.cli, raymq.admin.admin, raymq.consumer.push.consumer, raymq.consumer.pull.consumer
-import raymq.consumer.range_reader
+import raymq.scan.range_reader
 server = sorted({name.partition(".")[0] for name in sys.modules} & {"storage", "actors", "placement", "raydp_jobs"})
 print(early, unresolved, server)
 """

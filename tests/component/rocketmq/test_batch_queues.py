@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.consumer.range_reader import RangeReader
 from raymq.errors import DataLossError, MessageIllegalError
 from raymq.kernels.columns import decode_columns
 from raymq.kernels.stamp import stamp
@@ -22,6 +21,7 @@ from raymq.record.decode import decode_records
 from raymq.record.hashing import tags_code
 from raymq.record.inner_batch import BatchItem
 from raymq.record.layout import encode_host
+from raymq.scan.range_reader import RangeReader
 from storage.message_store import MessageStore
 from storage.replication import chunk_appender as raw_append
 from storage.replication.log_chunks import truncate_log

@@ -75,13 +75,14 @@ _SPARK = (
     _RECORDS
     + """
 from types import SimpleNamespace
-from raydp_jobs import reader
-from raydp_jobs.ranges import OffsetRange
+from raydp_jobs.source import reader
+from raymq.scan import batches
+from raymq.scan.ranges import OffsetRange
 data = records(rich)
 class Reads:
     def __init__(self, *clients): pass
     def read(self, *range): yield data, record_starts(data)
-reader.RangeReader = Reads
+batches.RangeReader = Reads
 reader._worker_client = lambda address: SimpleNamespace(routes=None, storages=None)
 some = OffsetRange("t", "b", 1, 0, 1)
 for tags in (frozenset(), frozenset({"tag1"})):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from raydp_jobs.ranges import OffsetRange, plan_ranges, split_ranges
 from raymq.errors import (
     DataLossError,
     IllegalNameError,
@@ -21,6 +20,7 @@ from raymq.errors import (
 )
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
+from raymq.scan.ranges import OffsetRange, plan_ranges, split_ranges
 
 TOPIC = "orders"
 BOUNDS = {("broker-a", 0): (10, 100), ("broker-a", 1): (0, 30), ("broker-b", 0): (5, 5)}

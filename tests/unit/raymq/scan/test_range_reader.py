@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.consumer import range_reader
-from raymq.consumer.range_reader import RangeReader
 from raymq.errors import DataLossError, ServiceNotAvailableError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue
 from raymq.record.decode import decode_record
+from raymq.scan import range_reader
+from raymq.scan.range_reader import RangeReader
 from tests.support.clients.fakes import FakeRoutes, topic_route
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, make_batch, open_store
 

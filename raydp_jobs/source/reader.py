@@ -1,6 +1,6 @@
 """A topic as a DataFrame: its queues' ranges, one Spark partition each, read by Python workers in the executors.
 
-    driver      plans the ranges (raydp_jobs.ranges), so that every option is checked before a Spark job runs
+    driver      plans the ranges (raymq.scan.ranges), so that every option is checked before a Spark job runs
     executor    a Python worker connects to the cluster once in its life, then for each range:
                 mapped files or the storage actor → record bytes → Arrow columns → Spark
 
@@ -11,16 +11,14 @@ from the driver to the workers; object references would not do there, for a work
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
-from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
@@ -34,22 +32,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from raydp_jobs.ranges import OffsetRange, OffsetsOption, QueueBoundsSource, plan_ranges
 from raymq.client import Client, connect
-from raymq.consumer.range_reader import RangeReader
 from raymq.consumer.subscription import ALL, Subscription
-from raymq.errors import DataLossError
 from raymq.kernels.byte_column import text_array
-from raymq.kernels.columns import decode_columns, schema_with
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.remoting.storage_clients import call_master
-
-BATCH_BYTES: Final = 4 * 1024 * 1024
-"""The bytes of records in one Arrow batch, which bounds the memory of a worker and of its executor."""
-READ_CALL_TIMEOUT_S: Final = 5.0
-BOUNDS_TIMEOUT_S: Final = 20.0
-"""The timeout for reading a queue's bounds, over a restart of its storage actor."""
+from raymq.kernels.columns import schema_with
+from raymq.scan.batches import open_range
+from raymq.scan.queue_bounds import ClusterQueues
+from raymq.scan.ranges import OffsetRange, OffsetsOption, plan_ranges
 
 _TEXT: Final = StringType()
 SPARK_SCHEMA: Final = StructType(
@@ -102,7 +91,7 @@ def read_topic(
     subscription = Subscription.parse(topic, tags)
     with nullcontext(client) if client is not None else connect() as connection:
         ranges = plan_ranges(
-            _ClusterQueues(connection),
+            ClusterQueues(connection.routes, connection.storages),
             topic,
             starting_offsets=starting_offsets,
             ending_offsets=ending_offsets,
@@ -127,63 +116,10 @@ def read_ranges(
     client = _worker_client(address)
     wanted = text_array(sorted(tags))
     for queue_range in ranges:
-        for batch in open_range(client, queue_range, fail_on_data_loss=fail_on_data_loss):
+        for batch in open_range(client.routes, client.storages, queue_range, fail_on_data_loss=fail_on_data_loss):
             chosen = batch.filter(pc.is_in(batch.column("tags"), value_set=wanted)) if tags else batch
             if chosen.num_rows:
                 yield chosen.cast(_ARROW_SCHEMA)
-
-
-def open_range(client: Client, queue_range: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
-    """The messages of one range, in order, with the columns of `raymq.kernels.columns.SCHEMA` and copied bodies.
-
-    DataLossError when some of them are gone; without `fail_on_data_loss` the rest of the range is read instead.
-    """
-    position = queue_range.start_offset
-    while position < queue_range.end_offset:
-        try:
-            records = RangeReader(client.routes, client.storages).read(
-                queue_range.queue, position, queue_range.end_offset
-            )
-            for buffer, starts in records:
-                for some in _slices(starts):
-                    batch = decode_columns(buffer, some, broker_name=queue_range.broker_name, body_type="binary")
-                    position = batch.column("queue_offset")[-1].as_py() + 1
-                    yield batch
-            return
-        except DataLossError as error:
-            kept = _ClusterQueues(client).bounds(queue_range.queue).min_offset
-            if fail_on_data_loss or kept <= position:
-                raise
-            logger.warning("%s: offsets %d to %d are gone: %s", queue_range.queue, position, kept - 1, error)
-            position = kept
-
-
-def _slices(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Neighbouring records, BATCH_BYTES at a time but one at least; a chunk may be a whole file, and Spark copies."""
-    first = 0
-    while first < len(starts):
-        last = max(first + 1, int(np.searchsorted(starts, starts[first] + BATCH_BYTES)))
-        yield starts[first:last]
-        first = last
-
-
-class _ClusterQueues(QueueBoundsSource):
-    """The queues and bounds that planning needs, from a client."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        return self._client.admin.topic_route(topic).subscribe_queues
-
-    def bounds(self, queue: MessageQueue) -> QueueBounds:
-        return call_master(
-            self._client.routes,
-            self._client.storages,
-            queue,
-            BOUNDS_TIMEOUT_S,
-            lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, min(left_s, READ_CALL_TIMEOUT_S)),
-        )
 
 
 @lru_cache(maxsize=1)

@@ -11,14 +11,15 @@ import pytest
 from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from raydp_jobs import reader
-from raydp_jobs.ranges import OffsetRange
+from raydp_jobs.source import reader
 from raymq.errors import DataLossError
 from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.record.check import record_starts
 from raymq.record.encode import encode_batch
+from raymq.scan import batches as scan_batches
+from raymq.scan.ranges import OffsetRange
 
 RANGE = OffsetRange("orders", "broker-a", 3, 0, 100)
 
@@ -75,11 +76,11 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 def _fake_range_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "RangeReader", lambda routes, storages: storages)
+    monkeypatch.setattr(scan_batches, "RangeReader", lambda routes, storages: storages)
 
 
 def offsets(cluster: Any, *, fail_on_data_loss: bool = True) -> list[int]:
-    batches = reader.open_range(cluster, RANGE, fail_on_data_loss=fail_on_data_loss)
+    batches = scan_batches.open_range(cluster, cluster, RANGE, fail_on_data_loss=fail_on_data_loss)
     return [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]
 
 
@@ -99,7 +100,7 @@ def test_without_fail_on_data_loss_reading_goes_on_at_the_first_message_kept() -
 def test_messages_that_vanish_during_the_read_are_left_out_without_repeating_any() -> None:
     assert offsets(Cluster(gone=range(60)), fail_on_data_loss=False) == list(range(60, 100))
     cluster = Cluster()
-    batches = reader.open_range(cluster, RANGE, fail_on_data_loss=False)  # type: ignore[arg-type]  # a stand-in
+    batches = scan_batches.open_range(cluster, cluster, RANGE, fail_on_data_loss=False)  # type: ignore[arg-type]  # a stand-in
     seen = next(batches).column("queue_offset").to_pylist()
     cluster.gone = range(70)
     seen += [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]
@@ -117,10 +118,10 @@ def test_a_loss_that_the_bounds_do_not_explain_is_never_skipped() -> None:
 def test_large_chunks_become_batches_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = records(0, 10, body=b"x" * 1000)
     starts = record_starts(chunk)
-    monkeypatch.setattr(reader, "BATCH_BYTES", 2 * int(starts[1]))
-    assert [len(part) for part in reader._slices(starts)] == [2] * 5
-    monkeypatch.setattr(reader, "BATCH_BYTES", 1)
-    assert [len(part) for part in reader._slices(starts)] == [1] * 10
+    monkeypatch.setattr(scan_batches, "BATCH_BYTES", 2 * int(starts[1]))
+    assert [len(part) for part in scan_batches._slices(starts)] == [2] * 5
+    monkeypatch.setattr(scan_batches, "BATCH_BYTES", 1)
+    assert [len(part) for part in scan_batches._slices(starts)] == [1] * 10
 
 
 @pytest.mark.parametrize(
