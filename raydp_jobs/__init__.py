@@ -1,10 +1,9 @@
 """Spark on a topic: its messages as a DataFrame, on the Ray cluster that raymq runs in.
 
     session.py    a Spark session from RayDP, with the Java and the settings it needs
-    ranges.py     the offset ranges of a read, cut into Spark partitions. No Spark, no Ray
-    reader.py     `read_topic`: the ranges, read by Python workers in Spark's executors
+    source/       `read_topic`: the parts of a read (raymq.scan), read by Python workers in Spark's executors
 
-The names are resolved when they are first used, so that `raymq.scan.ranges` can be imported without Spark.
+The names are resolved when they are first used, so that other modules here can be imported without Spark.
 """
 
 from __future__ import annotations

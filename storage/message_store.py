@@ -22,6 +22,7 @@ from raymq.errors import (
     StoreError,
     StoreNotWritableError,
 )
+from raymq.logfiles.span_bytes import span_bytes
 from raymq.protocol.store import (
     AppendResult,
     Boundary,
@@ -30,6 +31,7 @@ from raymq.protocol.store import (
     QueueBounds,
     QueueEnds,
     QueuePosition,
+    QueueSpan,
     StoreStatistics,
     StoreStatus,
 )
@@ -367,6 +369,11 @@ class MessageStore:
         read."""
         self._require_readable()
         return self._queries
+
+    def bytes_of_span(self, span: QueueSpan) -> list[int]:
+        """The bytes of records in equal parts of a span of a queue (raymq.logfiles.span_bytes)."""
+        self._require_readable()
+        return span_bytes(self._parts.reader, *span)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The queue offset that a time stands for, always within the queue's bounds (StoreQueries.offset_by_time)."""

@@ -48,6 +48,7 @@ from raymq.protocol.store import (
     FetchResult,
     QueryResult,
     QueueBounds,
+    QueueSpan,
     StoreStatistics,
 )
 from raymq.record.encode import EncodedBatch
@@ -129,6 +130,7 @@ class Storage:
             methods={
                 "queue_bounds": self.queue_bounds,
                 "bounds_of_queues": self.bounds_of_queues,
+                "bytes_of_spans": self.bytes_of_spans,
                 "offset_by_time": self.offset_by_time,
             },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
@@ -229,6 +231,12 @@ class Storage:
         """The result of `queue_bounds` for each of several queues, by topic and queue id."""
         store = self._master_store()
         return [store.queue_bounds(topic, queue_id) for topic, queue_id in queues]
+
+    @ray.method(concurrency_group="control")
+    def bytes_of_spans(self, spans: Sequence[QueueSpan]) -> list[list[int]]:
+        """The bytes of records in equal parts of each span (MessageStore.bytes_of_span)."""
+        store = self._master_store()
+        return [store.bytes_of_span(span) for span in spans]
 
     @ray.method(concurrency_group="control")
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:

@@ -11,13 +11,12 @@ from the driver to the workers; object references would not do there, for a work
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Final
+from typing import Final, Unpack
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import ray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
@@ -34,11 +33,11 @@ from pyspark.sql.types import (
 
 from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
-from raymq.kernels.byte_column import text_array
 from raymq.kernels.columns import schema_with
-from raymq.scan.batches import open_range
+from raymq.scan.batches import open_ranges
+from raymq.scan.partitions import plan_partitions
 from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import OffsetRange, OffsetsOption, plan_ranges
+from raymq.scan.ranges import OffsetRange, ScanOptions, plan_ranges
 
 _TEXT: Final = StringType()
 SPARK_SCHEMA: Final = StructType(
@@ -59,67 +58,88 @@ SPARK_SCHEMA: Final = StructType(
 """The columns of `read_topic`. A queue is `broker_name` and `queue_id` together."""
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
-_ARROW_SCHEMA: Final = pa.schema(
-    [field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field for field in schema_with("binary")]
-)
-"""The columns of raymq.kernels.columns with the only types of bodies and timestamps that Spark accepts."""
 
 logger = logging.getLogger(__name__)
 
 
 def read_topic(
     spark: SparkSession,
-    topic: str,
+    topic: str | Sequence[str] | None = None,
     *,
-    starting_offsets: OffsetsOption = "earliest",
-    ending_offsets: OffsetsOption = "latest",
-    min_partitions: int | None = None,
-    fail_on_data_loss: bool = True,
+    columns: Sequence[str] | None = None,
     tags: str = ALL,
+    min_partitions: int | None = None,
+    partition_bytes: int | None = None,
     client: Client | None = None,
+    **options: Unpack[ScanOptions],
 ) -> DataFrame:
-    """The messages of a topic, between two offsets of each of its queues, as a DataFrame with `SPARK_SCHEMA`.
+    """The messages of topics, between two offsets of each of their queues, as a DataFrame with `SPARK_SCHEMA`, or with
+    these `columns` of it.
 
-    Options as in Spark's Kafka source; offsets per queue are ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON,
-    with -2 for earliest and -1 for latest. ``"latest"`` is the end at the moment of this call. `tags` filters like a
-    subscription, ``"paid || refunded"``. `client`: what `raymq.connect()` gave, else a connection is made for the plan.
+    `options` are those of `plan_ranges`, as in Spark's Kafka source; offsets per queue are
+    ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON, with -2 for earliest and -1 for latest. ``"latest"`` is
+    the end at the moment of this call. `tags` filters like a subscription, ``"paid || refunded"``. A query without
+    `body` is several times faster with `columns` that leave it out. Partitions have about `partition_bytes` bytes of
+    records, and are `min_partitions` at least. `client`: what `raymq.connect()` gave, else a connection is made for the
+    plan.
 
-    Order holds within a queue and partition. Raises as `plan_ranges` and `Subscription.parse` do, before any Spark job.
-    With `fail_on_data_loss` a job fails when messages of the plan have been deleted meanwhile; without, it leaves them
-    out with a warning in the executor's log.
+    Order holds within a queue and partition. Raises as `plan_ranges`, `plan_partitions` and `Subscription.parse` do,
+    before any Spark job. With `fail_on_data_loss` a job fails when messages of the plan have been deleted meanwhile;
+    without, it leaves them out with a warning in the executor's log.
     """
-    subscription = Subscription.parse(topic, tags)
+    wanted = Subscription.parse("any", tags).tags
+    schema = spark_schema(columns)
+    fail_on_data_loss = options.get("fail_on_data_loss", True)
     with nullcontext(client) if client is not None else connect() as connection:
-        ranges = plan_ranges(
-            ClusterQueues(connection.routes, connection.storages),
-            topic,
-            starting_offsets=starting_offsets,
-            ending_offsets=ending_offsets,
+        source = ClusterQueues(connection.routes, connection.storages)
+        partitions = plan_partitions(
+            source,
+            plan_ranges(source, topic, **options),
+            partition_bytes=partition_bytes,
             min_partitions=min_partitions,
-            fail_on_data_loss=fail_on_data_loss,
+            parallelism=spark.sparkContext.defaultParallelism,
         )
         address = ray.get_runtime_context().gcs_address
-    if not ranges:
-        return spark.createDataFrame([], SPARK_SCHEMA)
+    if not partitions:
+        return spark.createDataFrame([], schema)
 
     def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        chosen = (ranges[index] for batch in rows for index in batch.column(0).to_pylist())
-        return read_ranges(chosen, address, subscription.tags, fail_on_data_loss)
+        chosen = (one for batch in rows for index in batch.column(0).to_pylist() for one in partitions[index].ranges)
+        return read_ranges(chosen, address, wanted, fail_on_data_loss, schema.names)
 
-    return spark.range(0, len(ranges), 1, len(ranges)).mapInArrow(read, SPARK_SCHEMA)
+    return spark.range(0, len(partitions), 1, len(partitions)).mapInArrow(read, schema)
+
+
+def spark_schema(columns: Sequence[str] | None = None) -> StructType:
+    """SPARK_SCHEMA, or these `columns` of it in this order. InvalidArgumentError for columns that there are not."""
+    return StructType([SPARK_SCHEMA[name] for name in schema_with("binary", columns).names])
 
 
 def read_ranges(
-    ranges: Iterable[OffsetRange], address: str, tags: frozenset[str], fail_on_data_loss: bool
+    ranges: Iterable[OffsetRange],
+    address: str,
+    tags: frozenset[str],
+    fail_on_data_loss: bool,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all."""
     client = _worker_client(address)
-    wanted = text_array(sorted(tags))
-    for queue_range in ranges:
-        for batch in open_range(client.routes, client.storages, queue_range, fail_on_data_loss=fail_on_data_loss):
-            chosen = batch.filter(pc.is_in(batch.column("tags"), value_set=wanted)) if tags else batch
-            if chosen.num_rows:
-                yield chosen.cast(_ARROW_SCHEMA)
+    schema = _arrow_schema(columns)
+    batches = open_ranges(
+        client.routes, client.storages, ranges, fail_on_data_loss=fail_on_data_loss, columns=columns, tags=tags
+    )
+    for batch in batches:
+        yield batch.cast(schema)
+
+
+def _arrow_schema(columns: Sequence[str] | None) -> pa.Schema:
+    """The columns of raymq.kernels.columns with the only types of bodies and timestamps that Spark accepts."""
+    return pa.schema(
+        [
+            field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field
+            for field in schema_with("binary", columns)
+        ]
+    )
 
 
 @lru_cache(maxsize=1)

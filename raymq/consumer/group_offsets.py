@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -92,6 +92,23 @@ class GroupOffsets:
             lambda left_s: broker.call("committed_offsets", self.group, queue.topic, timeout_s=left_s),
         )
         return table.get(queue.queue_id)
+
+    def committed_offsets(
+        self, queues: Sequence[MessageQueue], timeout_s: float = OFFSETS_TIMEOUT_S
+    ) -> dict[MessageQueue, int]:
+        """The committed offsets of queues, without those where there is none; one call for each topic and broker."""
+        deadline_s = time.monotonic() + timeout_s
+        found: dict[MessageQueue, int] = {}
+        for broker_name, topic in sorted({(queue.broker_name, queue.topic) for queue in queues}):
+            table: dict[int, int] = persist_until(
+                deadline_s, partial(self._committed_at, self._broker(broker_name), topic)
+            )
+            found |= {MessageQueue(topic, broker_name, queue_id): offset for queue_id, offset in table.items()}
+        return {queue: found[queue] for queue in queues if queue in found}
+
+    def _committed_at(self, broker: BrokerClient, topic: str, left_s: float) -> dict[int, int]:
+        table: dict[int, int] = broker.call("committed_offsets", self.group, topic, timeout_s=left_s)
+        return table
 
     def commit_offsets(
         self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = OFFSETS_TIMEOUT_S

@@ -9,7 +9,7 @@ send the whole call down `_decode_rows`, which is slower and says the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Literal
@@ -66,19 +66,22 @@ def decode_columns(
     broker_name: str,
     body_type: BodyType = "binary_view",
     check_crc: bool = False,
+    columns: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA.
+    """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA,
+    or with these `columns` of it, in this order: the others are not made, and without `body` no body is read.
 
     With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
     only compressed bodies are new. `check_crc` also compares each body's CRC. RecordError when a record is damaged or
-    does not lie inside `buffer`; InvalidArgumentError for a buffer of 2 GiB or more and for another type of bodies.
+    does not lie inside `buffer`; InvalidArgumentError for a buffer of 2 GiB or more, for another type of bodies and for
+    a column that there is not.
     """
-    schema = schema_with(body_type)
+    schema = schema_with(body_type, columns)
     if len(buffer) > np.iinfo(np.int32).max:
         raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode parts of it")
     data = np.frombuffer(buffer, dtype=np.uint8)
     starts = np.asarray(starts, dtype=np.int64)
-    batch = _decode_by_templates(data, starts, broker_name, body_type, check_crc)
+    batch = _decode_by_templates(data, starts, broker_name, body_type, check_crc, schema)
     if batch is not None:
         return batch
     fields = find_fields(data, starts)
@@ -87,36 +90,46 @@ def decode_columns(
     properties = _split_properties(_slices(data, fields.properties_at, fields.properties_size).cast(pa.binary()))
     topic = _topics(data, fields)
     if properties is None or topic is None:
-        return _decode_rows(memoryview(buffer), fields.starts, broker_name, body_type)
-    rows = len(fields.starts)
-    message_id = properties.column(PROPERTY_UNIQ_KEY)
-    if message_id.null_count:
-        message_id = pc.coalesce(message_id, _offset_ids(data, fields, message_id.is_null()))
-    columns = [
-        topic,
-        pa.repeat(text_scalar(broker_name), rows),
-        int_array(fields.head["queue_id"].astype(np.int32)),
-        int_array(fields.head["queue_offset"].astype(np.int64)),
-        properties.column(PROPERTY_TAGS),
-        _split_keys(properties.column(PROPERTY_KEYS)),
-        _bodies(data, fields.body_at, fields.body_size, fields.sys_flag, body_type),
-        properties.user_map(),
-        _timestamps(fields.head["born_timestamp"]),
-        _timestamps(fields.store_timestamp),
-        message_id,
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        return _decode_rows(memoryview(buffer), fields.starts, broker_name, body_type).select(schema.names)
+
+    def message_ids() -> pa.Array:
+        found = properties.column(PROPERTY_UNIQ_KEY)
+        return pc.coalesce(found, _offset_ids(data, fields, found.is_null())) if found.null_count else found
+
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "topic": lambda: topic,
+        "broker_name": lambda: pa.repeat(text_scalar(broker_name), len(fields.starts)),
+        "queue_id": lambda: int_array(fields.head["queue_id"].astype(np.int32)),
+        "queue_offset": lambda: int_array(fields.head["queue_offset"].astype(np.int64)),
+        "tags": lambda: properties.column(PROPERTY_TAGS),
+        "keys": lambda: _split_keys(properties.column(PROPERTY_KEYS)),
+        "body": lambda: _bodies(data, fields.body_at, fields.body_size, fields.sys_flag, body_type),
+        "properties": properties.user_map,
+        "born_timestamp": lambda: _timestamps(fields.head["born_timestamp"]),
+        "store_timestamp": lambda: _timestamps(fields.store_timestamp),
+        "message_id": message_ids,
+    }
+    return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
 
 
-def schema_with(body_type: BodyType) -> pa.Schema:
-    """SCHEMA with bodies of this type; InvalidArgumentError for one that bodies cannot have."""
+def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:
+    """SCHEMA, or these `columns` of it in this order, with bodies of this type. InvalidArgumentError for a type that
+    bodies cannot have, and for columns that there are not, or twice, or none at all."""
     if body_type not in _SCHEMAS:
         raise InvalidArgumentError(f"{body_type!r} is no type of bodies: use one of {', '.join(_SCHEMAS)}")
-    return _SCHEMAS[body_type]
+    schema = _SCHEMAS[body_type]
+    if columns is None:
+        return schema
+    unknown = [name for name in columns if name not in schema.names]
+    if isinstance(columns, str) or not columns or unknown or len(set(columns)) < len(columns):
+        raise InvalidArgumentError(
+            f"columns={columns!r} must be a list of different names out of {', '.join(schema.names)}"
+        )
+    return pa.schema([schema.field(name) for name in columns])
 
 
 def _decode_by_templates(
-    data: Bytes, starts: Ints, broker_name: str, body_type: BodyType, check_crc: bool
+    data: Bytes, starts: Ints, broker_name: str, body_type: BodyType, check_crc: bool, schema: pa.Schema
 ) -> pa.RecordBatch | None:
     """`decode_columns` for records of which many share a template; None if these do not."""
     records = find_templates(data, starts)
@@ -124,26 +137,27 @@ def _decode_by_templates(
         return None
     if check_crc:
         _check_crcs(data, records.body_at, records.head["body_size"], records.head["body_crc"])
+    head = records.head
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "topic": records.topics,
+        "broker_name": lambda: pa.repeat(text_scalar(broker_name), len(starts)),
+        "queue_id": lambda: int_array(head["queue_id"]),
+        "queue_offset": lambda: int_array(head["queue_offset"]),
+        "tags": lambda: records.column(PROPERTY_TAGS),
+        "keys": lambda: _split_keys(records.column(PROPERTY_KEYS)),
+        "body": lambda: _bodies(data, records.body_at, head["body_size"], head["sys_flag"], body_type),
+        "properties": lambda: records.pairs(lambda name: name not in RESERVED_PROPERTIES),
+        "born_timestamp": lambda: _timestamps(head["born_timestamp"]),
+        "store_timestamp": lambda: _timestamps(head["store_timestamp"]),
+        "message_id": lambda: records.column(PROPERTY_UNIQ_KEY),
+    }
     try:
-        message_id = records.column(PROPERTY_UNIQ_KEY)
-        if message_id.null_count:
-            return None
-        columns = [
-            records.topics(),
-            pa.repeat(text_scalar(broker_name), len(starts)),
-            int_array(records.head["queue_id"]),
-            int_array(records.head["queue_offset"]),
-            records.column(PROPERTY_TAGS),
-            _split_keys(records.column(PROPERTY_KEYS)),
-            _bodies(data, records.body_at, records.head["body_size"], records.head["sys_flag"], body_type),
-            records.pairs(lambda name: name not in RESERVED_PROPERTIES),
-            _timestamps(records.head["born_timestamp"]),
-            _timestamps(records.head["store_timestamp"]),
-            message_id,
-        ]
+        made = {name: makers[name]() for name in schema.names}
     except pa.ArrowInvalid:
         return None
-    return pa.RecordBatch.from_arrays(columns, schema=schema_with(body_type))
+    if "message_id" in made and made["message_id"].null_count:
+        return None
+    return pa.RecordBatch.from_arrays(list(made.values()), schema=schema)
 
 
 def _check_crcs(data: Bytes, body_at: Ints, body_size: Ints, expected: NDArray[Any]) -> None:

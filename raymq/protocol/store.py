@@ -73,6 +73,15 @@ class QueuePosition(NamedTuple):
     queue_offset: int
 
 
+class QueueSpan(NamedTuple):
+    """The offsets of a queue from `start_offset` up to, not including, `end_offset`."""
+
+    topic: str
+    queue_id: int
+    start_offset: int
+    end_offset: int
+
+
 class QueueEnds(NamedTuple):
     """The offsets of a queue that consumers may read, [`min_offset`, `max_offset`), and the storage actor to read it
     from, where that is another replica."""

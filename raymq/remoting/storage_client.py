@@ -21,7 +21,7 @@ from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader, StoreFiles
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
-from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds
+from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, QueueSpan
 from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.record.memory_records import LocatedRecords
 from raymq.remoting.actor_ref import ActorRef
@@ -205,6 +205,11 @@ class StorageClient:
         """The bounds of several queues, by topic and queue id, in order."""
         bounds: list[QueueBounds] = self._control_call("bounds_of_queues", (queues,), list[QueueBounds], timeout_s)
         return bounds
+
+    def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
+        """For each span, the bytes of records in equal parts of it (raymq.logfiles.span_bytes)."""
+        parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
+        return parts
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER

@@ -1,34 +1,94 @@
-"""The queues of a topic and the offsets they hold, asked of the cluster, as the plan of a scan needs them."""
+"""The topics, queues and offsets of the cluster, as the plan of a scan needs them, asked of its brokers and stores.
+
+One call to each broker group tells the bounds of all its queues, another the bytes of all its ranges; a time is looked
+up by a call for each queue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
+from raymq.consumer.group_offsets import GroupOffsets
 from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
+from raymq.names import is_internal_topic
+from raymq.protocol.store import QueueBounds, QueueSpan
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
-from raymq.scan.ranges import QueueBoundsSource
+from raymq.retry import persist_until
+from raymq.scan.ranges import OffsetRange, ScanSource
 
 BOUNDS_CALL_TIMEOUT_S: Final = 5.0
 BOUNDS_TIMEOUT_S: Final = 20.0
-"""The timeout for reading a queue's bounds, over a restart of its storage actor."""
+"""The timeout for reading the bounds of a broker group's queues, over a restart of its storage actor."""
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 
-class ClusterQueues(QueueBoundsSource):
-    """The queues and bounds of the cluster that `routes` and `storages` connect to."""
+class ClusterQueues(ScanSource):
+    """The topics and queues of the cluster that `routes` and `storages` connect to. Calls outlast the restart of a
+    server by up to BOUNDS_TIMEOUT_S; then ServiceNotAvailableError or RequestTimeoutError."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes, self._storages = routes, storages
+
+    def topics(self) -> Sequence[str]:
+        deadline_s = time.monotonic() + BOUNDS_TIMEOUT_S
+        names = persist_until(deadline_s, lambda left_s: self._routes.topics())
+        return [name for name in names if not is_internal_topic(name)]
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         self._routes.invalidate(topic)  # queues may have been added a moment ago
         return self._routes.wait(topic, BOUNDS_TIMEOUT_S).subscribe_queues
 
-    def bounds(self, queue: MessageQueue) -> QueueBounds:
-        return bounds_of(self._routes, self._storages, queue)
+    def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
+        def ask(storage: StorageClient, some: list[MessageQueue], timeout_s: float) -> list[QueueBounds]:
+            return storage.bounds_of_queues([(queue.topic, queue.queue_id) for queue in some], timeout_s)
+
+        return dict(zip(queues, self._ask_masters(queues, lambda queue: queue, ask), strict=True))
+
+    def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
+        def ask(storage: StorageClient, some: list[OffsetRange], timeout_s: float) -> list[list[int]]:
+            spans = [QueueSpan(one.topic, one.queue_id, one.start_offset, one.end_offset) for one in some]
+            return storage.bytes_of_spans(spans, timeout_s)
+
+        return self._ask_masters(ranges, lambda one: one.queue, ask)
+
+    def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
+        def ask(storage: StorageClient, some: list[MessageQueue], timeout_s: float) -> list[int]:
+            return [storage.offset_by_time(one.topic, one.queue_id, times[one], timeout_s) for one in some]
+
+        queues = sorted(times)
+        return dict(zip(queues, self._ask_masters(queues, lambda queue: queue, ask), strict=True))
+
+    def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return GroupOffsets(group).committed_offsets(queues, BOUNDS_TIMEOUT_S)
+
+    def _ask_masters(
+        self,
+        items: Sequence[K],
+        queue_of: Callable[[K], MessageQueue],
+        ask: Callable[[StorageClient, list[K], float], Sequence[T]],
+    ) -> list[T]:
+        """The answers for `items`, in order, asked once of the master of each broker group whose queues they are of."""
+        by_broker: dict[str, list[int]] = defaultdict(list)
+        for index, item in enumerate(items):
+            by_broker[queue_of(item).broker_name].append(index)
+        answers: dict[int, T] = {}
+        for indices in by_broker.values():
+            some = [items[index] for index in indices]
+
+            def call(storage: StorageClient, left_s: float, some: list[K] = some) -> Sequence[T]:
+                return ask(storage, some, min(left_s, BOUNDS_CALL_TIMEOUT_S))
+
+            found = call_master(self._routes, self._storages, queue_of(some[0]), BOUNDS_TIMEOUT_S, call)
+            answers |= zip(indices, found, strict=True)
+        return [answers[index] for index in range(len(items))]
 
 
 def bounds_of(routes: RouteSource, storages: StorageClients, queue: MessageQueue) -> QueueBounds:

@@ -1,20 +1,22 @@
 """RangeReader reads a fixed range of a queue, as a batch job does: record bytes and the position of each record.
 
 On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. Its
-chunks are arguments for `raymq.kernels.columns.decode_columns`.
+chunks are arguments for `raymq.kernels.columns.decode_columns`. A range holds what consumers could see when it was
+planned, which every replica that may come to lead has: after a failover the rest comes from the new master.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.check import record_starts
@@ -22,14 +24,25 @@ from raymq.record.layout import QUEUE_OFFSET_OFFSET
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
-from raymq.retry import persist_until
 
 RANGE_CHUNK_MESSAGES: Final = 16_384
+RANGE_CHUNK_BYTES: Final = 64 * 1024 * 1024
+"""The most messages and bytes of records that are looked for in mapped files at a time."""
 RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 RANGE_READ_TIMEOUT_S: Final = 30.0
+_FETCH_WAIT_S: Final = 1.0
 
-RecordsChunk = tuple[memoryview | bytes, NDArray[np.int64]]
-"""Record bytes, and the position in them of each wanted record, shape (records,)."""
+logger = logging.getLogger(__name__)
+
+
+class RecordsChunk(NamedTuple):
+    """Records of a range: their bytes, among others, the position in them of each record, shape (records,), the bytes
+    of each record, and the queue offset at which the range goes on behind them."""
+
+    data: memoryview | bytes
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    next_offset: int
 
 
 class RangeReader:
@@ -38,23 +51,37 @@ class RangeReader:
     def __init__(self, routes: RouteSource, storages: StorageClients) -> None:
         self._routes, self._storages = routes, storages
 
-    def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
+    def read(
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None = None
+    ) -> Iterator[RecordsChunk]:
         """Yield the messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
 
-        `end` must not be beyond the queue's visible end. DataLossError when some of the range is gone; a storage actor
-        that is being restarted is waited for, up to RANGE_READ_TIMEOUT_S.
+        With `tag_codes`, only messages with these codes: few others, whose tags have the same codes, may be among them.
+        `end` must not be beyond the queue's visible end when the range was planned. DataLossError when some of the
+        range is gone; a storage actor that is being restarted, or another one that comes to lead, is waited for, up to
+        RANGE_READ_TIMEOUT_S.
         """
-        name = self._routes.get(queue.topic).master_storage(queue.broker_name)
-        storage = self._storages.get(name)
-        reader = persist_until(time.monotonic() + RANGE_READ_TIMEOUT_S, lambda left_s: storage.reader())
-        if reader is None or reader.has_batches(queue.topic, queue.queue_id):
-            return self._fetch(queue, start, end)
-        return _map(reader, queue, start, end)
+        reader = call_master(
+            self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, lambda storage, left_s: storage.reader()
+        )
+        if reader is not None and not reader.has_batches(queue.topic, queue.queue_id):
+            try:
+                for chunk in _map(reader, queue, start, end, tag_codes):
+                    yield chunk
+                    start = chunk.next_offset
+                return
+            except DataLossError as error:
+                # The files are of the replica that led when this began. Its master of now says what is really lost.
+                logger.info("%s from offset %d on is asked of the storage actor: %s", queue, start, error)
+                self._routes.invalidate(queue.topic)
+        yield from self._fetch(queue, start, end, tag_codes)
 
-    def _fetch(self, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
+    def _fetch(
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None
+    ) -> Iterator[RecordsChunk]:
         while start < end:
-            result = self._fetch_once(queue, start, min(RANGE_CHUNK_MESSAGES, end - start))
-            if result.status is PullStatus.OFFSET_ILLEGAL or result.next_offset == start:
+            result = self._fetch_patiently(queue, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes)
+            if result.next_offset <= start or result.status is PullStatus.OFFSET_ILLEGAL:
                 raise DataLossError(
                     f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
                     f"{result.max_offset}"
@@ -63,42 +90,54 @@ class RangeReader:
             if result.count:
                 yield _wanted_part(result, end)
 
-    def _fetch_once(self, queue: MessageQueue, start: int, max_messages: int) -> FetchResult:
-        request = FetchRequest(queue.topic, queue.queue_id, start, max_messages)
+    def _fetch_patiently(
+        self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None
+    ) -> FetchResult:
+        """One fetch. Offsets that are not there yet are waited for: a replica that has just come to lead shows its end
+        a moment later."""
+        deadline_s = time.monotonic() + RANGE_READ_TIMEOUT_S
+        wait_s = 0.0
+        while True:
+            result = self._fetch_once(queue, start, max_messages, tag_codes, wait_s)
+            if start < result.max_offset or time.monotonic() >= deadline_s:
+                return result
+            wait_s = _FETCH_WAIT_S
+            if result.status is PullStatus.OFFSET_ILLEGAL:  # which is answered at once
+                time.sleep(_FETCH_WAIT_S / 10)
+
+    def _fetch_once(
+        self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, wait_s: float
+    ) -> FetchResult:
+        request = FetchRequest(queue.topic, queue.queue_id, start, max_messages, tag_codes)
 
         def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
-            return storage.fetch([request], RANGE_FETCH_MAX_BYTES, 0.0, min(left_s, 10.0))
+            return storage.fetch([request], RANGE_FETCH_MAX_BYTES, wait_s, min(left_s, 10.0))
 
         [result] = call_master(self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, fetch)
         return result
 
 
-def _map(reader: LogReader, queue: MessageQueue, start: int, end: int) -> Iterator[RecordsChunk]:
+def _map(
+    reader: LogReader, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None
+) -> Iterator[RecordsChunk]:
     """Yield chunks that are views of the mapped log files."""
     while start < end:
-        units = reader.units(queue.topic, queue.queue_id, start, min(RANGE_CHUNK_MESSAGES, end - start))
-        if not len(units):
-            raise DataLossError(f"{queue}: offsets {start} to {end - 1} are not on disk (any more)")
-        start += len(units)
-        units = units[units["size"] != PRE_BLANK_SIZE]  # offsets without a record
-        # The views hold the units' records back to back, several records each; no record spans two views. `ends` is
-        # where each record ends in that series of bytes, shape (units,); `before` are the bytes of earlier views.
-        ends = np.cumsum(units["size"], dtype=np.int64)
-        first, before = 0, 0
-        for view in reader.views(units):
-            last = int(np.searchsorted(ends, before + len(view), side="right"))
-            starts = ends[first:last] - units["size"][first:last] - before
-            yield view, starts
-            first, before = last, before + len(view)
+        request = FetchRequest(queue.topic, queue.queue_id, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes)
+        parts, next_offset = reader.find(request, end, RANGE_CHUNK_BYTES)
+        for part in parts:
+            yield RecordsChunk(part.data, part.starts, part.sizes, int(part.offsets[-1]) + 1)
+        start = next_offset
 
 
 def _wanted_part(result: FetchResult, end: int) -> RecordsChunk:
     """The records of a fetch before offset `end`. Offsets that hold no record (spec/storage.md §2) make a fetch of so
     many records go past the end."""
     starts = record_starts(result.records)
+    sizes = np.diff(starts, append=len(result.records))
     if result.next_offset > end:
-        starts = starts[[_queue_offset(result.records, int(position)) < end for position in starts]]
-    return result.records, starts
+        wanted = np.array([_queue_offset(result.records, position) < end for position in starts.tolist()], bool)
+        starts, sizes = starts[wanted], sizes[wanted]
+    return RecordsChunk(result.records, starts, sizes, min(result.next_offset, end))
 
 
 def _queue_offset(records: bytes, position: int) -> int:

@@ -1,45 +1,35 @@
-"""The offset ranges that a read of a topic covers, and their split into Spark partitions.
+"""The offset ranges that a read of topics covers.
 
-Pure: the queues and their bounds come in through `QueueBoundsSource`. Option names and meanings are those of Spark's
-Kafka source where RocketMQ has the same thing (design §6), so a partition of Kafka is a queue here, named by broker
-group and queue id. Every queue contributes one range [start, end); with `min_partitions` the largest are cut into
-pieces.
+Pure: queues, bounds and offsets come in through `ScanSource`. Every queue contributes one range [start, end); a bound
+of the whole read, `max_offsets`, is shared among them. `raymq.scan.partitions` makes the parts that tasks read.
 """
 
 from __future__ import annotations
 
-import heapq
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final, Protocol
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, TypedDict, Unpack
 
-from raymq.errors import DataLossError, InvalidArgumentError, OffsetOutOfRangeError
+from raymq.errors import DataLossError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
 from raymq.message import MessageQueue
 from raymq.names import check_topic
 from raymq.protocol.store import QueueBounds
-
-LATEST: Final = -1
-EARLIEST: Final = -2
-
-OffsetsOption = str | Mapping[str, Mapping[str, int]]
-"""``"earliest"``, ``"latest"``, or offsets per queue, ``{"broker-a": {"0": 12, "1": -2}}``, as a mapping or as JSON."""
+from raymq.scan.offsets import (
+    EARLIEST,
+    LATEST,
+    Edge,
+    OffsetLookups,
+    OffsetsOption,
+    TimestampOption,
+    TimestampsOption,
+    TimestampStrategy,
+    ending_edge,
+    starting_edge,
+)
 
 logger = logging.getLogger(__name__)
-
-
-class QueueBoundsSource(Protocol):
-    """The cluster's queues and their bounds, as planning needs them."""
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's readable queues. TopicNotExistError if there is no such topic."""
-        ...
-
-    def bounds(self, queue: MessageQueue) -> QueueBounds:
-        """The offsets that can be read from a queue now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,68 +53,128 @@ class OffsetRange:
         return self.end_offset - self.start_offset
 
 
+class ScanSource(OffsetLookups, Protocol):
+    """The cluster's topics, queues and their bounds, as planning needs them."""
+
+    def topics(self) -> Sequence[str]:
+        """The names of the users' topics, for a pattern."""
+        ...
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The topic's readable queues. TopicNotExistError if there is no such topic."""
+        ...
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
+        """The offsets that can be read from queues now."""
+        ...
+
+    def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
+        """For each range, the bytes of records in equal parts of it, in order; estimates for long ranges."""
+        ...
+
+
+class ScanOptions(TypedDict, total=False):
+    """The options that say which messages a read covers (docs/spark.md). Those that are left out, or None, have the
+    defaults: from the earliest to the latest message, all of them, and lost messages are an error."""
+
+    topic_pattern: str | None
+    starting_offsets: OffsetsOption | None
+    starting_timestamp: TimestampOption | None
+    starting_offsets_by_timestamp: TimestampsOption | None
+    starting_offsets_by_timestamp_strategy: TimestampStrategy
+    ending_offsets: OffsetsOption | None
+    ending_timestamp: TimestampOption | None
+    ending_offsets_by_timestamp: TimestampsOption | None
+    max_offsets: int | None
+    fail_on_data_loss: bool
+
+
+_OPTION_NAMES: Final = frozenset(ScanOptions.__annotations__)
+_STRATEGIES: Final = ("error", "latest")
+
+
 def plan_ranges(
-    source: QueueBoundsSource,
-    topic: str,
-    *,
-    starting_offsets: OffsetsOption = "earliest",
-    ending_offsets: OffsetsOption = "latest",
-    min_partitions: int | None = None,
-    fail_on_data_loss: bool = True,
+    source: ScanSource, topic: str | Sequence[str] | None = None, **options: Unpack[ScanOptions]
 ) -> list[OffsetRange]:
-    """The ranges of one batch read, none of them empty, sorted by queue and offset. The bounds of each queue are read
-    once.
+    """The ranges of one batch read, none of them empty, sorted by queue. The bounds of each queue are read once.
 
-    Offsets per queue name every queue of the topic; -2 stands for earliest, -1 for latest. A batch cannot start at the
-    latest offset nor end at the earliest. With `fail_on_data_loss` false, offsets that are gone or not there yet are
-    left out with a warning.
+    `topic`: one, or several; or `topic_pattern`, a regular expression that whole names match. Offsets and times per
+    queue name every queue of the topics; a batch cannot start at the latest offset nor end at the earliest. With
+    `fail_on_data_loss` false, offsets that are gone or not there yet are left out with a warning.
 
-    Raises IllegalNameError, TopicNotExistError; InvalidArgumentError for options that make no sense or name other
-    queues than the topic has; DataLossError for offsets below what a queue still holds; OffsetOutOfRangeError for
-    offsets beyond its end.
+    Raises IllegalNameError, TopicNotExistError (also for a pattern that no topic matches); InvalidArgumentError for
+    options that make no sense or name other queues than the topics have, and for a starting timestamp that a queue has
+    no message for, unless the strategy is "latest"; DataLossError for offsets below what a queue still holds;
+    OffsetOutOfRangeError for offsets beyond its end.
     """
-    check_topic(topic)
-    starts = _parse("starting_offsets", starting_offsets, default=EARLIEST, refused=LATEST)
-    ends = _parse("ending_offsets", ending_offsets, default=LATEST, refused=EARLIEST)
-    if min_partitions is not None and (isinstance(min_partitions, bool) or min_partitions < 1):
-        raise InvalidArgumentError(f"min_partitions={min_partitions!r} must be at least 1")
-    queues = sorted(source.queues(topic))
-    starts.check_queues(topic, queues)
-    ends.check_queues(topic, queues)
-    ranges = []
+    check_options(options)
+    topics = select_topics(source, topic, options.get("topic_pattern"))
+    start, end = starting_edge(options, topics), ending_edge(options, topics)
+    queues = sorted(queue for name in topics for queue in source.queues(name))
+    starts, ends = start.resolve(source, queues), end.resolve(source, queues)
     for queue in queues:
-        start, end = starts.of(queue), ends.of(queue)
-        if start > end >= 0:
-            raise InvalidArgumentError(f"{queue}: starting offset {start} is beyond ending offset {end}")
-        queue_range = _resolve(queue, source.bounds(queue), start, end, fail_on_data_loss)
-        if queue_range.size:
-            ranges.append(queue_range)
-    return split_ranges(ranges, min_partitions or 1)
+        if starts[queue] > ends[queue] >= 0 and not start.by_time and not end.by_time:
+            raise InvalidArgumentError(
+                f"{queue}: starting offset {starts[queue]} is beyond ending offset {ends[queue]}"
+            )
+    bounds = source.bounds(queues)
+    if start.by_time and options.get("starting_offsets_by_timestamp_strategy", "error") == "error":
+        _require_matches(start, starts, bounds)
+    fail_on_data_loss = options.get("fail_on_data_loss", True)
+    ranges = [
+        bounded_range(queue, bounds[queue], starts[queue], ends[queue], fail_on_data_loss=fail_on_data_loss)
+        for queue in queues
+    ]
+    return limit_ranges([one for one in ranges if one.size], options.get("max_offsets"))
 
 
-def split_ranges(ranges: Sequence[OffsetRange], min_partitions: int) -> list[OffsetRange]:
-    """Cut ranges until there are `min_partitions` of them, or one per offset if that is fewer.
-
-    Each cut goes to the range whose pieces are largest, so pieces end up in proportion to sizes, as in Spark's Kafka
-    source; unlike there, rounding never leaves fewer than asked for. Pieces of one range differ by at most one.
-    """
-    pieces = [1] * len(ranges)
-    largest = [(-float(item.size), index) for index, item in enumerate(ranges)]
-    heapq.heapify(largest)
-    for _ in range(min(min_partitions, sum(item.size for item in ranges)) - len(ranges)):
-        index = largest[0][1]
-        pieces[index] += 1
-        heapq.heapreplace(largest, (-ranges[index].size / pieces[index], index))
-    return [piece for item, count in zip(ranges, pieces, strict=True) for piece in _cut(item, count)]
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that a read has not, with TypeError, and single values that make no sense, with
+    InvalidArgumentError."""
+    if unknown := sorted(options.keys() - _OPTION_NAMES):
+        raise TypeError(f"a read has no option {', '.join(unknown)}; known are {', '.join(sorted(_OPTION_NAMES))}")
+    strategy = options.get("starting_offsets_by_timestamp_strategy", "error")
+    if strategy not in _STRATEGIES:
+        raise InvalidArgumentError(
+            f"starting_offsets_by_timestamp_strategy={strategy!r} must be one of {', '.join(_STRATEGIES)}"
+        )
+    check_count("max_offsets", options.get("max_offsets"))
 
 
-def _cut(item: OffsetRange, count: int) -> Iterable[OffsetRange]:
-    edges = [item.start_offset + item.size * index // count for index in range(count + 1)]
-    for start, end in pairwise(edges):
-        yield OffsetRange(item.topic, item.broker_name, item.queue_id, start, end)
+def check_count(option: str, value: int | None) -> None:
+    """InvalidArgumentError for a number below 1, and for what is no number."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InvalidArgumentError(f"{option}={value!r} must be at least 1")
 
 
-def _resolve(queue: MessageQueue, bounds: QueueBounds, start: int, end: int, fail_on_data_loss: bool) -> OffsetRange:
+def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_pattern: str | None = None) -> list[str]:
+    """The topics that a read names, sorted, each once. IllegalNameError; InvalidArgumentError unless exactly one of
+    `topic` and `topic_pattern` says something; TopicNotExistError for a pattern that matches no topic."""
+    if (topic is None) == (topic_pattern is None):
+        raise InvalidArgumentError(
+            "say which topics to read: a topic, a list of topics, or topic_pattern, and only one"
+        )
+    if topic_pattern is not None:
+        try:
+            pattern = re.compile(topic_pattern)
+        except (re.error, TypeError) as error:
+            raise InvalidArgumentError(f"topic_pattern {topic_pattern!r} is no regular expression: {error}") from None
+        topics = sorted(name for name in source.topics() if pattern.fullmatch(name))
+        if not topics:
+            raise TopicNotExistError(topic_pattern)
+        return topics
+    names = [topic] if isinstance(topic, str) else list(topic or ())
+    if not names:
+        raise InvalidArgumentError("the list of topics to read is empty")
+    return sorted({check_topic(name) for name in names})
+
+
+def bounded_range(
+    queue: MessageQueue, bounds: QueueBounds, start: int, end: int, *, fail_on_data_loss: bool
+) -> OffsetRange:
+    """The range of a queue from `start` to `end`, which may be EARLIEST and LATEST. Of what it does not hold, it
+    contains nothing: without `fail_on_data_loss` that is left out with a warning, else DataLossError for what is gone
+    and OffsetOutOfRangeError for what is not there yet."""
     low, high = bounds.min_offset, bounds.max_offset
     start_offset = low if start == EARLIEST else start
     end_offset = high if end == LATEST else end
@@ -145,85 +195,43 @@ def _resolve(queue: MessageQueue, bounds: QueueBounds, start: int, end: int, fai
     return OffsetRange(queue.topic, queue.broker_name, queue.queue_id, start_offset, end_offset)
 
 
-@dataclass(frozen=True, slots=True)
-class _Offsets:
-    """A parsed offsets option. `by_queue` None: `default` for every queue."""
+def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list[OffsetRange]:
+    """The beginnings of ranges, `max_offsets` offsets in all at most (None: all), without empty ones.
 
-    option: str
-    default: int
-    by_queue: Mapping[tuple[str, int], int] | None
-
-    def of(self, queue: MessageQueue) -> int:
-        """The offset of a queue, EARLIEST or LATEST."""
-        if self.by_queue is None:
-            return self.default
-        return self.by_queue[queue.broker_name, queue.queue_id]
-
-    def check_queues(self, topic: str, queues: Sequence[MessageQueue]) -> None:
-        """Refuse offsets that name queues the topic does not have, or leave out some that it has."""
-        if self.by_queue is None:
-            return
-        there = {(queue.broker_name, queue.queue_id) for queue in queues}
-        for problem, found in (("unknown", self.by_queue.keys() - there), ("missing", there - self.by_queue.keys())):
-            if found:
-                listed = ", ".join(f"{broker_name}:{queue_id}" for broker_name, queue_id in sorted(found))
-                raise InvalidArgumentError(
-                    f"{self.option} must name the queues of topic {topic!r}, all of them (-2 is earliest, -1 latest); "
-                    f"{problem}: {listed}"
-                )
-
-
-def _parse(option: str, value: OffsetsOption, *, default: int, refused: int) -> _Offsets:
-    """Read an offsets option. `default` is the word that the option may be, `refused` the one it may not."""
-    words = {EARLIEST: "earliest", LATEST: "latest"}
-    word = value.strip().lower() if isinstance(value, str) else None
-    if word == words[default]:
-        return _Offsets(option, default, None)
-    if word == words[refused]:
-        raise InvalidArgumentError(f"{option} of a batch read cannot be {word!r}")
-    given = _json(option, value) if isinstance(value, str) else value
-    by_queue: dict[tuple[str, int], int] = {}
-    for broker_name, offsets in _items(option, given):
-        for queue_text, offset in _items(option, offsets):
-            key = broker_name, _queue_id(option, queue_text)
-            if isinstance(offset, bool) or not isinstance(offset, int) or offset < EARLIEST or offset >= 2**63:
-                raise InvalidArgumentError(
-                    f"{option}: the offset of {key[0]}:{key[1]} must be a number from 0, -1 (latest) or -2 (earliest), "
-                    f"not {offset!r}"
-                )
-            if offset == refused:
-                raise InvalidArgumentError(
-                    f"{option} of a batch read cannot be {words[refused]!r}, as for {key[0]}:{key[1]}"
-                )
-            if key in by_queue:
-                raise InvalidArgumentError(f"{option} names queue {key[0]}:{key[1]} twice")
-            by_queue[key] = offset
-    return _Offsets(option, default, by_queue)
+    Shared in proportion to sizes, as Spark's Kafka source does with maxOffsetsPerTrigger. Each range gets one offset at
+    least, so that none starves behind larger ones; where that is too many, the largest ranges do. The same arguments
+    always give the same ranges.
+    """
+    check_count("max_offsets", max_offsets)
+    left = sum(one.size for one in ranges)
+    if max_offsets is None or left <= max_offsets:
+        return [one for one in ranges if one.size]
+    shares = [0] * len(ranges)
+    largest_first = sorted(range(len(ranges)), key=lambda index: (-ranges[index].size, index))
+    for index in largest_first[:max_offsets]:
+        shares[index] = min(1, ranges[index].size)
+    # The rest in proportion to what each has beyond its first offset; what rounding leaves goes to the largest parts.
+    rest, beyond = max_offsets - sum(shares), left - sum(shares)
+    if rest:
+        parts = [(one.size - share) * rest for one, share in zip(ranges, shares, strict=True)]
+        shares = [share + part // beyond for share, part in zip(shares, parts, strict=True)]
+        by_remainder = sorted(range(len(ranges)), key=lambda index: (-(parts[index] % beyond), index))
+        for index in by_remainder[: max_offsets - sum(shares)]:
+            shares[index] += 1
+    return [
+        replace(one, end_offset=one.start_offset + share) for one, share in zip(ranges, shares, strict=True) if share
+    ]
 
 
-def _json(option: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise _not_offsets(option, f"{text!r} ({error})") from None
-
-
-def _items(option: str, value: Any) -> Iterable[tuple[Any, Any]]:
-    if not isinstance(value, Mapping):
-        raise _not_offsets(option, repr(value))
-    return value.items()
-
-
-def _not_offsets(option: str, what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{option} must be 'earliest', 'latest' or offsets per queue such as "
-        f'{{"broker-a": {{"0": 12, "1": -2}}}}, not {what}'
-    )
-
-
-def _queue_id(option: str, text: Any) -> int:
-    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
-        return text
-    if isinstance(text, str) and text.isascii() and text.isdigit():
-        return int(text)
-    raise InvalidArgumentError(f'{option}: {text!r} is not a queue id; write for example "0"')
+def _require_matches(
+    start: Edge, starts: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
+) -> None:
+    """InvalidArgumentError if a queue has no message as late as its starting timestamp. The offsets were looked up
+    before the bounds, so a queue's end is one that it has not passed since."""
+    late = [queue for queue, offset in starts.items() if offset >= bounds[queue].max_offset]
+    if late:
+        listed = ", ".join(str(queue) for queue in late[:10]) + (" …" if len(late) > 10 else "")
+        raise InvalidArgumentError(
+            f"{start.option}: no message was stored then or later in {listed}; choose an earlier time, or pass "
+            'starting_offsets_by_timestamp_strategy="latest" to read nothing from such queues'
+        )

@@ -182,7 +182,7 @@ def test_a_range_is_read_near_the_files_as_far_from_them(root):
         )
         rows = [
             (row["queue_offset"], row["body"])
-            for data, starts in RangeReader(client.routes, client.storages).read(
+            for data, starts, _, _ in RangeReader(client.routes, client.storages).read(
                 MessageQueue("batched", "a", 0), 10, 100
             )
             for row in decode_columns(data, starts, broker_name="a").to_pylist()

@@ -76,12 +76,16 @@ _SPARK = (
     + """
 from types import SimpleNamespace
 from raydp_jobs.source import reader
+import numpy as np
 from raymq.scan import batches
+from raymq.scan.range_reader import RecordsChunk
 from raymq.scan.ranges import OffsetRange
 data = records(rich)
 class Reads:
     def __init__(self, *clients): pass
-    def read(self, *range): yield data, record_starts(data)
+    def read(self, *range):
+        starts = record_starts(data)
+        yield RecordsChunk(data, starts, np.diff(starts, append=len(data)), 1)
 batches.RangeReader = Reads
 reader._worker_client = lambda address: SimpleNamespace(routes=None, storages=None)
 some = OffsetRange("t", "b", 1, 0, 1)

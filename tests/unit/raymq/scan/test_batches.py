@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from raydp_jobs.source import reader
@@ -19,6 +18,7 @@ from raymq.protocol.store import QueueBounds
 from raymq.record.check import record_starts
 from raymq.record.encode import encode_batch
 from raymq.scan import batches as scan_batches
+from raymq.scan.range_reader import RecordsChunk
 from raymq.scan.ranges import OffsetRange
 
 RANGE = OffsetRange("orders", "broker-a", 3, 0, 100)
@@ -49,6 +49,11 @@ def records(first: int, last: int, body: bytes = b"") -> bytes:
     return buffer.tobytes()
 
 
+def chunk_of(data: bytes, next_offset: int) -> RecordsChunk:
+    starts = record_starts(data)
+    return RecordsChunk(data, starts, np.diff(starts, append=len(data)), next_offset)
+
+
 class Cluster:
     """A client, and the range reader that works through it: `gone` offsets cannot be read, in chunks of `step`."""
 
@@ -65,13 +70,15 @@ class Cluster:
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
         return QueueBounds(self.gone.stop, 100, 0)
 
-    def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[tuple[bytes, NDArray[np.int64]]]:
+    def read(
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None = None
+    ) -> Iterator[RecordsChunk]:
         for first in range(start, end, self.step):
             last = min(end, first + self.step)
             if any(offset in self.gone for offset in range(first, last)):
                 raise DataLossError(f"{queue}: some of {first} to {last - 1} are gone")
             chunk = records(first, last)
-            yield chunk, record_starts(chunk)
+            yield chunk_of(chunk, last)
 
 
 @pytest.fixture(autouse=True)
@@ -115,13 +122,11 @@ def test_a_loss_that_the_bounds_do_not_explain_is_never_skipped() -> None:
         offsets(cluster, fail_on_data_loss=False)
 
 
-def test_large_chunks_become_batches_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = records(0, 10, body=b"x" * 1000)
-    starts = record_starts(chunk)
-    monkeypatch.setattr(scan_batches, "BATCH_BYTES", 2 * int(starts[1]))
-    assert [len(part) for part in scan_batches._slices(starts)] == [2] * 5
-    monkeypatch.setattr(scan_batches, "BATCH_BYTES", 1)
-    assert [len(part) for part in scan_batches._slices(starts)] == [1] * 10
+def test_large_chunks_become_batches_of_bounded_size() -> None:
+    chunk = chunk_of(records(0, 10, body=b"x" * 1000), 10)
+    size = int(chunk.sizes[0])
+    assert [len(part) for part in scan_batches._slices(chunk, 2 * size)] == [2] * 5
+    assert [len(part) for part in scan_batches._slices(chunk, 1)] == [1] * 10
 
 
 @pytest.mark.parametrize(

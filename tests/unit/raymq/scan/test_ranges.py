@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,28 +18,13 @@ from raymq.errors import (
     OffsetOutOfRangeError,
     TopicNotExistError,
 )
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange, plan_ranges, split_ranges
+from raymq.scan.partitions import split_ranges
+from raymq.scan.ranges import OffsetRange, plan_ranges
+from tests.support.clients.scan_source import Queues
 
 TOPIC = "orders"
 BOUNDS = {("broker-a", 0): (10, 100), ("broker-a", 1): (0, 30), ("broker-b", 0): (5, 5)}
 ALL_EARLIEST = {"broker-a": {"0": -2, "1": -2}, "broker-b": {"0": -2}}
-
-
-class Queues:
-    """A cluster with one topic; `bounds` gives each queue's first and next offset."""
-
-    def __init__(self, bounds: Mapping[tuple[str, int], tuple[int, int]]) -> None:
-        self._bounds = bounds
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        if topic != TOPIC:
-            raise TopicNotExistError(topic)
-        return [MessageQueue(topic, *key) for key in self._bounds]
-
-    def bounds(self, queue: MessageQueue) -> QueueBounds:
-        return QueueBounds(*self._bounds[queue.broker_name, queue.queue_id], 0)
 
 
 def spans(ranges: Sequence[OffsetRange]) -> list[tuple[str, int, int, int]]:
@@ -94,8 +79,8 @@ def test_a_queue_with_nothing_between_its_offsets_has_no_range() -> None:
         ({"starting_offsets": "sometime"}, "must be 'earliest', 'latest' or offsets per queue"),
         ({"starting_offsets": "[1, 2]"}, "must be 'earliest', 'latest' or offsets per queue"),
         ({"starting_offsets": with_first(60), "ending_offsets": with_last(50)}, "60 is beyond ending offset 50"),
-        ({"min_partitions": 0}, "min_partitions=0"),
-        ({"min_partitions": True}, "min_partitions=True"),
+        ({"max_offsets": 0}, "max_offsets=0"),
+        ({"max_offsets": True}, "max_offsets=True"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_with_the_reason(options: dict[str, Any], said: str) -> None:
@@ -137,7 +122,7 @@ def test_offsets_beyond_the_end_are_refused_or_left_out(
 
 
 def test_the_largest_range_is_cut_first() -> None:
-    ranges = plan_ranges(Queues(BOUNDS), TOPIC, min_partitions=4)
+    ranges = split_ranges(plan_ranges(Queues(BOUNDS), TOPIC), 4)
     assert spans(ranges) == [
         ("broker-a", 0, 10, 40),
         ("broker-a", 0, 40, 70),
@@ -147,7 +132,8 @@ def test_the_largest_range_is_cut_first() -> None:
 
 
 def test_fewer_partitions_than_queues_cut_nothing() -> None:
-    assert plan_ranges(Queues(BOUNDS), TOPIC, min_partitions=1) == plan_ranges(Queues(BOUNDS), TOPIC)
+    ranges = plan_ranges(Queues(BOUNDS), TOPIC)
+    assert split_ranges(ranges, 1) == ranges
 
 
 @st.composite
