@@ -349,6 +349,21 @@ class MessageStore:
         first_in_memory = queue.first_at_or_after(max(self._first_in_memory, 0))
         return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
 
+    def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
+        """For each queue, by topic and queue id, the sequence behind those that a producer has stored there
+        (`DedupTable.next_sequence`), as far as consumers may read them: what lies behind could still be lost.
+
+        ClientStateError when an instance with a newer epoch has written to one of the queues.
+        """
+        self._require_readable()
+        found = []
+        with self._parts.append_lock:
+            for topic, queue_id in queues:
+                queue = self._queues.get(topic, queue_id)
+                visible = 0 if queue is None else queue.visible_offset
+                found.append(self._parts.dedup.next_sequence(producer_id, epoch, topic, queue_id, visible))
+        return found
+
     @property
     def _first_in_memory(self) -> int:
         """The physical offset from which on the log is likely in memory."""

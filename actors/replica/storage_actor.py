@@ -132,6 +132,7 @@ class Storage:
                 "bounds_of_queues": self.bounds_of_queues,
                 "bytes_of_spans": self.bytes_of_spans,
                 "offset_by_time": self.offset_by_time,
+                "next_sequences": self.next_sequences,
             },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
             more=self._log_handlers,
@@ -237,6 +238,11 @@ class Storage:
         """The bytes of records in equal parts of each span (MessageStore.bytes_of_span)."""
         store = self._master_store()
         return [store.bytes_of_span(span) for span in spans]
+
+    @ray.method(concurrency_group="control")
+    def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
+        """How far a producer's messages are stored in each of several queues (MessageStore.next_sequences)."""
+        return self._master_store().next_sequences(producer_id, epoch, queues)
 
     @ray.method(concurrency_group="control")
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:

@@ -211,6 +211,14 @@ class StorageClient:
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 
+    def next_sequences(
+        self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]], timeout_s: float
+    ) -> list[int]:
+        """For each queue, by topic and queue id, the sequence behind those that a producer without gaps in its
+        sequences has stored there with this epoch; 0 for none. ClientStateError if a newer epoch has written."""
+        sequences: list[int] = self._control_call("next_sequences", (producer_id, epoch, queues), list[int], timeout_s)
+        return sequences
+
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER
     ) -> int:

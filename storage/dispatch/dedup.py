@@ -75,10 +75,7 @@ class DedupTable:
         if producer is None or sequence.epoch > producer.epoch:
             return []
         if sequence.epoch < producer.epoch:
-            raise ClientStateError(
-                f"producer {sequence.producer_id!r} with epoch {sequence.epoch} was fenced: an instance with epoch "
-                f"{producer.epoch} has written to {topic}:{queue_id}; close this producer"
-            )
+            raise _fenced(sequence.producer_id, sequence.epoch, producer.epoch, topic, queue_id)
         following = sequence.first_sequence
         if following >= producer.ranges[-1].next_sequence:
             return []
@@ -97,6 +94,25 @@ class DedupTable:
                 "the batch is not stored now"
             )
         return offsets
+
+    def next_sequence(self, producer_id: str, epoch: int, topic: str, queue_id: int, end_offset: int) -> int:
+        """The sequence behind those that a producer, whose sequences have no gaps, has stored before `end_offset` of a
+        queue; 0 if it is not known there with this epoch.
+
+        ClientStateError when a newer instance of the producer wrote since. Of the messages at `end_offset` and behind
+        only those are left out that the newest ranges still name.
+        """
+        producer = self._producers.get((producer_id, topic, queue_id))
+        if producer is None or epoch > producer.epoch:
+            return 0
+        if epoch < producer.epoch:
+            raise _fenced(producer_id, epoch, producer.epoch, topic, queue_id)
+        following = producer.ranges[0].first_sequence
+        for known in producer.ranges:
+            seen = min(end_offset - known.queue_offset, known.next_sequence - known.first_sequence)
+            if seen > 0:
+                following = known.first_sequence + seen
+        return following
 
     def record_messages(
         self, sequence: ProducerSequence, topic: str, queue_id: int, count: int, queue_offset: int
@@ -145,3 +161,10 @@ class DedupTable:
         """Forget the messages of a topic that was deleted: they are no longer stored."""
         for key in [key for key in self._producers if key[1] == topic]:
             del self._producers[key]
+
+
+def _fenced(producer_id: str, epoch: int, newest: int, topic: str, queue_id: int) -> ClientStateError:
+    return ClientStateError(
+        f"producer {producer_id!r} with epoch {epoch} was fenced: an instance with epoch {newest} has written to "
+        f"{topic}:{queue_id}; close this producer"
+    )
