@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
@@ -20,7 +20,7 @@ from raymq.config.cluster import ClusterSettings, load_settings
 from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import ClientStateError, ClusterNotFoundError
-from raymq.message import ConsumeFromWhere
+from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import NAMESPACE, NameServerName
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
@@ -29,6 +29,7 @@ from raymq.remoting.broker_client import close_broker_clients
 from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
+from raymq.retry import persist_until
 
 if TYPE_CHECKING:
     from raymq.admin.admin import Admin
@@ -38,11 +39,15 @@ if TYPE_CHECKING:
     from raymq.consumer.pull.settings import PullOptions
     from raymq.consumer.push.consumer import PushConsumer, PushOptions
     from raymq.producer.async_producer import AsyncProducer
+    from raymq.producer.repeatable.writer import RepeatableWriter
 
 NAME_SERVERS_MAX: Final = 3
 """The most NameServers that a cluster has."""
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
 """RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
+
+ROUTE_TIMEOUT_S: Final = 20.0
+"""The time to wait for a topic's queues, over a restart of the NameServers."""
 
 T = TypeVar("T")
 
@@ -160,6 +165,64 @@ class Client(Closing):
         from raymq.producer.async_producer import AsyncProducer
 
         return AsyncProducer(self.producer(group, **settings))
+
+    def write_queues(self, topic: str, timeout_s: float = ROUTE_TIMEOUT_S) -> tuple[MessageQueue, ...]:
+        """All queues of a topic, in the order in which sharding keys count them: the list that a repeatable write fixes
+        in advance. TopicNotExistError, NoPermissionError if it must not be written, ServiceNotAvailableError while
+        nobody knows its queues for `timeout_s`."""
+        self._check_open()
+        self.routes.invalidate(topic)  # queues may have been added a moment ago
+        return persist_until(time.monotonic() + timeout_s, lambda left_s: self.routes.get(topic).require_all_queues())
+
+    def repeatable_writer(
+        self,
+        topic: str,
+        *,
+        producer_id: str,
+        epoch: int = 0,
+        queues: Sequence[MessageQueue] | None = None,
+        first_queue: int = 0,
+        now_ms: int | None = None,
+        **settings: Any,
+    ) -> RepeatableWriter:
+        """A writer of Arrow tables that stores each row once, however often the write is repeated.
+
+        The store knows a row by `producer_id` (1 to 64 bytes of text; no two writes at a time may share one, and one
+        that writes to two topics needs two), `epoch` (0 or more; a greater one fences smaller ones) and its number. A
+        repeat has the same of these, of `queues` (by default the topic's of now, which is only right if nobody adds
+        queues before the repeat; see `write_queues`), of `first_queue`, where rows without a key begin, and of `now_ms`
+        (ms since 1970), from which deliver times count; without it, none may be later than a day from now.
+
+        `settings` are those of ProducerSettings. Waits up to `send_timeout_s` for brokers that are away, and raises
+        ServiceNotAvailableError then; ClientStateError when a greater epoch has written; TopicNotExistError.
+        """
+        from raymq.producer.encoder import ProducerIdentity
+        from raymq.producer.repeatable.stored import StoredSequences
+        from raymq.producer.repeatable.writer import RepeatableWriter, check_identity
+
+        self._check_open()
+        check_identity(producer_id, epoch)
+        identity = ProducerIdentity(producer_id, epoch)
+
+        def producer() -> Producer:
+            return Producer(
+                "default",
+                routes=self.routes,
+                storage=self.storages.get,
+                born_host=self._born_host,
+                settings=ProducerSettings(retry_when_not_store_ok=True, **settings),
+                identity=identity,
+            )
+
+        return RepeatableWriter(
+            topic,
+            self.write_queues(topic) if queues is None else queues,
+            stored=StoredSequences(topic, identity, self.routes, self.storages),
+            routes=self.routes,
+            producer=producer,
+            first_queue=first_queue,
+            now_ms=now_ms,
+        )
 
     def pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> PullConsumer:
         """A consumer in this process, read with `poll`. The options are raymq.consumer.pull.settings.PullSettings', and

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -72,23 +72,34 @@ class _QueueLayout:
     identity: bytes
 
 
+class ProducerIdentity(NamedTuple):
+    """A producer id, and the epoch that fences earlier instances of the producer."""
+
+    producer_id: str
+    epoch: int
+
+
 class BatchEncoder:
     """Encodes a producer's messages. The sequences of each queue grow, and none is used twice.
 
     `born_host` is an IP address and a port. Thread-safe, but that a queue's messages are encoded by one thread at a
-    time: whoever has the queue's flight under way.
+    time: whoever has the queue's flight under way. `identity`: by default a producer id that nobody else has.
     """
 
-    def __init__(self, born_host: tuple[str, int], compression: Compression) -> None:
+    def __init__(
+        self, born_host: tuple[str, int], compression: Compression, identity: ProducerIdentity | None = None
+    ) -> None:
         self._born_host = born_host
         self._compression = compression
         self._ids = UniqueIdGenerator(born_host[0])
-        self._producer_id = secrets.token_hex(8)
+        self._producer_id, self._epoch = identity or ProducerIdentity(secrets.token_hex(8), 0)
         self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
         """The messages of `batches` as one batch of the queue. MessageIllegalError; no sequence is used then."""
         messages = _all_messages(batches)
+        if batches[0].numbered:
+            sends.next_sequence = batches[0].first_sequence
         ids = self._message_ids(batches, len(messages))
         waits = batches[0].waits
         if isinstance(messages, MessageColumns):
@@ -105,14 +116,20 @@ class BatchEncoder:
     def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
         """`check_size` of each message."""
         if isinstance(messages, MessageColumns):
-            messages = [messages[row] for row in np.flatnonzero(messages.bodies.sizes > max_body_bytes).tolist()]
+            long = messages.bodies.take(np.flatnonzero(messages.bodies.sizes > max_body_bytes))
+            for body in long.tolist():
+                self._check_body(body, max_body_bytes)
+            return
         for message in messages:
             self.check_size(message, max_body_bytes)
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
         """MessageIllegalError when the body, as it would be stored, is longer than a store takes."""
-        if len(message.body) > max_body_bytes:
-            stored, _ = self._compression.compress_body(message.body)
+        self._check_body(message.body, max_body_bytes)
+
+    def _check_body(self, body: bytes, max_body_bytes: int) -> None:
+        if len(body) > max_body_bytes:
+            stored, _ = self._compression.compress_body(body)
             if len(stored) > max_body_bytes:
                 raise MessageIllegalError(
                     f"a body of {len(stored)} bytes exceeds the store's limit of {max_body_bytes} "
@@ -141,7 +158,7 @@ class BatchEncoder:
             born_host=self._born_host,
             born_timestamp_ms=time.time_ns() // 1_000_000,
             message_ids=ids,
-            producer=ProducerSequence(self._producer_id, 0, sends.next_sequence),
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
             compression=self._compression,
             waiting=Waiting(sends.queue.topic, targets),
         )
@@ -155,7 +172,7 @@ class BatchEncoder:
             born_host=self._born_host,
             born_timestamp_ms=time.time_ns() // 1_000_000,
             message_ids=ids,
-            producer=ProducerSequence(self._producer_id, 0, sends.next_sequence),
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
             properties=messages.properties,
             tag_codes=messages.tag_codes,
             compression=self._compression,
@@ -174,7 +191,7 @@ class BatchEncoder:
             born_host=self._born_host,
             born_timestamp_ms=time.time_ns() // 1_000_000,
             message_ids=ids,
-            producer=ProducerSequence(self._producer_id, 0, sends.next_sequence),
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
             properties=[own_properties(message).encode() for message in messages] if rich else None,
             tag_codes=np.array([tags_code(message.tags) for message in messages], np.int64) if rich else None,
             flags=np.array([message.flag for message in messages], np.int32) if rich else 0,
@@ -198,7 +215,7 @@ class BatchEncoder:
             if message.tags:
                 codes = codes.copy()
                 codes[index] = tags_code(message.tags)
-        producer = ProducerSequence(self._producer_id, 0, sequence)
+        producer = ProducerSequence(self._producer_id, self._epoch, sequence)
         records = b"".join(parts)
         return EncodedBatch(
             sends.queue.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits
@@ -254,7 +271,8 @@ class BatchEncoder:
         born = layout.encode_host(*self._born_host)
         sys_flag = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born) == layout.IPV6_HOST_BYTES else 0
         header = layout.header_struct(sys_flag)
-        identity = layout.encode_properties({PROPERTY_PRODUCER_ID: self._producer_id, PROPERTY_PRODUCER_EPOCH: "0"})
+        properties = {PROPERTY_PRODUCER_ID: self._producer_id, PROPERTY_PRODUCER_EPOCH: str(self._epoch)}
+        identity = layout.encode_properties(properties)
         identity += f"{PROPERTY_SEQUENCE}\x01".encode()
         fixed_size = header.size + len(topic_text) + 2
         made = _QueueLayout(magic, topic_text, header, sys_flag, born, fixed_size, identity)

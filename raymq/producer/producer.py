@@ -50,7 +50,15 @@ from raymq.names import check_group, check_user_topic
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
 from raymq.producer.completion import BeforeEnd, Completion, SendFuture, SendResults
-from raymq.producer.encoder import OVERHEAD_BYTES, BatchEncoder, by_stored_queue, check_batch, cost_bytes, with_more
+from raymq.producer.encoder import (
+    OVERHEAD_BYTES,
+    BatchEncoder,
+    ProducerIdentity,
+    by_stored_queue,
+    check_batch,
+    cost_bytes,
+    with_more,
+)
 from raymq.producer.hooks import SendHooks, Watched
 from raymq.producer.latency_fault import BrokerFaults
 from raymq.producer.queue_selector import (
@@ -60,6 +68,7 @@ from raymq.producer.queue_selector import (
     Destination,
     DestinationOptions,
     QueueTurns,
+    named_queue,
     select_queue_by_hash,
 )
 from raymq.producer.send_batch import SEALED, QueueSends, SendBatch, SendRequest
@@ -133,6 +142,7 @@ class Producer(Closing):
         storage: Callable[[str], StorageClient],
         born_host: tuple[str, int],
         settings: ProducerSettings | None = None,
+        identity: ProducerIdentity | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
@@ -158,7 +168,7 @@ class Producer(Closing):
             pauses=pauses,
             routes=routes,
             storage=storage,
-            encoder=BatchEncoder(born_host, settings.compression),
+            encoder=BatchEncoder(born_host, settings.compression, identity),
             buffer=self.buffer,
             open_batches=self._open,
             faults=faults,
@@ -456,6 +466,8 @@ class Producer(Closing):
         return placed
 
     def _select(self, route: TopicRoute, request: SendRequest) -> MessageQueue:
+        if request.destination.queue is not None:
+            return named_queue(route, request.destination.queue)
         if request.destination.fixed:
             if request.destination.sharding_key is not None:
                 self._key_queues[route.topic] = route.require_all_queues(), self._clock() + _KEY_QUEUES_VALID_S
@@ -471,7 +483,7 @@ class Producer(Closing):
         """The messages in parts that fit in one request: the queue that stores them, their indices in the request, the
         messages themselves, and their cost."""
         if isinstance(request.messages, MessageColumns):  # they fit, and none is delayed
-            return [(queue, range(len(request.messages)), request.messages, request.cost_bytes)]
+            return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
         messages = list(request.messages)
         if (
             request.plain
@@ -510,7 +522,7 @@ class Producer(Closing):
             batch = SendBatch(
                 queue.topic, queue, sender.state.sends(stored), members, Completion(ending), request.movable,
                 _waits(members), request.timeout_s, request.deadline_s, cost, request.generation,
-                plain=request.plain,
+                plain=request.plain, first_sequence=request.first_sequence,
             )  # fmt: skip
             if number:
                 self.buffer.share_locked(request.generation)

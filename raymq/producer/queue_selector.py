@@ -77,15 +77,15 @@ class Destination:
         topic's queues are not all known.
         """
         if self.queue is not None:
-            return _named_queue(route, self.queue)
+            return named_queue(route, self.queue)
         queues = route.require_all_queues()
         if self.sharding_key is not None:
-            return _named_queue(route, select_queue_by_hash(queues, message, self.sharding_key))
+            return named_queue(route, select_queue_by_hash(queues, message, self.sharding_key))
         assert self.selector is not None
         chosen = self.selector(queues, message, self.argument)
         if chosen not in queues:
             raise InvalidArgumentError(f"the selector returned {chosen!r}, which is none of the queues it was given")
-        return _named_queue(route, chosen)
+        return named_queue(route, chosen)
 
 
 ANYWHERE: Final = Destination()
@@ -114,7 +114,8 @@ def _java_hash_code(value: str | int) -> int:
     return folded - 0x1_0000_0000 if folded & 0x8000_0000 else folded
 
 
-def _named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
+def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
+    """`queue`, which the topic has; its broker may be away. Errors as `Destination.select`."""
     if queue.topic != route.topic:
         raise InvalidArgumentError(f"a message for topic {route.topic!r} cannot be sent to {queue}, of another topic")
     if queue in route.publish_queues:

@@ -52,6 +52,9 @@ class SendRequest(Struct, eq=False):
 
     `plain`: none has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for them, in
     `generation`. `before_end` is called for parts of them before they end (Completion); None if nobody wants to know.
+
+    Messages that are `numbered` have sequences from `first_sequence` on, in the queue `stored` that stores them; those
+    of others are chosen when they are encoded.
     """
 
     messages: Sequence[Message]
@@ -63,6 +66,8 @@ class SendRequest(Struct, eq=False):
     cost_bytes: int
     generation: int
     before_end: BeforeEnd | None = None
+    first_sequence: int = -1
+    stored: MessageQueue | None = None
 
     @property
     def movable(self) -> bool:
@@ -74,7 +79,8 @@ class QueueSends(Struct, eq=False):
     """The sends of a producer to one queue that stores messages.
 
     `waiting`: batches that wait, oldest first. `busy`: a flight of the queue is under way, or is to be repeated.
-    `next_sequence`: never used yet. `layout`: what the encoder keeps of the queue.
+    `next_sequence`: never used yet. `layout`: what the encoder keeps of the queue. `failure`: that of numbered messages
+    of the queue; none behind them is sent, so that their sequences have no gap.
     """
 
     queue: MessageQueue
@@ -82,6 +88,7 @@ class QueueSends(Struct, eq=False):
     busy: bool = False
     next_sequence: int = 0
     layout: Any = None
+    failure: BaseException | None = None
 
 
 class SendBatch(Struct, eq=False):
@@ -95,7 +102,8 @@ class SendBatch(Struct, eq=False):
 
     Further messages may join while all cost at most `limit_bytes`, are not more than `max_messages`, and time is not
     beyond `join_until_s`. `plain`: none has more than a topic and a body. `alone`: no other batch goes with it, since
-    one of its messages may be what the store refuses.
+    one of its messages may be what the store refuses. `first_sequence`: that of the first message if the batch is
+    numbered (SendRequest), else -1; it is not divided then.
     """
 
     topic: str
@@ -118,10 +126,18 @@ class SendBatch(Struct, eq=False):
     alone: bool = False
     message_ids: Sequence[str] = ()
     stage: Stage = Stage.QUEUED
+    first_sequence: int = -1
+
+    @property
+    def numbered(self) -> bool:
+        """True if the sequences of its messages were given from outside."""
+        return self.first_sequence >= 0
 
     def end(self, outcome: Outcome) -> None:
         """Give the messages their end."""
         self.stage = Stage.ENDED
+        if self.numbered and self.sends.failure is None and isinstance(outcome, BaseException):
+            self.sends.failure = outcome
         self.completion.end(outcome, self.first, self.first + len(self.messages), divided=self.divided)
 
     def divide(self, at: int) -> tuple[SendBatch, SendBatch]:

@@ -337,6 +337,9 @@ class SendState:
         are sent in smaller parts."""
         verdict = Verdict()
         self.release(sends)
+        if batches[0].numbered:
+            verdict.ended += [(batch, error) for batch in batches]
+            return verdict
         if len(batches) == 1 and len(batches[0].messages) == 1:
             verdict.ended.append((batches[0], error))
             return verdict
@@ -426,6 +429,11 @@ class SendState:
                 self._waiting.setdefault(batch.sends)
 
     def _end_late(self, sends: QueueSends, now_s: float, error: RaymqError, verdict: Verdict) -> None:
+        if sends.failure is not None:
+            verdict.ended += [(batch, sends.failure) for batch in sends.waiting]
+            sends.waiting.clear()
+            self._waiting.pop(sends, None)
+            return
         batches = self._in_time(sends.waiting, now_s, error, verdict)
         if len(batches) < len(sends.waiting):
             sends.waiting = deque(batches)
@@ -435,14 +443,17 @@ class SendState:
     def _in_time(
         self, batches: Sequence[SendBatch], now_s: float, error: RaymqError, verdict: Verdict
     ) -> list[SendBatch]:
-        """The batches whose time is not up; the others end, and were not stored."""
+        """The batches whose time is not up; the others end, and were not stored. Numbered ones end together: none is
+        stored without those before it."""
         late = [batch for batch in batches if batch.deadline_s <= now_s]
+        if late and late[0].numbered:
+            late = list(batches)
         if late:
             failure = given_up(error, max(batch.timeout_s for batch in late))
             for batch in late:
                 batch.limit_bytes = SEALED
             verdict.ended += [(batch, failure) for batch in late]
-        return [batch for batch in batches if batch.deadline_s > now_s]
+        return [batch for batch in batches if batch not in late] if late else list(batches)
 
     # Flights
 

@@ -124,7 +124,7 @@ def _split_by_queue(
     """The messages in parts that go to one queue each: those that are `keyed` by the hash of their key, in their order;
     the others in parts of at most `turn` messages."""
     if hashes is None or keyed is None:
-        for part in _parts(messages, turn):
+        for part in parts_of(messages, turn):
             yield part, ANYWHERE
         return
     queues = route.require_all_queues()
@@ -135,11 +135,11 @@ def _split_by_queue(
     ends = np.cumsum(counts).tolist()
     for number, (first, end) in enumerate(pairwise([0, *ends]), start=-1):
         destination = ANYWHERE if number < 0 else Destination(queue=queues[number])
-        for part in _parts(messages[first:end], turn if number < 0 else TABLE_SLICE_ROWS):
+        for part in parts_of(messages[first:end], turn if number < 0 else TABLE_SLICE_ROWS):
             yield part, destination
 
 
-def _parts(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns]:
+def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns]:
     """The messages in parts of at most `rows_max` and about PART_MAX_BYTES, of one message at least."""
     ends = messages.sizes.cumsum()
     first = 0
@@ -151,6 +151,34 @@ def _parts(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns]:
         first = end
 
 
+class AcknowledgedRows:
+    """The rows that stores have acknowledged so far: how many, their statuses and their ranges of offsets."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.statuses: Counter[SendStatus] = Counter()
+        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # [first offset, offset after the last]
+
+    def add(self, rows: Acknowledged) -> None:
+        """Add rows of one queue."""
+        self.count += len(rows.queue_offsets)
+        self.statuses[rows.status] += len(rows.queue_offsets)
+        ranges = self._ranges.setdefault(rows.queue, [])
+        for first, end in _runs(rows.queue_offsets):
+            if ranges and ranges[-1][1] == first:
+                ranges[-1][1] = end
+            else:
+                ranges.append([first, end])
+
+    def ranges(self) -> tuple[QueueRange, ...]:
+        """The ranges of offsets that hold the rows, sorted by queue and offset."""
+        return tuple(
+            QueueRange(queue, first, end - first)
+            for queue in sorted(self._ranges)
+            for first, end in sorted(self._ranges[queue])
+        )
+
+
 class _TableProgress:
     """The results of a table's rows so far. Thread-safe: several senders end rows."""
 
@@ -158,9 +186,7 @@ class _TableProgress:
         self._rows = rows
         self._changed = threading.Condition()
         self._under_way = 0
-        self._count = 0
-        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # [first offset, offset after the last]
-        self._statuses: Counter[SendStatus] = Counter()
+        self._acknowledged = AcknowledgedRows()
         self.failure: BaseException | None = None
 
     def handed_over(self, count: int) -> None:
@@ -171,7 +197,7 @@ class _TableProgress:
         """Note the end of `end` - `first` rows."""
         with self._changed:
             if isinstance(outcome, Acknowledged):
-                self._acknowledged(outcome)
+                self._acknowledged.add(outcome)
             elif self.failure is None or isinstance(outcome, SendUnknownError):
                 self.failure = outcome  # of all errors, the one that says that rows may be stored matters most
             self._end(end - first)
@@ -180,16 +206,6 @@ class _TableProgress:
         """Note that rows were not handed over after all."""
         with self._changed:
             self._end(count)
-
-    def _acknowledged(self, rows: Acknowledged) -> None:
-        self._count += len(rows.queue_offsets)
-        self._statuses[rows.status] += len(rows.queue_offsets)
-        ranges = self._ranges.setdefault(rows.queue, [])
-        for first, end in _runs(rows.queue_offsets):
-            if ranges and ranges[-1][1] == first:
-                ranges[-1][1] = end
-            else:
-                ranges.append([first, end])
 
     def stop(self, error: BaseException) -> None:
         """Note `error`, because of which no more rows are handed over, unless a row failed before."""
@@ -201,14 +217,10 @@ class _TableProgress:
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
         if self.failure is not None:
-            self.failure.add_note(f"{self._count} of the table's {self._rows} rows were acknowledged")
+            self.failure.add_note(f"{self._acknowledged.count} of the table's {self._rows} rows were acknowledged")
             raise self.failure
-        ranges = [
-            QueueRange(queue, first, end - first)
-            for queue in sorted(self._ranges)
-            for first, end in sorted(self._ranges[queue])
-        ]
-        return TableResult(self._count, tuple(ranges), dict(self._statuses))
+        done = self._acknowledged
+        return TableResult(done.count, done.ranges(), dict(done.statuses))
 
     def _end(self, count: int) -> None:
         self._under_way -= count
