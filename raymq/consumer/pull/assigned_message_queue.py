@@ -6,9 +6,11 @@ No threads, no clock, no calls: raymq.consumer.pull.subscription_state has all q
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from raymq.consumer.assignment.assigned_queue import AssignedQueue, AssignmentState
+from raymq.consumer.assignment.unfinished_offsets import UnfinishedOffsets
 from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.protocol.group import QueueOffset
 
@@ -51,6 +53,8 @@ class AssignedMessageQueue(AssignedQueue):
     settled: bool = True
     """The program has finished with everything that polls returned."""
     paused: bool = False
+    unfinished: UnfinishedOffsets | None = None
+    """The messages that polls returned and the program has not acknowledged; None unless it acknowledges each."""
 
     def start(self, start: QueueOffset) -> None:
         """Fetch from the start offset. Without a group, no broker has noted it: it is to be committed."""
@@ -90,12 +94,34 @@ class AssignedMessageQueue(AssignedQueue):
         """Go on at `offset`: messages before it count as finished, those behind it as not finished."""
         self.refetch_from(offset)
         self.done = offset
+        self.forget_returned()
+
+    def forget_returned(self) -> None:
+        """Expect no acknowledgement of what polls have returned so far."""
+        if self.unfinished is not None:
+            self.unfinished = UnfinishedOffsets()
 
     def reset(self, start: QueueOffset) -> None:
         """Go on where somebody has reset the group's offset."""
         self.seek(start.queue_offset)
         self.committed, self.reset_version = start.queue_offset, start.reset_version
         self.backwards, self.asked = False, None
+
+    def expect(self, offsets: Sequence[int]) -> None:
+        """Expect acknowledgements of messages that a poll returns."""
+        if self.unfinished is not None and offsets:
+            self.unfinished.add(offsets)
+
+    def acknowledge(self, offsets: Collection[int]) -> None:
+        """Count messages as finished. Those that are not expected (any more) change nothing."""
+        if self.unfinished is not None:
+            self.unfinished.remove(offsets)
+
+    def follow_acknowledgements(self) -> None:
+        """Count as finished what lies before the first message that is not acknowledged."""
+        if self.unfinished is not None:
+            self.settled = not len(self.unfinished)
+            self.done = self.position if self.settled else self.unfinished.first
 
     def finish(self) -> None:
         """Count everything that polls returned as finished."""

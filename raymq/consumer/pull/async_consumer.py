@@ -84,6 +84,7 @@ class AsyncPullConsumer:
     async def poll_table(
         self, max_messages: int = 65_536, timeout_s: float = 1.0, *, body_type: BodyType = "binary_view"
     ) -> pa.Table:
+        self._engine.check_tables()
         decode = partial(decode_tables, body_type=body_type)
         return as_table(await self._poll(decode, max_messages, timeout_s), body_type)
 
@@ -145,6 +146,12 @@ class AsyncPullConsumer:
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
         return await self._call(self._engine.commit, offsets)
+
+    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
+        self._engine.acknowledge(messages)
+
+    async def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
+        await self._call(self._engine.send_back, message, delay_level, max_reconsume_times)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         return await self._call(self._engine.committed, queue)

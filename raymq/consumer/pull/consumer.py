@@ -99,9 +99,11 @@ class PullConsumer:
 
         The bodies are a `binary_view` column that refers to the bytes that were read: on the storage actor's node to
         the mapped commit log, whose file keeps its space on the disk, even when it is deleted, for as long as the table
-        is kept. With `body_type` "binary" they are copied. Elsewhere a table has at most the messages that are
+        is kept. With `body_type` "binary" they are copied. ClientStateError with acknowledge_each: a row of a table
+        cannot be acknowledged. Elsewhere a table has at most the messages that are
         buffered; a larger `threshold_all_bytes` makes larger tables.
         """
+        self._engine.check_tables()
         decode = partial(decode_tables, body_type=body_type)
         return as_table(self._poll(decode, max_messages, timeout_s), body_type)
 
@@ -150,6 +152,25 @@ class PullConsumer:
         after any other error it may be called again.
         """
         return self._engine.commit(offsets)
+
+    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
+        """Count messages as done, in any order, from any thread; for a consumer with ``acknowledge_each=True``.
+
+        Every `auto_commit_interval_s`, each queue is committed up to its first message that a poll returned and that is
+        not acknowledged. Messages of a queue that another member has got meanwhile count for nothing: it gets them
+        again. Waits for nothing. ClientStateError without acknowledge_each.
+        """
+        self._engine.acknowledge(messages)
+
+    def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
+        """Have the group get a message again, from its topic `%RETRY%group`, which members must subscribe to.
+
+        That is after `delay_level`, or with 0 the later the more often the message was sent back. After
+        `max_reconsume_times` times (negative: the group's retry_max_times), or with a negative `delay_level`, it goes
+        to the dead letters `%DLQ%group` instead. Durable on return; the message itself is still to be acknowledged or
+        committed. A call that raised may have been done. GroupNotExistError, MessageIllegalError.
+        """
+        self._engine.send_back(message, delay_level, max_reconsume_times)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset in any queue, None where there is none."""

@@ -16,8 +16,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import Final, TypeVar, cast
 
 from raymq.consumer.assignment.group_member import GroupMember
 from raymq.consumer.assignment.offset_committer import CommitThreads, OffsetCommitter, RemoteBrokerOffsetStore
@@ -38,13 +38,14 @@ from raymq.errors import (
     OffsetOutOfRangeError,
     StoreCorruptError,
 )
-from raymq.message import MessageQueue, PullStatus
+from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.memory_records import LocatedRecords
+from raymq.remoting.broker_client import broker_client
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
-from raymq.remoting.storage_clients import StorageClients
+from raymq.remoting.storage_clients import StorageClients, call_master
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
 """For a call of the program's thread about offsets."""
@@ -78,7 +79,7 @@ class PullEngine:
         """Called, from any thread, when a poll that waits should look for records again."""
         self._announce = announce
         self._on_close = on_close
-        self._routes = routes
+        self._routes, self._storages = routes, storages
         self._lookup = QueueLookup(routes, storages)
         self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
         self._lock = threading.Lock()
@@ -309,12 +310,18 @@ class PullEngine:
             before = self._core.hungry_count
             for part, found in decoded:
                 if self._core.is_current(part):
-                    self._core.taken(part)
+                    self._core.taken(part, self._expected(found))
                     taken.append((part, found))
             more = self._core.hungry_count > before
         if more:
             self._fetch()
         return taken
+
+    def _expected(self, found: Sized) -> list[int]:
+        """The offsets of messages that the program is to acknowledge."""
+        if not self.settings.acknowledge_each:
+            return []
+        return [message.queue_offset for message in cast("list[MessageExt]", found)]  # see `check_tables`
 
     # Positions
 
@@ -368,8 +375,47 @@ class PullEngine:
         """Commit everything that polls returned, or these offsets. Blocks for calls; durable on return."""
         self.check_open()
         if offsets is not None:
+            if self.settings.acknowledge_each:
+                raise ClientStateError("this consumer acknowledges each message: call acknowledge, not commit(offsets)")
             self._with_core(lambda core: core.finish(offsets))
         return self._commit(finished=offsets is None)
+
+    def check_tables(self) -> None:
+        """ClientStateError if polls must return messages."""
+        if self.settings.acknowledge_each:
+            raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
+
+    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
+        """Count messages as finished; they are committed soon. Waits for nothing."""
+        if not self.settings.acknowledge_each:
+            raise ClientStateError(
+                "acknowledge needs a consumer that acknowledges each message: pass acknowledge_each=True"
+            )
+        offsets: dict[MessageQueue, list[int]] = {}
+        for message in messages:
+            offsets.setdefault(message.queue, []).append(message.queue_offset)
+        with self._lock:
+            self.check_open()
+            self._core.acknowledge(offsets)
+            leaves, commits = self._core.leaving, self._core.has_uncommitted
+        if commits:
+            self._committer.wake()
+        if leaves:
+            self._member.release()
+
+    def send_back(self, message: MessageExt, delay_level: int, max_reconsume_times: int) -> None:
+        """Have the group get a message again, or give it up. Blocks for calls."""
+        self.check_open()
+        record = call_master(
+            self._routes,
+            self._storages,
+            message.queue,
+            GROUP_CALL_TIMEOUT_S,
+            lambda storage, left_s: storage.record_at(message.physical_offset, left_s),
+        )
+        broker_client(message.broker_name).call(
+            "send_back", self.settings.group, record, delay_level, max_reconsume_times, timeout_s=GROUP_CALL_TIMEOUT_S
+        )
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset, None where there is none. Blocks for a call."""

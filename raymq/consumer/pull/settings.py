@@ -35,6 +35,7 @@ class PullOptions(TypedDict, total=False):
     consume_timestamp_ms: int
     auto_commit: bool
     auto_commit_interval_s: float
+    acknowledge_each: bool
     allocate_strategy: AllocateStrategy | Allocation
     poll_interval_max_s: float
     queue_check_interval_s: float
@@ -50,9 +51,12 @@ class PullSettings:
     """The settings of one pull consumer.
 
     `start`: the offset to start at in a queue of which the group has committed none. `auto_commit`: messages that polls
-    returned are committed once the program polls again, every `auto_commit_interval_s`. `allocation`: how the group
-    shares its queues. `poll_interval_max_s`: a program that does not poll for longer is taken to hang, and leaves its
-    group until it polls again. `queue_check_interval_s`: how often a queue-change listener's topics are looked at.
+    returned are committed once the program polls again, every `auto_commit_interval_s`. `acknowledge_each`: a message
+    counts as done once the program acknowledges it, in any order, and not when it polls again; a queue that another
+    member is to get is kept until all its messages that polls have returned are acknowledged and committed; it needs
+    auto_commit. `allocation`: how the group shares its queues. `poll_interval_max_s`: a program that does not poll for
+    longer is taken to hang, and leaves its group until it polls again. `queue_check_interval_s`: how often a
+    queue-change listener's topics are looked at.
 
     Bounds of the records buffered for polls, which are of storage actors on other nodes: per queue `threshold_count`
     messages, `threshold_bytes` of records and `span_max` between the first and the last offset; `threshold_all_count`
@@ -65,6 +69,7 @@ class PullSettings:
     start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
     auto_commit: bool = True
     auto_commit_interval_s: float = 5.0
+    acknowledge_each: bool = False
     allocation: Allocation = field(default_factory=Allocation)
     poll_interval_max_s: float = 300.0
     queue_check_interval_s: float = 30.0
@@ -80,6 +85,8 @@ class PullSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | type(low)) or not low <= value <= high:
                 raise InvalidArgumentError(f"{name} must be {low} to {high}, not {value!r}")
+        if self.acknowledge_each and not self.auto_commit:
+            raise InvalidArgumentError("acknowledge_each commits what is acknowledged: leave auto_commit on")
         at_ms = self.start.timestamp_ms
         if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
             raise InvalidArgumentError(

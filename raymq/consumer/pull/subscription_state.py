@@ -3,8 +3,8 @@
     group, brokers    granted → started → revoked → released          (raymq.consumer.assignment.assigned_queues)
     stores, polls     fetched → buffered → peek → taken → finished → committed
 
-The program has finished with the messages a poll returned when it polls again (with auto-commit) or commits; until then
-their queue is *unsettled*, and is not released if it is revoked.
+The program has finished with the messages a poll returned when it polls again (with auto-commit) or commits, or once it
+has acknowledged each (acknowledge_each); until then their queue is *unsettled*, and is not released if it is revoked.
 
 No threads, no clock, no calls: the owner (raymq.consumer.pull.engine) brings every event, with the time in seconds, and
 changes nothing but by the methods here. Nothing here survives the process; committed offsets do, at the brokers.
@@ -12,10 +12,11 @@ changes nothing but by the methods here. Nothing here survives the process; comm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from raymq.consumer.assignment.assigned_queue import AssignmentState
 from raymq.consumer.assignment.assigned_queues import AssignedQueues
+from raymq.consumer.assignment.unfinished_offsets import UnfinishedOffsets
 from raymq.consumer.pull.assigned_message_queue import AssignedMessageQueue, Noted
 from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.consumer.pull.settings import PullSettings
@@ -137,7 +138,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self.revoke([queue for queue in self._queues if queue.topic == topic], now_s)
 
     def _new_queue(self, queue: MessageQueue, generation: int) -> AssignedMessageQueue:
-        return AssignedMessageQueue(queue, generation)
+        unfinished = UnfinishedOffsets() if self._settings.acknowledge_each else None
+        return AssignedMessageQueue(queue, generation, unfinished=unfinished)
 
     def _is_wanted(self, queue: MessageQueue) -> bool:
         return queue.topic in self._subscriptions
@@ -159,6 +161,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             raise ClientStateError("another thread or task polls this consumer now; one may at a time")
         self._polling = True
         self._polled_s = now_s
+        if self._settings.acknowledge_each:
+            return
         auto = self._settings.auto_commit
         for queue in self._unsettled | self._unfinished if auto else list(self._unsettled):
             assigned = self._queues[queue]
@@ -191,11 +195,12 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         assigned = self._queues.get(part.queue)
         return assigned is not None and bool(assigned.buffered) and assigned.buffered[0] is part.fetched
 
-    def taken(self, part: PolledRecords) -> None:
-        """Take a current slice from its buffer: it is returned to the program. The queue's next turn comes after the
-        others'."""
+    def taken(self, part: PolledRecords, expected: Sequence[int] = ()) -> None:
+        """Take a current slice from its buffer: it is returned to the program, which is to acknowledge the messages at
+        the offsets `expected`, if it acknowledges each. The queue's next turn comes after the others'."""
         assigned = self._queues[part.queue]
         assigned.returned(part)
+        assigned.expect(expected)
         if assigned.buffered:
             del self._buffered[part.queue]
             self._buffered[part.queue] = None
@@ -271,6 +276,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         else:
             assigned.refetch_from(next_offset)
             assigned.done = min(assigned.done, next_offset)
+            assigned.forget_returned()
         self._note(assigned, moved=True)
         return True
 
@@ -349,8 +355,19 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     # Committing
 
+    def acknowledge(self, offsets: Mapping[MessageQueue, Collection[int]]) -> None:
+        """Count messages as finished by the program, in revoked queues too. Those of queues that are not held (any
+        more) count for nothing: others may have them."""
+        for queue, acknowledged in offsets.items():
+            assigned = self._queues.get(queue)
+            if assigned is not None:
+                assigned.acknowledge(acknowledged)
+                self._note(assigned)
+
     def finish_all(self) -> None:
-        """Count everything that polls returned as finished by the program."""
+        """Count everything that polls returned as finished by the program, unless it acknowledges each message."""
+        if self._settings.acknowledge_each:
+            return
         for queue in self._unsettled | self._unfinished:
             self._queues[queue].finish()
             self._note(self._queues[queue])
@@ -399,6 +416,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
         """Bring the tables up to date for one queue that has changed. `moved`: not just by reading on."""
+        assigned.follow_acknowledgements()
         queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
         in_tables = (
             bool(assigned.buffered),

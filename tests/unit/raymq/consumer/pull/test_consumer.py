@@ -31,7 +31,7 @@ from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import AllocateStrategy, GroupAssignment
-from tests.support.clients.fakes import WAIT_S, FakeRoutes, topic_route
+from tests.support.clients.fakes import WAIT_S, FakeActor, FakeRoutes, topic_route
 from tests.support.clients.members import QuickClient
 from tests.support.clients.twins import KINDS, LoopThread, make_twin
 from tests.support.clients.watches import MappedStorage
@@ -848,3 +848,60 @@ def test_a_consumer_cannot_be_pickled(consume):
     consumer = consume(expression=None)
     with pytest.raises(TypeError, match="where it is used"):
         pickle.dumps(getattr(consumer, "_consumer", consumer))
+
+
+# Acknowledging each message
+
+
+def test_messages_are_committed_by_their_acknowledgements(consume, group):
+    consumer = consume(acknowledge_each=True)
+    messages = []
+    while len(messages) < 5:
+        messages += consumer.poll(timeout_s=WAIT_S)
+    consumer.acknowledge([messages[0], messages[2]])
+    group.has(q0=1)
+    consumer.poll(timeout_s=0.0)
+    consumer.acknowledge(messages[3:4])
+    assert group.committed_offsets[Q0] == 1
+    consumer.acknowledge([messages[1]])
+    group.has(q0=4)
+    consumer.close()
+    assert group.committed_offsets[Q0] == 4, "the last one is not acknowledged"
+
+
+def test_a_queue_goes_to_the_next_member_once_its_messages_are_acknowledged(consume, group):
+    consumer = consume(acknowledge_each=True)
+    messages = consumer.poll(max_messages=1, timeout_s=WAIT_S)
+    group.grant(Q1)
+    holds(consumer, Q1)
+    group.hears(Q0, Q1)
+    consumer.acknowledge(messages)
+    group.hears(Q1)
+    assert group.committed_offsets[Q0] == 1
+
+
+def test_a_consumer_that_acknowledges_each_message_has_no_other_way(consume):
+    consumer = consume(acknowledge_each=True)
+    poll(consumer, 1)
+    with pytest.raises(ClientStateError, match="call acknowledge"):
+        consumer.commit({Q0: 1})
+    with pytest.raises(ClientStateError, match="use poll"):
+        consumer.poll_table()
+    with pytest.raises(ClientStateError, match="pass acknowledge_each=True"):
+        consume().acknowledge([])
+    with pytest.raises(InvalidArgumentError, match="leave auto_commit on"):
+        consume(acknowledge_each=True, auto_commit=False)
+
+
+def test_a_message_is_sent_back_as_the_record_that_was_consumed(consume, storage, monkeypatch):
+    sent = []
+    monkeypatch.setattr(
+        pull_engine, "broker_client", lambda name: FakeActor({"send_back": lambda *a: sent.append((name, *a))})
+    )
+    storage.record_at = lambda offset, timeout_s: b"record at %d" % offset
+    consumer = consume(acknowledge_each=True)
+    [message] = consumer.poll(max_messages=1, timeout_s=WAIT_S)
+    consumer.send_back(message, delay_level=2, max_reconsume_times=5)
+    consumer.send_back(message)
+    record = b"record at %d" % message.physical_offset
+    assert sent == [("a", "billing", record, 2, 5), ("a", "billing", record, 0, -1)]

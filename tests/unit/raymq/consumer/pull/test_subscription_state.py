@@ -64,8 +64,9 @@ def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -
     returned = []
     for part in core.peek(max_messages):
         assert core.is_current(part)
-        returned += [(part.queue.queue_id, offset) for offset in offsets_of(part)]
-        core.taken(part)
+        offsets = offsets_of(part)
+        returned += [(part.queue.queue_id, offset) for offset in offsets]
+        core.taken(part, offsets)
     core.poll_ends(now_s)
     return returned
 
@@ -540,3 +541,86 @@ def test_a_commit_answered_after_a_reset_does_not_count_as_one():
     poll(core)
     core.finish_all()
     assert core.uncommitted() == {Q0: OffsetCommit(1, 1, 1)}
+
+
+# Acknowledging each message
+
+
+def test_what_lies_before_the_first_message_that_is_not_acknowledged_is_committed():
+    core = make(Q0, acknowledge_each=True)
+    fetch(core, Q0, 0, 1, 2, 3)
+    assert poll(core, 3) == [(0, 0), (0, 1), (0, 2)]
+    core.acknowledge({Q0: [1]})
+    assert poll(core) == [(0, 3)], "a poll finishes nothing"
+    core.finish_all()
+    assert wishes(core) == {}, "nor does a commit"
+    core.acknowledge({Q0: [0]})
+    assert wishes(core) == {Q0: 2}
+    core.acknowledge({Q0: [3, 2]})
+    assert commit(core) == {Q0: 4}
+
+
+def test_messages_that_nobody_wants_are_passed_once_all_before_them_are_acknowledged():
+    core = make(Q0, acknowledge_each=True)
+    fetch(core, Q0, 0, 1, next_offset=9)
+    poll(core)
+    core.acknowledge({Q0: [0, 1]})
+    assert wishes(core) == {Q0: 9}
+
+
+def test_a_revoked_queue_is_kept_until_its_messages_are_acknowledged_and_committed():
+    core = make(Q0, Q1, acknowledge_each=True)
+    fetch(core, Q0, 0, 1, 2)
+    assert poll(core, 2) == [(0, 0), (0, 1)]
+    grant(core, Q1, generation=2)
+    assert poll(core) == [], "the third comes to the next owner"
+    core.acknowledge({Q0: [1]})
+    assert core.release(0.0) == []
+    core.acknowledge({Q0: [0]})
+    assert (core.release(0.0), core.commit_is_urgent()) == ([], True)
+    assert commit(core) == {Q0: 2}
+    assert core.release(0.0) == [Q0]
+
+
+def test_an_acknowledgement_of_a_message_of_another_owner_counts_for_nothing():
+    core = make(Q0, acknowledge_each=True)
+    fetch(core, Q0, 0, 1)
+    poll(core)
+    core.lose([Q0])
+    core.acknowledge({Q0: [0, 1], Q2: [5]})
+    assert wishes(core) == {}
+    grant(core, Q0, generation=2)
+    start_all(core, 0)
+    core.acknowledge({Q0: [0]})
+    assert wishes(core) == {}, "it was not returned since"
+
+
+@pytest.mark.parametrize(
+    "move", [lambda core: core.seek(Q0, 1), lambda core: core.out_of_range(Q0, 4, 1)], ids=["seek", "the log was cut"]
+)
+def test_after_a_move_messages_are_expected_anew(move):
+    core = make(Q0, acknowledge_each=True)
+    fetch(core, Q0, 0, 1, 2, 3)
+    poll(core)
+    core.acknowledge({Q0: [0, 1]})
+    commit(core)
+    move(core)
+    fetch(core, Q0, 1, 2)
+    assert poll(core) == [(0, 1), (0, 2)]
+    core.acknowledge({Q0: [2]})
+    assert core.get(Q0).commit_offset == 1
+    core.acknowledge({Q0: [1]})
+    assert core.get(Q0).commit_offset == 3
+
+
+def test_a_pause_does_not_forget_what_is_to_be_acknowledged():
+    core = make(Q0, acknowledge_each=True)
+    fetch(core, Q0, 0, 1, 2)
+    poll(core, 2)
+    core.pause([Q0])
+    core.acknowledge({Q0: [1]})
+    core.resume([Q0])
+    fetch(core, Q0, 2)
+    assert poll(core) == [(0, 2)]
+    core.acknowledge({Q0: [2, 0]})
+    assert wishes(core) == {Q0: 3}
