@@ -43,7 +43,7 @@ from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.memory_records import LocatedRecords
-from raymq.remoting.broker_client import broker_client
+from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
 
@@ -413,8 +413,13 @@ class PullEngine:
             GROUP_CALL_TIMEOUT_S,
             lambda storage, left_s: storage.record_at(message.physical_offset, left_s),
         )
-        broker_client(message.broker_name).call(
-            "send_back", self.settings.group, record, delay_level, max_reconsume_times, timeout_s=GROUP_CALL_TIMEOUT_S
+        ActorRef(message.broker_name).call(
+            "send_back",
+            self.settings.group,
+            record,
+            delay_level=delay_level,
+            max_reconsume_times=max_reconsume_times,
+            timeout_s=GROUP_CALL_TIMEOUT_S,
         )
 
     def committed(self, queue: MessageQueue) -> int | None:

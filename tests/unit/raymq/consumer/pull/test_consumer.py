@@ -31,7 +31,7 @@ from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import AllocateStrategy, GroupAssignment
-from tests.support.clients.fakes import WAIT_S, FakeActor, FakeRoutes, topic_route
+from tests.support.clients.fakes import WAIT_S, FakeRoutes, topic_route
 from tests.support.clients.members import QuickClient
 from tests.support.clients.twins import KINDS, LoopThread, make_twin
 from tests.support.clients.watches import MappedStorage
@@ -894,14 +894,23 @@ def test_a_consumer_that_acknowledges_each_message_has_no_other_way(consume):
 
 
 def test_a_message_is_sent_back_as_the_record_that_was_consumed(consume, storage, monkeypatch):
-    sent = []
-    monkeypatch.setattr(
-        pull_engine, "broker_client", lambda name: FakeActor({"send_back": lambda *a: sent.append((name, *a))})
-    )
+    calls = []
+
+    class Broker:
+        def __init__(self, name):
+            self.name = name
+
+        def call(self, method, *args, timeout_s, **more):
+            calls.append((self.name, method, *args, more))
+
+    monkeypatch.setattr(pull_engine, "ActorRef", Broker)
     storage.record_at = lambda offset, timeout_s: b"record at %d" % offset
     consumer = consume(acknowledge_each=True)
     [message] = consumer.poll(max_messages=1, timeout_s=WAIT_S)
     consumer.send_back(message, delay_level=2, max_reconsume_times=5)
     consumer.send_back(message)
-    record = b"record at %d" % message.physical_offset
-    assert sent == [("a", "billing", record, 2, 5), ("a", "billing", record, 0, -1)]
+    call = ("a", "send_back", "billing", b"record at %d" % message.physical_offset)
+    assert calls == [
+        (*call, {"delay_level": 2, "max_reconsume_times": 5}),
+        (*call, {"delay_level": 0, "max_reconsume_times": -1}),
+    ]

@@ -1,0 +1,42 @@
+"""Tasks of Ray Serve on raymq: what `@task_consumer` deployments need, without Redis, RabbitMQ or Celery.
+
+    from raymq.serve import RaymqAdapterConfig, RaymqTaskProcessorAdapter
+
+    TaskProcessorConfig(
+        queue_name="images", adapter=RaymqTaskProcessorAdapter, adapter_config=RaymqAdapterConfig(), max_retries=3
+    )
+
+Needs the extra `serve` (``pip install "raymq[serve]"``). Names are resolved when they are first used (PEP 562), so that
+importing this package imports neither Ray Serve nor Ray. docs/ray-serve.md has a whole example.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:  # for type checkers, which do not run __getattr__
+    from raymq.serve.adapter import RaymqTaskProcessorAdapter as RaymqTaskProcessorAdapter
+    from raymq.serve.config import RaymqAdapterConfig as RaymqAdapterConfig
+    from raymq.serve.lag_policy import RaymqLagPolicy as RaymqLagPolicy
+
+_HOMES: Final = {
+    "RaymqAdapterConfig": "raymq.serve.config",
+    "RaymqLagPolicy": "raymq.serve.lag_policy",
+    "RaymqTaskProcessorAdapter": "raymq.serve.adapter",
+}
+"""The module that defines each public name."""
+
+__all__ = ["RaymqAdapterConfig", "RaymqLagPolicy", "RaymqTaskProcessorAdapter"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raymq.serve' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

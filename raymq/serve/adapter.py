@@ -1,0 +1,257 @@
+"""RaymqTaskProcessorAdapter is what Ray Serve calls: a TaskProcessorAdapter whose tasks are messages in raymq.
+
+    Serve: adapter(config) → initialize(concurrency) → register_task_handle … → start_consumer → … → stop_consumer
+    programs: instantiate_adapter_from_config(config) → enqueue_task_sync, get_task_status_sync, cancel_task_sync …
+
+The words of states, and unknown tasks that are PENDING, are Celery's. Errors reach users inside Serve's RuntimeErrors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResult
+
+from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError
+from raymq.serve.config import TaskSettings
+from raymq.serve.connection import TaskConnection
+from raymq.serve.decisions import TaskRules
+from raymq.serve.states import ENDS, StateRecord, TaskState
+from raymq.serve.task import Task
+from raymq.serve.worker import Handler, TaskWorker
+
+CONCURRENCY: Final = 5
+"""Ray Serve's default, for programs that do not consume."""
+STOP_TIMEOUT_S: Final = 10.0
+OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
+
+T = TypeVar("T")
+
+
+class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # Ray has no types
+    """Tasks of Ray Serve as messages in raymq. Thread-safe once initialized.
+
+    A task runs at least once: in one replica, and again if that dies before the end is stored. The replicas are the
+    members of a consumer group. Give it to a TaskProcessorConfig as the class, or as
+    "raymq.serve.RaymqTaskProcessorAdapter"; ConfigError, or IllegalNameError, for a config that makes no sense.
+    """
+
+    def __init__(self, config: TaskProcessorConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._settings = TaskSettings.of(config)
+        self._handlers: dict[str, Handler] = {}
+        self._concurrency = CONCURRENCY
+        self._lock = threading.Lock()
+        """Guards `_connection` and `_worker`."""
+        self._connection: TaskConnection | None = None
+        self._worker: TaskWorker | None = None
+
+    def initialize(self, consumer_concurrency: int = CONCURRENCY) -> None:
+        """Connect to raymq, and create the topics and the group that do not exist. `consumer_concurrency`: the most
+        tasks that run at the same time here. ClusterNotFoundError without a raymq."""
+        if consumer_concurrency < 1:
+            raise InvalidArgumentError(f"consumer_concurrency must be 1 or more, not {consumer_concurrency}")
+        self._concurrency = consumer_concurrency
+        with self._lock:
+            if self._connection is None:
+                self._connection = connection = _apart(partial(TaskConnection.open, self._settings))
+                weakref.finalize(self, _close_later, connection).atexit = False  # the client has its own end
+
+    def register_task_handle(self, func: Handler, name: str | None = None) -> None:
+        """Run tasks called `name`, by default the function's own, with a function or coroutine function.
+        InvalidArgumentError if another one has the name."""
+        task_name = name or func.__name__
+        if self._handlers.setdefault(task_name, func) != func:
+            raise InvalidArgumentError(f"another handler is registered for task {task_name!r}; names must differ")
+
+    # A program's calls
+
+    def enqueue_task_sync(self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any) -> TaskResult:
+        """Have a replica run a task, with arguments that JSON can say. It is stored durably on return; an error says
+        that this is not known.
+
+        Options: `delay_s`, or `deliver_at_ms` (ms since 1970): not before that, up to 40 days ahead; `sharding_key`:
+        tasks with one key go to one queue. InvalidArgumentError for other options, `priority` among them, and for
+        arguments that JSON cannot say; ServiceNotAvailableError, RequestTimeoutError, SendUnknownError.
+        """
+        now_s = time.time()
+        deliver_at_ms, sharding_key = _destination(now_s, options)
+        task = Task.of(uuid.uuid4().hex, task_name, args, kwargs, now_s)
+        state = StateRecord.of(task, TaskState.PENDING, now_s)
+        self._connected().send(task, state, deliver_at_ms=deliver_at_ms, sharding_key=sharding_key)
+        return _result(task.id, state)
+
+    def get_task_status_sync(self, task_id: str) -> TaskResult:
+        """The state of a task: its `result` is the handler's once it is SUCCESS, and the error in words for RETRY and
+        FAILURE. A task that is not known, or has ended longer than `result_ttl_s` ago, is PENDING without a time."""
+        history = self._connected().history(_task_id(task_id))
+        return _result(task_id, history.told(time.time(), self._settings.options.result_ttl_s))
+
+    def cancel_task_sync(self, task_id: str) -> TaskResult:
+        """Have no handler begin with a task any more, also if it is to be tried again; one that runs already goes on,
+        and its end counts. A task that has ended is left as it is. Returns the state of the task then."""
+        connection = self._connected()
+        latest = connection.history(_task_id(task_id)).latest
+        if latest is None or latest.state not in ENDS:
+            created_at_s = None if latest is None else latest.created_at_s
+            attempt = 0 if latest is None else latest.attempt
+            latest = StateRecord(task_id, TaskState.REVOKED, time.time(), created_at_s, attempt)
+            connection.tell(latest, latest.encode()).result()
+        return _result(task_id, latest)
+
+    def get_metrics_sync(self) -> dict[str, Any]:
+        """The figures of the queue (lag in tasks and in ms, retries that wait, dead letters), and of this process's
+        worker, if it has one (tasks in hand, concurrency, states told since the start)."""
+        summary, worker = self._connected().summary(), self._worker
+        return {
+            "queue": self._settings.queue,
+            "group": self._settings.group,
+            "lag": summary.lag,
+            "lag_ms": summary.lag_ms,
+            "retry_lag": summary.retry_lag,
+            "dead_letters": summary.dead_letters,
+            "worker": None if worker is None else worker.figures(),
+        }
+
+    def health_check_sync(self) -> list[dict[str, Any]]:
+        """A list with this process's name and {"ok": "pong"}, or {"error": reason} if raymq does not answer or the
+        consumer has ended. Does not raise."""
+        connection = self._connection
+        if connection is None:
+            return [{self._settings.group: {"error": "initialize was not called"}}]
+        try:
+            connection.summary()
+        except RaymqError as error:
+            return [{connection.name: {"error": str(error)}}]
+        if self._worker is not None and not self._worker.running:
+            return [{connection.name: {"error": "the consumer does not take tasks any more"}}]
+        return [{connection.name: {"ok": "pong"}}]
+
+    # A replica's calls
+
+    def start_consumer(self, **kwargs: Any) -> None:
+        """Take tasks of the queue and run them with the handlers that are registered. Does nothing while the consumer
+        runs; after `stop_consumer` it starts anew. InvalidArgumentError for an argument: there are none."""
+        if kwargs:
+            raise InvalidArgumentError(f"start_consumer knows no {', '.join(sorted(kwargs))}")
+        connection = self._connected()
+        with self._lock:
+            if self._worker is not None:
+                return
+            rules = TaskRules(self._settings, connection.name)
+            source = _apart(connection.consumer)
+            self._worker = TaskWorker(
+                source,
+                connection,
+                rules,
+                self._handlers,
+                concurrency=self._concurrency,
+                poll_max=self._settings.options.poll_max,
+            )
+            self._worker.start()
+        atexit.register(self.stop_consumer)
+
+    def stop_consumer(self, timeout: float = STOP_TIMEOUT_S) -> None:
+        """Take no more tasks, wait up to `timeout` s for handlers that run, and leave the group, which takes a few
+        seconds at most. The tasks of handlers that still run go to other replicas. Idempotent; does not raise."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            atexit.unregister(self.stop_consumer)
+            _apart(partial(worker.stop, timeout))
+
+    # The same for coroutines
+
+    async def enqueue_task_async(
+        self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any
+    ) -> TaskResult:
+        """Do as enqueue_task_sync, without blocking the event loop."""
+        return await asyncio.to_thread(self.enqueue_task_sync, task_name, args, kwargs, **options)
+
+    async def get_task_status_async(self, task_id: str) -> TaskResult:
+        """Do as get_task_status_sync, without blocking the event loop."""
+        return await asyncio.to_thread(self.get_task_status_sync, task_id)
+
+    async def cancel_task_async(self, task_id: str) -> TaskResult:
+        """Do as cancel_task_sync, without blocking the event loop."""
+        return await asyncio.to_thread(self.cancel_task_sync, task_id)
+
+    async def get_metrics_async(self) -> dict[str, Any]:
+        """Do as get_metrics_sync, without blocking the event loop."""
+        return await asyncio.to_thread(self.get_metrics_sync)
+
+    async def health_check_async(self) -> list[dict[str, Any]]:
+        """Do as health_check_sync, without blocking the event loop."""
+        return await asyncio.to_thread(self.health_check_sync)
+
+    def _connected(self) -> TaskConnection:
+        connection = self._connection
+        if connection is None:
+            raise ClientStateError(
+                "this adapter is not connected: call initialize() first, or use instantiate_adapter_from_config"
+            )
+        return connection
+
+
+def _destination(now_s: float, options: dict[str, Any]) -> tuple[int | None, str | None]:
+    """The delivery time in ms since 1970, and the sharding key, that the options of a task ask for."""
+    if "priority" in options:
+        raise InvalidArgumentError("raymq has no priorities: use a queue of its own for tasks that must not wait")
+    if unknown := sorted(options.keys() - set(OPTIONS)):
+        raise InvalidArgumentError(f"a task has no option {', '.join(unknown)}; known are {', '.join(OPTIONS)}")
+    delay_s, deliver_at_ms = options.get("delay_s"), options.get("deliver_at_ms")
+    if delay_s is not None:
+        if deliver_at_ms is not None:
+            raise InvalidArgumentError("a task has a delay_s or a deliver_at_ms, not both")
+        if isinstance(delay_s, bool) or not isinstance(delay_s, (int, float)) or not 0 <= delay_s < float("inf"):
+            raise InvalidArgumentError(f"delay_s must be a number of seconds, not {delay_s!r}")
+        deliver_at_ms = round((now_s + delay_s) * 1000)
+    return deliver_at_ms, options.get("sharding_key")
+
+
+def _task_id(task_id: Any) -> str:
+    if not isinstance(task_id, str) or not task_id.strip() or " " in task_id:
+        raise InvalidArgumentError(f"{task_id!r} is not the id of a task")
+    return task_id
+
+
+def _result(task_id: str, state: StateRecord | None) -> TaskResult:
+    if state is None:
+        return TaskResult(id=task_id, status=TaskState.PENDING.value, result=None)
+    return TaskResult(id=task_id, status=state.state.value, created_at=state.created_at_s, result=state.result)
+
+
+def _apart(call: Callable[[], T]) -> T:
+    """Return `call()`. Inside an event loop it runs in a thread of its own: it waits for Ray, which complains there."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    ended: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ended.append(call())
+        except BaseException as error:  # raised in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="raymq-serve", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return ended[0]
+
+
+def _close_later(connection: TaskConnection) -> None:
+    """Close a connection whose adapter is gone. In a thread: the garbage collector may have called from any place."""
+    threading.Thread(target=connection.close, name="raymq-serve-close", daemon=True).start()

@@ -1,0 +1,110 @@
+"""RaymqAdapterConfig is the `adapter_config` of a TaskProcessorConfig; TaskSettings is what follows from both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from raymq.delay import DELAY_LEVELS_MAX
+from raymq.errors import ConfigError
+from raymq.names import check_group, check_user_topic
+
+GROUP_PREFIX: Final = "serve-"
+RESULTS_SUFFIX: Final = "-results"
+
+
+class RaymqAdapterConfig(BaseModel):
+    """The `adapter_config` of tasks on raymq. Every field has a default; it is pickled with the deployment.
+
+    `address`: the Ray cluster's, host:port, for programs outside it; default: the Ray that the process is connected to.
+    `group`: the consumer group of the replicas, default ``serve-QUEUE``. `result_topic`: the topic of the tasks' states
+    and results, default ``QUEUE-results``; `result_ttl_s`: how long the state of a task that has ended is told.
+    `queues`: the queues of a topic that is created here, at least as many as there will be replicas: those without a
+    queue have nothing to do. `poll_max`: the most tasks that a replica takes at a time, at most and by default its
+    concurrency. `first_retry_level`: the delay level before the first retry, 1 to 18 for 1 s to 2 h; each further retry
+    waits one level longer, up to 1 min or the first level. `replica_deaths_max`: an attempt during which so many
+    replicas have died counts as failed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: str | None = None
+    group: str | None = None
+    result_topic: str | None = None
+    result_ttl_s: float = Field(default=86_400.0, gt=0)
+    queues: int = Field(default=16, ge=1, le=1024)
+    poll_max: int | None = Field(default=None, ge=1)
+    first_retry_level: int = Field(default=1, ge=1, le=DELAY_LEVELS_MAX)
+    replica_deaths_max: int = Field(default=3, ge=1)
+
+
+class ProcessorConfig(Protocol):
+    """The fields of ray.serve.schema.TaskProcessorConfig that count here."""
+
+    queue_name: str
+    adapter_config: Any
+    max_retries: int | None
+    failed_task_queue_name: str | None
+    unprocessable_task_queue_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """The topics, the group and the rules of one task queue. `max_retries` None: tasks are tried for ever."""
+
+    queue: str
+    group: str
+    results: str
+    max_retries: int | None
+    failed_queue: str | None
+    unprocessable_queue: str | None
+    options: RaymqAdapterConfig
+
+    @classmethod
+    def of(cls, config: ProcessorConfig) -> TaskSettings:
+        """The settings of a TaskProcessorConfig, whose `adapter_config` is a RaymqAdapterConfig, a mapping of its
+        fields, or None for the defaults. ConfigError, or IllegalNameError for a topic or the group."""
+        options = _options(config.adapter_config)
+        retries = config.max_retries
+        if retries is not None and retries < 0:
+            raise ConfigError(f"max_retries must be 0 or more, or None to try for ever, not {retries}")
+        settings = cls(
+            check_user_topic(config.queue_name),
+            check_group(options.group or GROUP_PREFIX + config.queue_name),
+            check_user_topic(options.result_topic or config.queue_name + RESULTS_SUFFIX),
+            retries,
+            config.failed_task_queue_name or None,
+            config.unprocessable_task_queue_name or None,
+            options,
+        )
+        for topic in settings.topics:
+            check_user_topic(topic)
+        if {settings.queue, settings.results} & {settings.failed_queue, settings.unprocessable_queue} or (
+            settings.queue == settings.results
+        ):
+            raise ConfigError(
+                f"the tasks {settings.queue!r}, their results {settings.results!r} and their dead queues need topics "
+                "of their own"
+            )
+        return settings
+
+    @property
+    def topics(self) -> list[str]:
+        """All topics, that of the tasks first."""
+        topics = [self.queue, self.results, self.failed_queue, self.unprocessable_queue]
+        return list(dict.fromkeys(topic for topic in topics if topic is not None))
+
+
+def _options(given: Any) -> RaymqAdapterConfig:
+    if isinstance(given, RaymqAdapterConfig):
+        return given
+    if given is None:
+        return RaymqAdapterConfig()
+    if not isinstance(given, dict):
+        raise ConfigError(f"adapter_config must be a raymq.serve.RaymqAdapterConfig, not a {type(given).__name__}")
+    try:
+        return RaymqAdapterConfig(**given)
+    except ValidationError as error:
+        raise ConfigError(f"adapter_config: {error}") from None

@@ -1,0 +1,79 @@
+"""RaymqLagPolicy scales the replicas of a `@task_consumer` deployment by the tasks that wait in raymq.
+
+It has the shape of Ray Serve's AsyncInferenceAutoscalingPolicy. Serve pickles this module by value and calls the policy
+in its controller's event loop: so it asks raymq in a thread, once per interval, and imports raymq inside functions.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import Any
+
+logger = logging.getLogger("ray.serve")
+
+
+class RaymqLagPolicy:
+    """An autoscaling policy: as many replicas as have the target number of ongoing requests, where each task that is
+    not finished counts as one, beside the deployment's requests.
+
+    Use it in an AutoscalingConfig: ``policy=AutoscalingPolicy(policy_function=RaymqLagPolicy, policy_kwargs={...})``.
+    `queue_name` and `group` as in the deployment's config (`group`: default ``serve-QUEUE``), `address` as in
+    RaymqAdapterConfig. `poll_interval_s`: how often raymq is asked. Between answers, and while raymq does not answer,
+    the last figures count.
+    """
+
+    def __init__(
+        self,
+        queue_name: str,
+        group: str | None = None,
+        address: str | None = None,
+        poll_interval_s: float = 10.0,
+    ) -> None:
+        self._group = group or f"serve-{queue_name}"
+        self._address = address
+        self._poll_interval_s = poll_interval_s
+        self._lag = 0
+        self._client: Any = None
+        self._asking: threading.Thread | None = None
+        self._asked_s = float("-inf")
+
+    def __call__(self, ctx: Any) -> tuple[int | float, dict[str, Any]]:
+        """The wanted number of replicas, before Serve's bounds and delays, for an AutoscalingContext; and the lag for
+        Serve's log. Does not wait."""
+        now_s = time.monotonic()
+        asks = self._asking is not None and self._asking.is_alive()
+        if not asks and now_s - self._asked_s >= self._poll_interval_s:
+            self._asked_s = now_s
+            self._asking = threading.Thread(target=self._ask, name="raymq-lag", daemon=True)
+            self._asking.start()
+        running, workload = ctx.current_num_replicas, ctx.total_num_requests + self._lag
+        told = {"lag": self._lag}
+        if not running:
+            return (1 if workload else 0), told
+        return workload / ctx.config.get_target_ongoing_requests(), told
+
+    def _ask(self) -> None:
+        """Ask raymq for the tasks that are not finished. Runs in a thread."""
+        from raymq.errors import GroupNotExistError, RaymqError
+
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            summary = self._client.admin.group_summary(self._group)
+            self._lag = summary.lag + summary.retry_lag
+        except GroupNotExistError:
+            self._lag = 0  # no replica has started yet, and no task was sent
+        except RaymqError as error:
+            logger.warning("The lag of group %s is not known now, the last one counts: %s", self._group, error)
+
+    def _connect(self) -> Any:
+        from raymq.client import connect
+
+        client = connect(self._address)
+        # Serve drops a policy without a word. In a thread: the garbage collector may call from any place.
+        closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
+        weakref.finalize(self, closer.start).atexit = False  # the client has its own end
+        return client

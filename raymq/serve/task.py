@@ -1,0 +1,86 @@
+"""Task is a call of a handler, as JSON in a message: name, args, kwargs. Nothing that a stranger sends is unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raymq.errors import InvalidArgumentError
+from raymq.message import MAX_MESSAGE_SIZE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task. `created_at_s` is a time in s since 1970."""
+
+    id: str
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    created_at_s: float
+
+    @classmethod
+    def of(cls, task_id: str, name: str, args: Any, kwargs: Any, now_s: float) -> Task:
+        """A task as a program asks for it: `args` a list or tuple, `kwargs` a mapping, None for none.
+        InvalidArgumentError for others."""
+        if not isinstance(name, str) or not name.strip():
+            raise InvalidArgumentError(f"a task's name must be a text, not {name!r}")
+        if args is not None and not isinstance(args, (list, tuple)):
+            raise InvalidArgumentError(f"args must be a list or a tuple, not {args!r}; write args=[{args!r}]")
+        if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+            raise InvalidArgumentError(f"kwargs must map names to values, not be {kwargs!r}")
+        return cls(task_id, name, tuple(args or ()), dict(kwargs or {}), now_s)
+
+    def encode(self) -> bytes:
+        """The body of the task's message. InvalidArgumentError for arguments that JSON cannot say, or that are too
+        long."""
+        fields = {
+            "id": self.id,
+            "task": self.name,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "created_at": self.created_at_s,
+        }
+        return encode_json(fields, f"the arguments of task {self.name!r}")
+
+
+class TaskError(InvalidArgumentError):
+    """A message that is no task."""
+
+
+def decode_task(body: bytes) -> Task:
+    """The task of a message. TaskError if there is none in it."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"it is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise TaskError("it is not a JSON object")
+    task_id, name, created_at_s = fields.get("id"), fields.get("task"), fields.get("created_at", 0.0)
+    args, kwargs = fields.get("args", []), fields.get("kwargs", {})
+    if not isinstance(task_id, str) or not task_id.strip() or " " in task_id or not task_id.isprintable():
+        raise TaskError(f"its id is {task_id!r}, not a text without spaces")
+    if not isinstance(name, str):
+        raise TaskError(f"its task is {name!r}, not the name of a handler")
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise TaskError("its args must be a list, and its kwargs an object")
+    if isinstance(created_at_s, bool) or not isinstance(created_at_s, (int, float)):
+        raise TaskError(f"its created_at is {created_at_s!r}, not a time in s since 1970")
+    return Task(task_id, name, tuple(args), kwargs, float(created_at_s))
+
+
+def encode_json(fields: Mapping[str, Any], what: str) -> bytes:
+    """A JSON object as the body of a message; `what` names it in errors. InvalidArgumentError if JSON cannot say it, or
+    a message cannot hold it."""
+    try:
+        body = json.dumps(fields, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{what} cannot be written as JSON: {error}") from None
+    if len(body) > MAX_MESSAGE_SIZE_BYTES:
+        raise InvalidArgumentError(
+            f"{what} take {len(body)} bytes as JSON, and a message at most {MAX_MESSAGE_SIZE_BYTES} (4 MiB): pass a "
+            "reference to the data"
+        )
+    return body

@@ -1,0 +1,279 @@
+"""TaskWorker runs the tasks of one replica: a member of the group, handler threads, and a loop for coroutines.
+
+    thread `tasks-…`      polls while fewer tasks than `concurrency` are in hand → a queue
+    threads `handler-…`   `concurrency` of them: look at the task's history → STARTED → handler → the end → acknowledge
+    thread `loop-…`       runs the handlers that are coroutines; a handler thread waits for each
+
+A task is in hand from the poll to its acknowledgement, so at most `concurrency` tasks are in memory. The order of its
+end is that of raymq.serve.decisions.End; each step is repeated until it succeeds or the worker stops. Tasks that are in
+hand when the process ends are delivered again. All decisions are TaskRules'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from copy import copy
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+from raymq.errors import ClientStateError, RaymqError
+from raymq.message import MessageExt, SendResult
+from raymq.retry import Backoff
+from raymq.serve.decisions import End, Outcome, Run, TaskRules
+from raymq.serve.states import StateRecord, TaskHistory
+from raymq.serve.task import Task
+
+POLL_S: Final = 0.5
+"""How long a poll waits for tasks; also how soon the worker notices that it is to stop."""
+RETRIES_WITHOUT_END: Final = 2**31 - 1
+"""TaskRules say when a task is dead, not the broker."""
+CANCEL_S: Final = 1.0
+"""How long coroutines that are cancelled, because the worker has stopped, may take to end."""
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., Any]
+T = TypeVar("T")
+
+
+class TaskSource(Protocol):
+    """The member of the group; raymq.consumer.pull.consumer.PullConsumer has the methods' meanings."""
+
+    def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]: ...
+    def acknowledge(self, messages: list[MessageExt]) -> None: ...
+    def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None: ...
+    def close(self) -> None: ...
+
+
+class TaskStore(Protocol):
+    """The states and the dead queues; raymq.serve.connection.TaskConnection has the methods' meanings."""
+
+    def history(self, task_id: str) -> TaskHistory: ...
+    def tell(self, state: StateRecord, body: bytes) -> Future[SendResult]: ...
+    def copy(self, message: MessageExt, topic: str, error: str) -> None: ...
+
+
+class TaskWorker:
+    """The tasks of one replica. `handlers`, by task name, may still grow. `start` once, `stop` any number of times."""
+
+    def __init__(
+        self,
+        source: TaskSource,
+        store: TaskStore,
+        rules: TaskRules,
+        handlers: Mapping[str, Handler],
+        *,
+        concurrency: int,
+        poll_max: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._source, self._store, self._rules, self._handlers = source, store, rules, handlers
+        self._concurrency, self._poll_max, self._clock = concurrency, min(poll_max or concurrency, concurrency), clock
+        self._changed = threading.Condition()
+        """Guards `_in_hand`, `_counts` and `_stopping`."""
+        self._in_hand = 0
+        self._counts: Counter[str] = Counter()
+        self._stopping = False
+        self._closed = False
+        """The group gives this worker's tasks to others."""
+        self._delivered: queue.SimpleQueue[MessageExt | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop
+        name = rules.settings.queue
+        self._handler_threads = [
+            threading.Thread(target=self._handle_all, name=f"handler-{name}-{number}", daemon=True)
+            for number in range(concurrency)
+        ]
+        self._threads = [
+            threading.Thread(target=self._take_tasks, name=f"tasks-{name}", daemon=True),
+            *self._handler_threads,
+        ]
+        self._loop_thread = threading.Thread(target=self._run_loop, name=f"loop-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Take tasks from now on."""
+        self._loop = asyncio.new_event_loop()
+        self._loop_thread.start()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def running(self) -> bool:
+        """True if tasks are taken."""
+        return not self._stopping and self._threads[0].is_alive()
+
+    def figures(self) -> dict[str, Any]:
+        """The number of tasks in hand, and of the states told since the start, by state."""
+        with self._changed:
+            return {"in_hand": self._in_hand, "concurrency": self._concurrency, "told": dict(self._counts)}
+
+    def stop(self, timeout_s: float) -> bool:
+        """Take no more tasks, wait up to `timeout_s` for handlers that run, and leave the group. Tasks that are still
+        in hand then are delivered to other replicas. True if there are none. Idempotent; does not raise."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            first, self._stopping = not self._stopping, True
+            self._changed.notify_all()
+        for _ in self._handler_threads if first else ():
+            self._delivered.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in self._handler_threads)
+        if first:
+            self._close(ended=ended)
+        return ended
+
+    def _close(self, *, ended: bool) -> None:
+        if not ended:
+            logger.warning("%s: handlers still run; their tasks go to other replicas", self._rules.worker)
+        self._closed = True
+        try:
+            self._source.close()
+        except RaymqError as error:
+            logger.warning("%s: its last tasks are delivered again: %s", self._rules.worker, error)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    # Taking tasks
+
+    def _take_tasks(self) -> None:
+        backoff = Backoff()
+        while (count := self._free()) > 0:
+            try:
+                messages = self._source.poll(max_messages=min(count, self._poll_max), timeout_s=POLL_S)
+                backoff.reset()
+            except ClientStateError:  # closed: the whole connection ends
+                return
+            except Exception:  # a store is away, or a record damaged: tasks go on coming once that has ended
+                logger.exception("%s cannot take tasks now, trying again", self._rules.worker)
+                self._pause(backoff.next())
+                continue
+            with self._changed:
+                self._in_hand += len(messages)
+            for message in messages:
+                self._delivered.put(copy(message))  # a handler may take long: this refers to no fetch's memory
+
+    def _free(self) -> int:
+        """Wait until a task may be taken; returns how many may be, 0 when the worker stops."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._in_hand < self._concurrency)
+            return 0 if self._stopping else self._concurrency - self._in_hand
+
+    def _pause(self, pause_s: float) -> bool:
+        """Wait for a moment; True if the worker stops."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping, pause_s)
+
+    # Running them
+
+    def _handle_all(self) -> None:
+        while (message := self._delivered.get()) is not None and not self._stopping:
+            try:
+                self._handle(message)
+            except Exception:  # a bug: the task is delivered again once this process has ended
+                logger.exception("%s failed with a task", self._rules.worker)
+            finally:
+                with self._changed:
+                    self._in_hand -= 1
+                    self._changed.notify_all()
+
+    def _handle(self, message: MessageExt) -> None:
+        rules, attempt = self._rules, message.reconsume_times
+        task = rules.receive(message.body, self._handlers, attempt, self._clock())
+        if isinstance(task, End):
+            self._end(message, task)
+            return
+        history = self._repeat(lambda: self._store.history(task.id), "its history")
+        if history is None:
+            return
+        step = rules.begin(task, attempt, history, self._clock())
+        if isinstance(step, Run):
+            self._tell_start(step.state)
+            outcome = self._run(task)
+            if self._closed:
+                return  # too late: the task goes to another replica
+            step = rules.end(task, attempt, outcome, self._clock())
+        self._end(message, step)
+
+    def _tell_start(self, state: StateRecord) -> None:
+        """Tell that a task is being run. Nothing waits for it, and nothing depends on it but what people see, and the
+        count of replicas that died."""
+        self._count(state)
+        try:
+            self._store.tell(state, state.encode())
+        except RaymqError as error:
+            logger.info("%s cannot tell that task %s runs: %s", self._rules.worker, state.task_id, error)
+
+    def _run(self, task: Task) -> Outcome:
+        handler = self._handlers[task.name]
+        try:
+            result = handler(*task.args, **task.kwargs)
+            if inspect.iscoroutine(result):
+                result = self._wait_for(result)
+        except (Exception, SystemExit, CancelledError) as error:  # the user's: it is told, and the task tried again
+            logger.warning("%s: task %s (%s) failed", self._rules.worker, task.id, task.name, exc_info=True)
+            return Outcome(error=f"{type(error).__name__}: {error}")
+        return Outcome(result)
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _run_loop(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
+        loop.close()
+
+    # Their ends
+
+    def _end(self, message: MessageExt, end: End) -> None:
+        """Do what was decided, then acknowledge the message. If the worker stops before all of it is done, the task is
+        delivered again."""
+        if end.error:
+            logger.warning("%s: %s", self._rules.worker, end.error)
+        if end.state is not None:
+            self._count(end.state)
+        if all(self._done(step) for step in self._steps(message, end)):
+            try:
+                self._source.acknowledge([message])
+            except ClientStateError:
+                logger.info("%s ended a task too late: it is delivered again", self._rules.worker)
+
+    def _steps(self, message: MessageExt, end: End) -> Iterator[Callable[[], object]]:
+        """The parts of an end, in their order. Each may be repeated."""
+        if (topic := end.copy_to) is not None:
+            yield partial(self._store.copy, message, topic, end.error)
+        if (state := end.state) is not None:
+            yield lambda: self._store.tell(state, end.body).result()
+        if (level := end.delay_level) is not None:
+            yield partial(self._source.send_back, message, delay_level=level, max_reconsume_times=RETRIES_WITHOUT_END)
+
+    def _done(self, step: Callable[[], object]) -> bool:
+        """Do a part of an end, which is repeated while it fails; False if the worker stops meanwhile."""
+        return self._repeat(lambda: (step(),), "the end of a task") is not None
+
+    def _repeat(self, call: Callable[[], T], what: str) -> T | None:
+        """Return `call()`, which is repeated while it fails; None if the worker stops meanwhile."""
+        backoff = Backoff()
+        while True:
+            try:
+                return call()
+            except RaymqError as error:
+                logger.warning("%s cannot do %s now, trying again: %s", self._rules.worker, what, error)
+            if self._pause(backoff.next()):
+                return None
+
+    def _count(self, state: StateRecord) -> None:
+        with self._changed:
+            self._counts[state.state.value] += 1
