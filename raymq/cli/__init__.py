@@ -7,40 +7,25 @@ standard error says why and what to do), 2 wrong usage, 130 interrupted. One mod
 
 from __future__ import annotations
 
-import sys
 from typing import NoReturn
 
 import click
 
 from raymq.cli.completion import completion
 from raymq.cli.dead_letters import dlq
+from raymq.cli.entry import run_command
 from raymq.cli.groups import group
+from raymq.cli.jobs import job
 from raymq.cli.messages import consume, query, send
-from raymq.cli.output import Group, out, say_error
+from raymq.cli.output import Group
 from raymq.cli.servers import balance, demo, down, drain, status, up
 from raymq.cli.stores import store
 from raymq.cli.topics import topic
-from raymq.errors import RaymqError
 
 
 def main() -> NoReturn:
     """The console script."""
-    if not sys.stdout.isatty():
-        out.width = 200  # a file has no width, and a folded cell is hard to search for
-    try:
-        code = cli.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except RaymqError as error:
-        say_error(str(error))
-        sys.exit(1)
-    except (KeyboardInterrupt, click.Abort):
-        say_error("interrupted")
-        sys.exit(130)
-    finally:
-        sys.stdout = sys.stderr  # Ray may print until the process has ended
-    sys.exit(code if isinstance(code, int) else 0)
+    run_command(cli)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -56,5 +41,21 @@ def cli() -> None:
     """
 
 
-for command in (up, down, status, drain, balance, demo, topic, group, send, consume, query, dlq, store, completion):
+for command in (
+    up,
+    down,
+    status,
+    drain,
+    balance,
+    demo,
+    topic,
+    group,
+    send,
+    consume,
+    query,
+    dlq,
+    job,
+    store,
+    completion,
+):
     cli.add_command(command)

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def steps() -> Iterator[ProgressCallback]:
-    """Show a spinner; yields a function to call with the name of each step that begins."""
+def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
+    """Show a spinner, unless `quiet`; yields a function to call with the name of each step that begins."""
+    if quiet:
+        yield lambda step: None
+        return
     with err.status("…") as spinner:
         yield lambda step: spinner.update(Text(f"{printable(step)} …"))
 
@@ -29,6 +32,7 @@ class Counter:
     def __init__(self, bar: Progress, description: str) -> None:
         self._bar = bar
         self._task = bar.add_task(description, total=None)
+        self.shown = not bar.disable
 
     def expect(self, total: int) -> None:
         """Set the number of parts in all, once it is known."""

@@ -1,0 +1,9 @@
+"""Finished jobs on topics, each a file with a command and a `main`, and an entry under `raymq job`.
+
+    topic_stats.py      figures of topics: counts, bytes, rates, tags and keys over time; with a picture
+    spark_job.py        the connection, the Spark session, the progress and the errors of a job that needs Spark
+    pictures.py         the pictures of jobs
+
+A job has a function `run`, which takes what it works on and returns its result, for programs and tests; its command
+parses options, calls `run` and prints.
+"""

@@ -1,0 +1,78 @@
+"""The pictures of jobs: PNG files, drawn by matplotlib without a display.
+
+matplotlib is an extra; a job that draws nothing never imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from raymq.errors import ConfigError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURE_SIZE_PX: Final = (1200, 800)
+"""Width and height of a picture."""
+
+_DPI: Final = 100
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture that cannot be drawn or saved, before a job begins; None is no picture.
+
+    ConfigError without matplotlib, InvalidArgumentError for a path in no directory or without the ending .png.
+    """
+    if path is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise ConfigError("a picture needs matplotlib, which is not installed: pip install 'raymq[pictures]'")
+    if path.suffix != ".png":
+        raise InvalidArgumentError(f"a picture is a PNG file: name it {path.with_suffix('.png')}, not {path}")
+    if not path.absolute().parent.is_dir():
+        raise InvalidArgumentError(f"there is no directory {path.absolute().parent} for the picture; make it first")
+
+
+def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:
+    """Have `draw` fill an empty figure of PICTURE_SIZE_PX and save it; `path` has a whole picture or what it had."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = PICTURE_SIZE_PX
+    figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(figure)
+    partial = path.with_name(f".{path.name}.partial")
+    figure.savefig(partial, format="png")
+    os.replace(partial, path)
+
+
+def bars_over_time(
+    axes: Any, times: list[datetime], width_s: float, series: dict[str, list[float]], title: str
+) -> None:
+    """Draw stacked bars, one stack per time and as wide as `width_s` seconds; each series has a value per time."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    below = [0.0] * len(times)
+    for name, values in series.items():
+        axes.bar(times, values, width=width_s / 86_400, bottom=below, align="edge", label=literal(name))
+        below = [low + value for low, value in zip(below, values, strict=True)]
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.xaxis_date("UTC")
+    locator = AutoDateLocator(tz="UTC")
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz="UTC"))
+    axes.set_ylim(bottom=0)
+    if len(series) > 1:
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def literal(text: str) -> str:
+    """A text from a topic as a label: "$" begins no formula, and a first "_" does not hide it."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

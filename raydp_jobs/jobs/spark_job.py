@@ -1,0 +1,128 @@
+"""The frame of a job that needs Spark: the connection, the session, progress in tasks, and errors in one line."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from raymq import errors
+from raymq.cli.output import client_of
+from raymq.cli.progress import Counter, counting, steps
+from raymq.errors import RaymqError
+
+if TYPE_CHECKING:
+    from raymq.client import Client
+
+_LOOK_S: Final = 0.25
+"""The time between two looks at Spark's tasks, while a bar shows them."""
+_RAISED: Final = re.compile(r"^(?:Caused by: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+"""A line of a traceback that names an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSize:
+    """The CPUs and the memory of a job's Spark session: `executor_memory` is the heap of each, such as "1g"."""
+
+    executors: int = 1
+    executor_cores: int = 1
+    executor_memory: str = "1g"
+
+
+def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every job that runs on Spark, which the command gets as one `size`."""
+
+    @click.option("--executors", type=click.IntRange(1), default=1, show_default=True, help="Spark's executors.")
+    @click.option("--executor-cores", type=click.IntRange(1), default=1, show_default=True, help="Cores of each.")
+    @click.option("--executor-memory", default="1g", show_default=True, help="Heap of each.")
+    @wraps(command)
+    def with_size(*args: Any, executors: int, executor_cores: int, executor_memory: str, **options: Any) -> Any:
+        return command(*args, size=SessionSize(executors, executor_cores, executor_memory), **options)
+
+    return with_size
+
+
+@contextmanager
+def spark_job(
+    name: str, address: str | None, size: SessionSize, *, quiet: bool
+) -> Iterator[tuple[SparkSession, Client]]:
+    """A Spark session and a client for the length of a job; with `quiet` nothing is shown meanwhile.
+
+    Raises as `raymq.connect` and `spark_session` do; errors of Spark's tasks come out as `clear_errors` says.
+    """
+    with steps(quiet=quiet) as progress:
+        progress("loading Spark")
+        from raydp_jobs.session import spark_session
+    with ExitStack() as opened:
+        client = opened.enter_context(client_of(address))
+        session = spark_session(
+            name, executors=size.executors, executor_cores=size.executor_cores, executor_memory=size.executor_memory
+        )
+        with steps(quiet=quiet) as progress:
+            progress("starting Spark")
+            spark = opened.enter_context(session)
+        opened.enter_context(clear_errors())
+        yield spark, client
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turn an exception that Spark raises into a RaymqError with one line: the one that its task raised, if it is one
+    of raymq.errors, else the last that Spark's text names."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise job_error(str(error)) from error
+
+
+def job_error(text: str) -> RaymqError:
+    """The error that a text of Spark's, mostly two tracebacks of two languages, is about."""
+    named = _RAISED.findall(text)
+    for name, reason in named:
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, RaymqError) and kind.__init__ is RaymqError.__init__:
+            return kind(reason)
+    ours = [f"{name}: {reason}" for name, reason in named if hasattr(errors, name)]
+    others = [f"{name}: {reason}" for name, reason in named if not name.startswith(("Spark", "Python", "Py4J"))]
+    first_line = text.strip().partition("\n")[0]
+    return RaymqError(f"Spark could not finish: {[*ours, *others, first_line][0]}")
+
+
+@contextmanager
+def tasks_counted(spark: SparkSession, description: str, *, quiet: bool) -> Iterator[None]:
+    """Show a bar of the Spark tasks that the block has begun and finished, if standard error is a terminal."""
+    with counting(description, talks=quiet) as counter:
+        if not counter.shown:
+            yield
+            return
+        context, group, over = spark.sparkContext, uuid.uuid4().hex, threading.Event()
+        context.setJobGroup(group, description)
+        watch = threading.Thread(target=_show_tasks, args=(context, group, counter, over), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+            context.setLocalProperty("spark.jobGroup.id", None)
+
+
+def _show_tasks(context: Any, group: str, counter: Counter, over: threading.Event) -> None:
+    tracker, shown = context.statusTracker(), 0
+    while not over.wait(_LOOK_S):
+        jobs = [info for number in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(number))]
+        stages = [info for one in jobs for number in one.stageIds if (info := tracker.getStageInfo(number))]
+        done = sum(stage.numCompletedTasks for stage in stages)
+        counter.expect(sum(stage.numTasks for stage in stages))
+        counter.advance(done - shown)
+        shown = done

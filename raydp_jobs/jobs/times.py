@@ -1,0 +1,88 @@
+"""Times of jobs: the part of a topic's time that a job looks at, and the stretches that it divides time into."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, Final
+
+import click
+from pyspark.sql import DataFrame, functions as sf
+
+from raymq.delay import parse_delay_levels, parse_time
+from raymq.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """The time from `start_ms` up to, not including, `end_ms`, in ms since 1970; None is no bound."""
+
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.start_ms is not None and self.end_ms is not None and self.start_ms >= self.end_ms:
+            raise InvalidArgumentError("--from must be before --to")
+
+    def has(self, time_ms: int) -> bool:
+        """True if a time is in it."""
+        return (self.start_ms is None or time_ms >= self.start_ms) and (self.end_ms is None or time_ms < self.end_ms)
+
+    def of(self, messages: DataFrame) -> DataFrame:
+        """The messages that were stored in this time."""
+        stored_ms = sf.unix_millis("store_timestamp")
+        if self.start_ms is not None:
+            messages = messages.where(stored_ms >= self.start_ms)
+        return messages if self.end_ms is None else messages.where(stored_ms < self.end_ms)
+
+
+ALWAYS: Final = Period()
+"""All of time."""
+
+
+def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --from and --to, which the command gets as one `period`."""
+
+    @click.option("--from", "start", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h, -7d.")
+    @click.option("--to", "end", metavar="TIME", help="Messages stored before then.")
+    @wraps(command)
+    def with_period(*args: Any, start: str | None, end: str | None, **options: Any) -> Any:
+        now_ms = time.time_ns() // 1_000_000
+        bounds = [None if text is None else parse_time(text, now_ms) for text in (start, end)]
+        return command(*args, period=Period(*bounds), **options)
+
+    return with_period
+
+
+def every_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --every, the length of the stretches of time, which the command gets as `every_s`."""
+    return click.option(
+        "--every",
+        "every_s",
+        metavar="TIME",
+        default=default,
+        show_default=True,
+        callback=_seconds,
+        help="The stretches of time to count in, such as 10s, 1m, 1h or 1d.",
+    )
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    return seconds_of(text)
+
+
+def seconds_of(text: str) -> int:
+    """A length of time in seconds from ``"30s"``, ``"1m"``, ``"2h"`` or ``"1d"``; InvalidArgumentError for another
+    form."""
+    lengths = parse_delay_levels(text)
+    if len(lengths) != 1:
+        raise InvalidArgumentError(f"{text!r} is not one length of time: write for example 1m")
+    return lengths[0] // 1000
+
+
+def iso_time(moment: datetime | None) -> str | None:
+    """A time as people write it, in UTC; None stays None."""
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,166 @@
+"""The figures of topics that `topic_stats` finds: as JSON, as tables, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from raydp_jobs.jobs.pictures import bars_over_time, literal
+from raydp_jobs.jobs.times import iso_time
+from raymq.cli.output import say, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN_BUCKETS: Final = 30
+"""The newest buckets, which the table has; JSON and the picture have all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The messages of `every_s` seconds from `start` on. `tags`: how many messages have each of the topic's common
+    tags; None stands for no tag. `keys`: how many different keys there are."""
+
+    start: datetime
+    messages: int
+    bytes: int
+    keys: int
+    tags: dict[str | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """The figures of one topic. `first` and `last` are None without messages; `bytes` are those of bodies.
+
+    `tags`: how many messages each of the most common tags has; the rest are `other_tags`.
+    """
+
+    topic: str
+    messages: int
+    bytes: int
+    largest: int
+    first: datetime | None
+    last: datetime | None
+    keys: int
+    tags: dict[str | None, int]
+    other_tags: int
+    buckets: list[Bucket]
+
+    @property
+    def seconds(self) -> float:
+        """The time between the first message and the last."""
+        return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
+
+    def per_second(self, amount: int) -> float | None:
+        """An amount as a rate over the topic's time; None for a topic without a length in time."""
+        return round(amount / self.seconds, 3) if self.seconds else None
+
+
+def figures_json(found: Iterable[TopicFigures], every_s: int) -> dict[str, Any]:
+    """The figures as `--json` prints them; rates are per second."""
+    return {"every_s": every_s, "topics": [_topic_json(one, every_s) for one in found]}
+
+
+def _topic_json(one: TopicFigures, every_s: int) -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "messages": one.messages,
+        "bytes": one.bytes,
+        "largest_body": one.largest,
+        "first": iso_time(one.first),
+        "last": iso_time(one.last),
+        "messages_per_second": one.per_second(one.messages),
+        "bytes_per_second": one.per_second(one.bytes),
+        "keys": one.keys,
+        "tags": _tags_json(one.tags),
+        "other_tags": one.other_tags,
+        "over_time": [
+            {
+                "start": iso_time(bucket.start),
+                "messages": bucket.messages,
+                "bytes": bucket.bytes,
+                "messages_per_second": round(bucket.messages / every_s, 3),
+                "bytes_per_second": round(bucket.bytes / every_s, 3),
+                "keys": bucket.keys,
+                "tags": _tags_json({tag: count for tag, count in bucket.tags.items() if count}),
+            }
+            for bucket in one.buckets
+        ],
+    }
+
+
+def _tags_json(tags: dict[str | None, int]) -> list[dict[str, Any]]:
+    return [{"tags": tag, "messages": count} for tag, count in tags.items()]
+
+
+def show(found: Sequence[TopicFigures], every_s: int) -> None:
+    """Print the figures as tables: the topics, their tags, and the newest SHOWN_BUCKETS buckets of each."""
+    names = ["topic", "messages", "bytes", "largest body", "keys", "first", "last", "messages/s", "bytes/s"]
+    rows = [
+        [
+            *(one.topic, one.messages, one.bytes, one.largest, one.keys, iso_time(one.first), iso_time(one.last)),
+            *(one.per_second(one.messages), one.per_second(one.bytes)),
+        ]
+        for one in found
+    ]
+    table(names, rows)
+    tags = [(one.topic, tag, count) for one in found for tag, count in [*one.tags.items(), *_others(one)]]
+    if tags:
+        table(["topic", "tag", "messages"], tags)
+    for one in found:
+        if one.buckets:
+            _show_buckets(one, every_s)
+
+
+def _others(one: TopicFigures) -> list[tuple[str, int]]:
+    return [("(others)", one.other_tags)] if one.other_tags else []
+
+
+def _show_buckets(one: TopicFigures, every_s: int) -> None:
+    newest = one.buckets[-SHOWN_BUCKETS:]
+    if len(newest) < len(one.buckets):
+        say(f"{one.topic}: the newest {len(newest)} of {len(one.buckets)} stretches of {every_s} s")
+    names = [f"{one.topic}, from", "messages", "messages/s", "bytes", "keys", *[_tag_name(tag) for tag in one.tags]]
+    rows = [
+        [
+            *(iso_time(bucket.start), bucket.messages, round(bucket.messages / every_s, 1), bucket.bytes, bucket.keys),
+            *bucket.tags.values(),
+        ]
+        for bucket in newest
+    ]
+    table(names, rows)
+
+
+def _tag_name(tag: str | None) -> str:
+    return "(no tag)" if tag is None else tag
+
+
+def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
+    """Draw rates and keys over time: of one topic by tag, of several topics each."""
+    upper, middle, lower = figure.subplots(3, 1, sharex=True)
+    series = rates_by_tag(found[0], every_s) if len(found) == 1 else None
+    times = sorted({bucket.start for one in found for bucket in one.buckets})
+    of_topic = {one.topic: {bucket.start: bucket for bucket in one.buckets} for one in found}
+
+    def over_time(amount: Callable[[Bucket], float]) -> dict[str, list[float]]:
+        return {
+            topic: [amount(by_start[start]) if start in by_start else 0.0 for start in times]
+            for topic, by_start in of_topic.items()
+        }
+
+    figure.suptitle(literal(", ".join(one.topic for one in found)))
+    messages = series or over_time(lambda bucket: bucket.messages / every_s)
+    bars_over_time(upper, times, every_s, messages, "messages per second")
+    bars_over_time(middle, times, every_s, over_time(lambda bucket: bucket.bytes / every_s), "bytes per second")
+    bars_over_time(lower, times, every_s, over_time(lambda bucket: bucket.keys), f"different keys in {every_s} s")
+
+
+def rates_by_tag(one: TopicFigures, every_s: int) -> dict[str, list[float]]:
+    """The messages per second of each common tag in each bucket, and of the others together, if there are some."""
+    series = {_tag_name(tag): [bucket.tags[tag] / every_s for bucket in one.buckets] for tag in one.tags}
+    if one.other_tags:
+        rest = [bucket.messages - sum(bucket.tags.values()) for bucket in one.buckets]
+        series["(others)"] = [count / every_s for count in rest]
+    return series

@@ -1,0 +1,235 @@
+"""Figures of topics: how many messages and bytes, how fast, with which tags and keys, over time.
+
+    read_topic → lean → counted            one row per topic, bucket of time and tag; read once, kept in Spark
+                          ├─ totals        one row per topic
+                          ├─ tag_totals    one row per topic and tag
+                          └─ buckets       one row per topic, bucket and tag; rare tags together
+
+The time is that of storing. Keys are counted by sketches (HyperLogLog), which are exact for few and off by 2 % for
+many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from pyspark.sql import Column, DataFrame, SparkSession, Window, functions as sf
+
+from raydp_jobs.jobs.pictures import check_picture, save_picture
+from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options, tasks_counted
+from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
+from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
+from raymq.cli.entry import run_command
+from raymq.cli.output import Command, address_option, json_option, print_value
+from raymq.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from raymq.client import Client
+
+BUCKETS_MAX: Final = 20_000
+"""The most buckets of time, over all topics: two weeks of minutes. They are all held by this process."""
+TAGS_MAX: Final = 100
+
+
+def run(
+    spark: SparkSession,
+    client: Client,
+    topics: Sequence[str],
+    *,
+    every_s: int = 60,
+    top: int = 8,
+    tags: str = "*",
+    period: Period = ALWAYS,
+    quiet: bool = True,
+) -> list[TopicFigures]:
+    """The figures of each topic, in the given order, over buckets of `every_s` seconds and with the `top` most common
+    tags by name. InvalidArgumentError when there are more than BUCKETS_MAX buckets; else raises as `read_topic`."""
+    from raydp_jobs.source.reader import read_topic
+
+    frames = [lean(period.of(read_topic(spark, topic, tags=tags, client=client))) for topic in topics]
+    counts = counted(reduce(lambda one, other: one.unionByName(other), frames), every_s).persist()
+    try:
+        with tasks_counted(spark, f"reading {', '.join(topics)}", quiet=quiet):
+            found = counts.select("topic", "start").distinct().count()
+            if found > BUCKETS_MAX:
+                raise InvalidArgumentError(
+                    f"the messages lie in {found} stretches of {every_s} s, at most {BUCKETS_MAX} are shown: "
+                    "take longer ones with --every, or a part of the time with --from and --to"
+                )
+            of_topics = totals(counts).collect()
+            of_tags = tag_totals(counts).collect()
+            common = common_tags([row.asDict() for row in of_tags], top)
+            of_buckets = buckets(counts, common).collect()
+    finally:
+        counts.unpersist()
+    return figures(topics, of_topics, common, of_buckets)
+
+
+# Steps: DataFrame → DataFrame
+
+
+def lean(messages: DataFrame) -> DataFrame:
+    """Messages with nothing but what is counted: topic, tags, keys, time of storing and the size of the body."""
+    return messages.select("topic", "tags", "keys", "store_timestamp", sf.octet_length("body").alias("size"))
+
+
+def counted(messages: DataFrame, every_s: int) -> DataFrame:
+    """One row per topic, bucket (`start`, a time) and tag: messages, bytes, largest, first, last, and a sketch of keys.
+
+    A message with several keys is several rows on the way; only its first is counted.
+    """
+    start = sf.window("store_timestamp", f"{every_s} seconds").getField("start").alias("start")
+    rows = messages.select(
+        "topic", start, "tags", "size", "store_timestamp", sf.posexplode_outer("keys").alias("position", "key")
+    )
+    is_first = sf.coalesce("position", sf.lit(0)) == 0
+    return rows.groupBy("topic", "start", "tags").agg(
+        sf.sum(is_first.cast("long")).alias("messages"),
+        sf.sum(sf.when(is_first, sf.col("size").cast("long")).otherwise(0)).alias("bytes"),
+        sf.max("size").alias("largest"),
+        sf.min("store_timestamp").alias("first"),
+        sf.max("store_timestamp").alias("last"),
+        sf.hll_sketch_agg("key").alias("keys"),
+    )
+
+
+def totals(counts: DataFrame) -> DataFrame:
+    """One row per topic, of the rows of `counted`."""
+    return counts.groupBy("topic").agg(
+        sf.sum("messages").alias("messages"),
+        sf.sum("bytes").alias("bytes"),
+        sf.max("largest").alias("largest"),
+        epoch(sf.min("first")).alias("first"),
+        epoch(sf.max("last")).alias("last"),
+        sf.hll_sketch_estimate(sf.hll_union_agg("keys")).alias("keys"),
+    )
+
+
+def tag_totals(counts: DataFrame) -> DataFrame:
+    """The TAGS_MAX most common tags of each topic, with their messages, the most common first."""
+    order = Window.partitionBy("topic").orderBy(sf.desc("messages"), "tags")
+    sums = counts.groupBy("topic", "tags").agg(sf.sum("messages").alias("messages"))
+    ranked = sums.withColumn("rank", sf.row_number().over(order))
+    return ranked.where(sf.col("rank") <= TAGS_MAX).orderBy("topic", "rank").drop("rank")
+
+
+def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> DataFrame:
+    """One row per topic and bucket: messages, bytes, keys, and a list of the messages of each `common` tag by its place
+    there."""
+    named = {topic: list(tags) for topic, tags in common.items()}
+    places = []
+    for index in range(max(map(len, named.values()), default=0)):
+        here = [(topic, tags[index]) for topic, tags in named.items() if index < len(tags)]
+        has_tag = [(sf.col("topic") == topic) & sf.col("tags").eqNullSafe(sf.lit(tag)) for topic, tag in here]
+        places.append(sf.sum(sf.when(reduce(Column.__or__, has_tag), sf.col("messages")).otherwise(0)))
+    return (
+        counts.groupBy("topic", "start")
+        .agg(
+            sf.sum("messages").alias("messages"),
+            sf.sum("bytes").alias("bytes"),
+            sf.hll_sketch_estimate(sf.hll_union_agg("keys")).alias("keys"),
+            sf.array(*places).alias("tags"),
+        )
+        .withColumn("start", epoch(sf.col("start")))
+        .orderBy("topic", "start")
+    )
+
+
+def epoch(time: Column) -> Column:
+    """A time as seconds since 1970, as a number: `collect` would give a time of this machine's zone without saying
+    so."""
+    return sf.unix_micros(time) / 1_000_000
+
+
+# What Spark found, as figures
+
+
+def common_tags(rows: Iterable[dict[str, Any]], top: int) -> dict[str, dict[str | None, int]]:
+    """The `top` first tags of each topic with their messages, of the rows of `tag_totals`."""
+    result: dict[str, dict[str | None, int]] = {}
+    for row in rows:
+        of_topic = result.setdefault(row["topic"], {})
+        if len(of_topic) < top:
+            of_topic[row["tags"]] = row["messages"]
+    return result
+
+
+def figures(
+    topics: Sequence[str], of_topics: Iterable[Any], common: dict[str, dict[str | None, int]], of_buckets: Iterable[Any]
+) -> list[TopicFigures]:
+    """The collected rows of the three steps, put together by topic."""
+    totals_of = {row["topic"]: row for row in of_topics}
+    buckets_of: dict[str, list[Bucket]] = {}
+    for row in of_buckets:
+        # Spark's list is as long as the topic with the most tags needs it.
+        counts = dict(zip(common[row["topic"]], row["tags"], strict=False))
+        bucket = Bucket(_time(row["start"]), row["messages"], row["bytes"], row["keys"], counts)
+        buckets_of.setdefault(row["topic"], []).append(bucket)
+    result = []
+    for topic in topics:
+        row = totals_of.get(topic)
+        if row is None:
+            result.append(TopicFigures(topic, 0, 0, 0, None, None, 0, {}, 0, []))
+            continue
+        tags = common[topic]
+        times = _time(row["first"]), _time(row["last"])
+        amounts = row["messages"], row["bytes"], row["largest"]
+        rest = row["messages"] - sum(tags.values())
+        result.append(TopicFigures(topic, *amounts, *times, row["keys"], tags, rest, buckets_of[topic]))
+    return result
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+@click.command("topic-stats", cls=Command)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@every_option("1m")
+@click.option("--top", type=click.IntRange(0, TAGS_MAX), default=8, show_default=True, help="Tags shown by name.")
+@click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
+@period_options
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw rates and keys, as a PNG file.")
+@spark_options
+@address_option
+@json_option
+def command(
+    topics: tuple[str, ...],
+    every_s: int,
+    top: int,
+    tags: str,
+    period: Period,
+    picture: Path | None,
+    size: SessionSize,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Show how many messages and bytes topics have, how fast they came, and their tags and keys over time.
+
+    Example: raymq job topic-stats orders --every 1h --from -2d --picture orders.png
+    """
+    check_picture(picture)
+    names = list(dict.fromkeys(topics))
+    with spark_job("topic-stats", address, size, quiet=as_json) as (spark, client):
+        found = run(spark, client, names, every_s=every_s, top=top, tags=tags, period=period, quiet=as_json)
+    if picture is not None:
+        save_picture(picture, lambda figure: draw(figure, found, every_s))
+    print_value(as_json, _printed(found, every_s, picture), lambda: show(found, every_s))
+
+
+def _printed(found: list[TopicFigures], every_s: int, picture: Path | None) -> dict[str, Any]:
+    return {**figures_json(found, every_s), **({"picture": str(picture)} if picture else {})}
+
+
+def main() -> None:
+    """The job as a program: ``python -m raydp_jobs.jobs.topic_stats orders``."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()
