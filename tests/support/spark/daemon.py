@@ -1,0 +1,12 @@
+"""Spark's Python daemon whose workers read a store in place (tests.support.spark.near_store) instead of a cluster."""
+
+from __future__ import annotations
+
+from pyspark.daemon import manager
+
+from raydp_jobs.source import reader
+from tests.support.spark.near_store import worker_client
+
+if __name__ == "__main__":
+    reader._worker_client = worker_client  # type: ignore[assignment]  # another client of the same calls
+    manager()
