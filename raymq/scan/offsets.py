@@ -98,6 +98,12 @@ def starting_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
     return _edge("starting", options, topics, default=EARLIEST, refused=LATEST)
 
 
+def streaming_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
+    """The begin that the starting_… options say, of a stream of these topics: the latest offset if they say nothing,
+    and where a group has none. InvalidArgumentError."""
+    return _edge("starting", options, topics, default=LATEST, refused=None)
+
+
 def ending_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
     """The end that the ending_… options say, of a scan of these topics. InvalidArgumentError."""
     return _edge("ending", options, topics, default=LATEST, refused=EARLIEST)
@@ -116,7 +122,7 @@ def timestamp_ms(option: str, value: object) -> int:
 _MILLISECOND: Final = datetime(1970, 1, 1, 0, 0, 0, 1000) - datetime(1970, 1, 1)
 
 
-def _edge(side: str, options: Mapping[str, Any], topics: Sequence[str], *, default: int, refused: int) -> Edge:
+def _edge(side: str, options: Mapping[str, Any], topics: Sequence[str], *, default: int, refused: int | None) -> Edge:
     names = [f"{side}_timestamp", f"{side}_offsets_by_timestamp", f"{side}_offsets"]
     given = [name for name in names if options.get(name) is not None]
     if len(given) > 1 and not (given[-1] == names[-1] and _word(options[names[-1]]) == _WORDS[default]):
@@ -131,14 +137,14 @@ def _edge(side: str, options: Mapping[str, Any], topics: Sequence[str], *, defau
     return _offsets_edge(option, _WORDS[default] if value is None else value, topics, default, refused)
 
 
-def _offsets_edge(option: str, value: Any, topics: Sequence[str], default: int, refused: int) -> Edge:
-    word = _word(value)
-    if word == _WORDS[default]:
-        return Edge(option, default)
-    if word == _WORDS[refused]:
-        raise InvalidArgumentError(f"{option} of a batch read cannot be {word!r}")
+def _offsets_edge(option: str, value: Any, topics: Sequence[str], default: int, refused: int | None) -> Edge:
+    for offset, word in _WORDS.items():
+        if _word(value) == word:
+            if offset == refused:
+                raise InvalidArgumentError(f"{option} of a batch read cannot be {word!r}")
+            return Edge(option, offset)
     if isinstance(value, str) and value.startswith(GROUP_PREFIX):
-        if default != EARLIEST:
+        if refused == EARLIEST:
             raise InvalidArgumentError(f"{option} cannot be the offsets of a group; only starting_offsets can")
         return Edge(option, default, group=check_group(value.removeprefix(GROUP_PREFIX).strip()))
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from raymq.scan.ranges import OffsetRange, ScanSource, check_count
+from raymq.scan.ranges import OffsetRange, RangeSizes, check_count
 
 PARTITION_BYTES: Final = 128 * 1024 * 1024
 """The bytes of records in one part, as in a part of Spark's file sources."""
@@ -40,7 +40,7 @@ class ScanPartition:
 
 
 def plan_partitions(
-    source: ScanSource,
+    sizes: RangeSizes,
     ranges: Sequence[OffsetRange],
     *,
     partition_bytes: int | None = None,
@@ -57,7 +57,7 @@ def plan_partitions(
     check_count("min_partitions", min_partitions)
     if not ranges:
         return []
-    profiles = source.range_bytes(ranges)
+    profiles = sizes.range_bytes(ranges)
     total = sum(map(sum, profiles))
     if partition_bytes is None:
         partition_bytes = min(PARTITION_BYTES, max(PARTITION_MIN_BYTES, -(-total // parallelism)))

@@ -53,7 +53,15 @@ class OffsetRange:
         return self.end_offset - self.start_offset
 
 
-class ScanSource(OffsetLookups, Protocol):
+class RangeSizes(Protocol):
+    """The sizes of ranges, by which parts are made."""
+
+    def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
+        """For each range, the bytes of records in equal parts of it, in order; estimates for long ranges."""
+        ...
+
+
+class ScanSource(OffsetLookups, RangeSizes, Protocol):
     """The cluster's topics, queues and their bounds, as planning needs them."""
 
     def topics(self) -> Sequence[str]:
@@ -66,10 +74,6 @@ class ScanSource(OffsetLookups, Protocol):
 
     def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
         """The offsets that can be read from queues now."""
-        ...
-
-    def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
-        """For each range, the bytes of records in equal parts of it, in order; estimates for long ranges."""
         ...
 
 
@@ -119,7 +123,7 @@ def plan_ranges(
             )
     bounds = source.bounds(queues)
     if start.by_time and options.get("starting_offsets_by_timestamp_strategy", "error") == "error":
-        _require_matches(start, starts, bounds)
+        require_matches(start, starts, bounds)
     fail_on_data_loss = options.get("fail_on_data_loss", True)
     ranges = [
         bounded_range(queue, bounds[queue], starts[queue], ends[queue], fail_on_data_loss=fail_on_data_loss)
@@ -223,7 +227,7 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
     ]
 
 
-def _require_matches(
+def require_matches(
     start: Edge, starts: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> None:
     """InvalidArgumentError if a queue has no message as late as its starting timestamp. The offsets were looked up
