@@ -1,0 +1,222 @@
+"""The cluster behind a streaming source: which queues there are, what they hold, and what answers.
+
+Queues are looked for, and broker groups asked, by threads of their own: one that hangs takes no time from a query that
+has messages elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raydp_jobs.stream.group_commit import GroupCommits
+from raydp_jobs.stream.source import StreamCluster
+from raymq.client import Client, connect
+from raymq.errors import RaymqError, TopicNotExistError
+from raymq.message import MessageQueue
+from raymq.protocol.store import QueueBounds
+from raymq.scan.offsets import streaming_edge
+from raymq.scan.queue_bounds import ClusterQueues
+from raymq.scan.ranges import ScanSource, require_matches, select_topics
+
+DISCOVERY_INTERVAL_S: Final = 5.0
+"""New queues, and new topics of a pattern, are looked for this often."""
+DELETED_AFTER_S: Final = 30.0
+"""A topic that no NameServer has known for so long is taken for deleted."""
+ANSWER_TIMEOUT_S: Final = 1.0
+"""A batch waits so long for the bounds of each broker group, then it is made without them."""
+ASKING_THREADS_MAX: Final = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChoice:
+    """The topics of a stream: one or several names, or a pattern that whole names match."""
+
+    topic: str | Sequence[str] | None = None
+    pattern: str | None = None
+
+    def now(self, source: ScanSource) -> list[str]:
+        """The names, or the topics that match the pattern now: none is no error, for one may come. IllegalNameError,
+        InvalidArgumentError."""
+        try:
+            return select_topics(source, self.topic, self.pattern)
+        except TopicNotExistError:
+            return []
+
+    def __contains__(self, topic: str) -> bool:
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic == self.topic or topic in (self.topic or ())
+
+    def __str__(self) -> str:
+        if self.pattern is not None:
+            return f"/{self.pattern}/"
+        return self.topic if isinstance(self.topic, str) else ", ".join(self.topic or ())
+
+
+class TopicCluster(StreamCluster):
+    """The topics of `choice` in the cluster, for the queries of one DataFrame.
+
+    `starting`: the starting_… options. `group`: the consumer group that is told of finished offsets. `client`: a
+    connection to use; else one is made when it is needed, and closed with the last query.
+    """
+
+    def __init__(
+        self,
+        choice: TopicChoice,
+        starting: Mapping[str, Any],
+        *,
+        group: str | None = None,
+        client: Client | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._choice, self._starting, self._client, self._clock = choice, starting, client, clock
+        self._commits = GroupCommits(group) if group is not None else None
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        self._known: list[MessageQueue] = []
+        self._looked_s = float("-inf")
+        self._search: Future[list[MessageQueue]] | None = None
+        self._asked: dict[str, Future[Mapping[MessageQueue, QueueBounds]]] = {}
+        self._silent: set[str] = set()
+        self._missing_since_s: dict[str, float] = {}
+
+    def queues(self) -> Sequence[MessageQueue]:
+        """The queues as last found, at most DISCOVERY_INTERVAL_S ago while NameServers answer. The first call waits for
+        them; TopicNotExistError if a topic that was named does not exist then."""
+        with self._lock:
+            connection = self._connected()
+            if self._looked_s == float("-inf"):
+                self._known = self._look(connection, tolerant=False)
+                self._looked_s = self._clock()
+            elif self._search is None and self._clock() >= self._looked_s + DISCOVERY_INTERVAL_S:
+                self._search = connection.pool.submit(self._look, connection, tolerant=True)
+            elif self._search is not None and self._search.done():
+                found, self._search, self._looked_s = self._search, None, self._clock()
+                try:
+                    self._known = found.result()
+                except RaymqError as error:
+                    logger.warning("%s: new queues could not be looked for: %s", self._choice, error)
+            return list(self._known)
+
+    def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+        with self._lock:
+            connection = self._connected()
+            for broker_name, some in by_broker.items():
+                if broker_name not in self._asked:
+                    self._asked[broker_name] = connection.pool.submit(connection.queues.bounds, some)
+            asked = {broker_name: self._asked[broker_name] for broker_name in by_broker}
+        wait(asked.values(), None if all_of_them else ANSWER_TIMEOUT_S)
+        found: dict[MessageQueue, QueueBounds] = {}
+        for broker_name, answer in asked.items():
+            found |= self._answer(broker_name, answer, all_of_them)
+        return {queue: found[queue] for queue in queues if queue in found}
+
+    def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        source = self._source()
+        edge = streaming_edge(self._starting, self._choice.now(source))
+        starts = edge.resolve(source, queues)
+        if edge.by_time and self._starting.get("starting_offsets_by_timestamp_strategy", "error") == "error":
+            require_matches(edge, starts, source.bounds(queues))
+        return starts
+
+    def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+        """The queues of topics that are no choice any more, or that have not been found for DELETED_AFTER_S."""
+        with self._lock:
+            there, now_s = {queue.topic for queue in self._known}, self._clock()
+            for topic in there & self._missing_since_s.keys():
+                del self._missing_since_s[topic]
+            gone = set()
+            for topic in {queue.topic for queue in queues} - there:
+                since_s = self._missing_since_s.setdefault(topic, now_s)
+                if topic not in self._choice or now_s >= since_s + DELETED_AFTER_S:
+                    gone.add(topic)
+        return [queue for queue in queues if queue.topic in gone]
+
+    def hosts(self, broker_name: str) -> Sequence[str]:
+        return ()
+
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
+        if self._commits is None:
+            return True
+        with self._lock:
+            self._connected()
+        return self._commits.commit(offsets)
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._search, self._asked, self._looked_s = None, {}, float("-inf")
+        if connection is not None:
+            connection.close(keep=self._client)
+
+    def _answer(
+        self, broker_name: str, answer: Future[Mapping[MessageQueue, QueueBounds]], needed: bool
+    ) -> Mapping[MessageQueue, QueueBounds]:
+        """The bounds that a broker group has told, nothing if it is still being asked or has failed."""
+        if not answer.done():
+            problem = f"no answer in {ANSWER_TIMEOUT_S:g} s"
+        else:
+            with self._lock:
+                if self._asked.get(broker_name) is answer:
+                    del self._asked[broker_name]
+            try:
+                found = answer.result()
+            except RaymqError as error:
+                if needed:
+                    raise
+                problem = str(error)
+            else:
+                self._silent.discard(broker_name)
+                return found
+        if broker_name not in self._silent:
+            self._silent.add(broker_name)
+            logger.warning("%s: batches go on without new messages of %s: %s", self._choice, broker_name, problem)
+        return {}
+
+    def _look(self, connection: _Connection, *, tolerant: bool) -> list[MessageQueue]:
+        """The queues of the topics that there are now."""
+        found: list[MessageQueue] = []
+        for topic in self._choice.now(connection.queues):
+            try:
+                found += connection.queues.queues(topic)
+            except TopicNotExistError:
+                if not tolerant and self._choice.pattern is None:
+                    raise
+        return sorted(found)
+
+    def _source(self) -> ScanSource:
+        with self._lock:
+            return self._connected().queues
+
+    def _connected(self) -> _Connection:
+        """Called with the lock."""
+        if self._connection is None:
+            self._connection = _Connection(self._client if self._client is not None else connect())
+        return self._connection
+
+
+class _Connection:
+    """A client, and the threads that ask through it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.queues = ClusterQueues(client.routes, client.storages)
+        self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
+
+    def close(self, keep: Client | None) -> None:
+        """End the threads, and the client unless it is `keep`. Calls under way end by themselves."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        if self._client is not keep:
+            self._client.close()

@@ -1,0 +1,193 @@
+"""The decisions of a streaming query: where its next batch ends, and what each task of a batch reads.
+
+Pure: no Spark, no cluster, no clock. The end of the batch before and the queues' bounds come in, StreamOffsets go out,
+and a batch's parts depend on nothing but the StreamOffsets of two neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raydp_jobs.stream.offsets import StreamOffsets
+from raymq.consumer.subscription import ALL
+from raymq.errors import DataLossError
+from raymq.message import MessageQueue
+from raymq.protocol.store import QueueBounds
+from raymq.scan.offsets import EARLIEST, LATEST
+from raymq.scan.partitions import ScanPartition, plan_partitions
+from raymq.scan.ranges import OffsetRange, bounded_range, check_count, limit_ranges
+
+TASK_MIN_MESSAGES = 2_000
+"""Fewer messages than this are not worth a Spark task of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The options that bound a batch.
+
+    `max_offsets`: the most offsets in a batch; `min_offsets`: the fewest that make one, as long as the caller is
+    patient. `min_partitions`: at least so many Spark partitions. `parallelism`: the tasks that run at one time, which a
+    large batch is cut for. `fail_on_data_loss`: lost messages are an error, else they are left out.
+    """
+
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    min_partitions: int | None = None
+    parallelism: int = 1
+    tags: str = ALL
+    fail_on_data_loss: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("max_offsets_per_trigger", self.max_offsets)
+        check_count("min_offsets_per_trigger", self.min_offsets)
+        check_count("min_partitions", self.min_partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class LostOffsets:
+    """Offsets of a queue that the query should have read and never will: [`start_offset`, `end_offset`)."""
+
+    queue: MessageQueue
+    start_offset: int
+    end_offset: int
+
+    def __str__(self) -> str:
+        return f"{self.queue}: offsets {self.start_offset} to {self.end_offset - 1} are gone"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The end of the next batch, and the lost messages that it leaves out. `offsets` None: there is nothing to read."""
+
+    offsets: StreamOffsets | None
+    lost: tuple[LostOffsets, ...] = ()
+
+
+def plan_batch(
+    previous: StreamOffsets | None,
+    bounds: Mapping[MessageQueue, QueueBounds],
+    limits: BatchLimits,
+    *,
+    starts: Mapping[MessageQueue, int] | None = None,
+    until: Mapping[MessageQueue, int] | None = None,
+    patient: bool = False,
+) -> BatchPlan:
+    """The batch after `previous` (None: the query's first one, which there always is) in the queues of `bounds`.
+
+    A queue that `previous` does not know begins at its offset in `starts`, which may be EARLIEST or LATEST, else at its
+    first message. One that `bounds` does not know, because its broker group does not answer or its topic was deleted,
+    stays where it is. `until`: nothing is read from these offsets on, nor from other queues. `patient`: fewer messages
+    than `limits.min_offsets` are left for later.
+
+    With `limits.fail_on_data_loss`, DataLossError for offsets that are gone and OffsetOutOfRangeError for a start
+    beyond a queue's end. Without, such a queue goes on as RocketMQ's consumers do: at the first offset that it holds
+    where older ones were deleted or it began anew at 0, else at its end.
+    """
+    known = previous.offsets if previous is not None else {}
+    begins: dict[MessageQueue, int] = {}
+    lost: list[LostOffsets] = []
+    for queue in sorted(bounds):
+        if queue in known:
+            loss = _loss(queue, known[queue], bounds[queue])
+            begins[queue] = known[queue] if loss is None else _go_on(known[queue], bounds[queue])
+            lost += [loss] if loss is not None else []
+        else:
+            start = (starts or {}).get(queue, EARLIEST)
+            begins[queue] = _begin(queue, bounds[queue], start, fail_on_data_loss=limits.fail_on_data_loss)
+    if lost and limits.fail_on_data_loss:
+        raise DataLossError(
+            f"{'; '.join(map(str, lost))}. The query has not read them; pass fail_on_data_loss=False to go on with "
+            "what is left"
+        )
+    available = [
+        OffsetRange(*_names(queue), begin, end)
+        for queue, begin in begins.items()
+        if (end := _end(queue, bounds[queue], until)) > begin
+    ]
+    total = sum(one.size for one in available)
+    if previous is not None and not lost and (not total or (patient and total < (limits.min_offsets or 0))):
+        return BatchPlan(None)
+    return BatchPlan(_offsets_after(previous, begins, limit_ranges(available, limits.max_offsets), limits), tuple(lost))
+
+
+def forget_queues(previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
+    """`previous` without queues whose topic does not exist any more."""
+    kept = {queue: offset for queue, offset in previous.offsets.items() if queue not in queues}
+    return StreamOffsets(kept, {}, previous.partitions, previous.tags)
+
+
+def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[OffsetRange]:
+    """The ranges of the batch that ends at `end`, sorted by queue. `previous` is the end of the batch before."""
+    known = previous.offsets if previous is not None else {}
+    return [
+        OffsetRange(*_names(queue), start, end.offsets[queue])
+        for queue in sorted(end.offsets)
+        if (start := end.starts.get(queue, known.get(queue, end.offsets[queue]))) < end.offsets[queue]
+    ]
+
+
+def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list[ScanPartition]:
+    """The parts of that batch, one for each Spark partition: the same arguments always give the same parts."""
+    ranges = batch_ranges(previous, end)
+    per_part = -(-sum(one.size for one in ranges) // end.partitions)
+    return plan_partitions(
+        _Counts(), ranges, partition_bytes=max(1, per_part), min_partitions=end.partitions, parallelism=1
+    )
+
+
+class _Counts:
+    """Says that each message has one byte, so that parts are made by their numbers of messages, which do not change."""
+
+    def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
+        return [[one.size] for one in ranges]
+
+
+def _offsets_after(
+    previous: StreamOffsets | None,
+    begins: Mapping[MessageQueue, int],
+    ranges: Sequence[OffsetRange],
+    limits: BatchLimits,
+) -> StreamOffsets:
+    """The end of a batch of `ranges`, in queues that begin at `begins`."""
+    offsets = dict(previous.offsets) if previous is not None else {}
+    starts: dict[MessageQueue, int] = {}
+    ends = {one.queue: one.end_offset for one in ranges}
+    for queue, begin in begins.items():
+        # A new queue without messages in this batch is still new for the next one; the first batch fixes all begins.
+        if previous is not None and queue not in offsets and queue not in ends:
+            continue
+        if offsets.get(queue) != begin:
+            starts[queue] = begin
+        offsets[queue] = ends.get(queue, begin)
+    worth = -(-sum(one.size for one in ranges) // TASK_MIN_MESSAGES)
+    partitions = max(limits.min_partitions or 1, min(limits.parallelism, worth), 1)
+    return StreamOffsets(offsets, starts, partitions, limits.tags)
+
+
+def _names(queue: MessageQueue) -> tuple[str, str, int]:
+    return queue.topic, queue.broker_name, queue.queue_id
+
+
+def _begin(queue: MessageQueue, bounds: QueueBounds, start: int, *, fail_on_data_loss: bool) -> int:
+    """The offset at which a queue begins that is new to the query."""
+    if start == LATEST:
+        return bounds.max_offset
+    return bounded_range(queue, bounds, start, LATEST, fail_on_data_loss=fail_on_data_loss).start_offset
+
+
+def _loss(queue: MessageQueue, position: int, bounds: QueueBounds) -> LostOffsets | None:
+    if position < bounds.min_offset:
+        return LostOffsets(queue, position, bounds.min_offset)
+    if position > bounds.max_offset:
+        return LostOffsets(queue, bounds.max_offset, position)
+    return None
+
+
+def _go_on(position: int, bounds: QueueBounds) -> int:
+    """The offset at which a queue that has lost `position` is read on."""
+    return bounds.min_offset if position < bounds.min_offset or not bounds.min_offset else bounds.max_offset
+
+
+def _end(queue: MessageQueue, bounds: QueueBounds, until: Mapping[MessageQueue, int] | None) -> int:
+    return bounds.max_offset if until is None else min(bounds.max_offset, until.get(queue, 0))

@@ -1,0 +1,176 @@
+"""TopicSource answers the questions of Spark's streaming engine: where the next batch may end, and what is in a batch.
+
+No Spark in here, and no Ray: raydp_jobs.stream.spark_source has Spark ask, a StreamCluster knows the cluster. One
+object serves all queries that are started from one DataFrame, each with an id and a thread of its own. It keeps nothing
+that a query could not do without: all that matters is in the offsets, which are JSON texts (raydp_jobs.stream.offsets).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from raydp_jobs.stream.offsets import StreamOffsets
+from raydp_jobs.stream.planner import BatchLimits, BatchPlan, batch_partitions, forget_queues, plan_batch
+from raydp_jobs.stream.progress import lag_metrics
+from raymq.errors import DataLossError
+from raymq.message import MessageQueue
+from raymq.protocol.store import QueueBounds
+from raymq.scan.partitions import ScanPartition
+
+IDLE_POLL_INTERVAL_S: Final = 0.1
+"""An idle query asks for the queues' ends this often. Spark itself would ask every 10 ms."""
+
+logger = logging.getLogger(__name__)
+
+
+class StreamCluster(Protocol):
+    """The cluster as a streaming source needs it. Thread-safe."""
+
+    def queues(self) -> Sequence[MessageQueue]:
+        """The queues of the topics to read, as far as known: new ones are found within seconds."""
+        ...
+
+    def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
+        """The bounds of queues now. A broker group that does not answer is left out, or an error if `all_of_them`."""
+        ...
+
+    def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        """The offset at which a new query starts in each queue, by its options; or EARLIEST or LATEST."""
+        ...
+
+    def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+        """The queues among these whose topic does not exist any more."""
+        ...
+
+    def hosts(self, broker_name: str) -> Sequence[str]:
+        """The hosts on whose disks a broker group's messages are."""
+        ...
+
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
+        """Note that all messages before `offsets` are done; False if the cluster could not, which is no error here."""
+        ...
+
+    def close(self) -> None:
+        """No query reads any more; another may begin later."""
+        ...
+
+
+@dataclass(slots=True)
+class _Query:
+    """A running query. `until`: its fixed end, with the trigger availableNow. `latest`: the queues' ends as last seen.
+    `committed`: the last offsets that the cluster knows are done."""
+
+    until: Mapping[MessageQueue, int] | None = None
+    latest: dict[MessageQueue, int] = field(default_factory=dict)
+    polled_s: float = float("-inf")
+    batch_s: float = float("-inf")
+    committed: str | None = None
+
+
+class TopicSource:
+    """The source of the queries of one DataFrame. `query_id` is Spark's, of the query that asks.
+
+    `max_trigger_delay_s`: a batch with fewer messages than `limits.min_offsets` waits no longer than this for more.
+    """
+
+    def __init__(
+        self,
+        cluster: StreamCluster,
+        limits: BatchLimits,
+        *,
+        max_trigger_delay_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._cluster, self._limits, self._max_trigger_delay_s = cluster, limits, max_trigger_delay_s
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._queries: dict[str, _Query] = {}
+
+    @property
+    def limited(self) -> bool:
+        """True if an option bounds the size of a batch."""
+        return self._limits.max_offsets is not None or self._limits.min_offsets is not None
+
+    def latest_offset(self, query_id: str, start: str | None, *, unlimited: bool) -> str | None:
+        """The end of the batch after `start` (None: the first batch), or `start` when there is nothing to read.
+
+        Spark asks once the batch that ends at `start` is done, so this is where that is committed. `unlimited`: the
+        batch is to have all there is. DataLossError, as raydp_jobs.stream.planner.plan_batch.
+        """
+        query = self._query(query_id)
+        previous = StreamOffsets.from_json(start) if start is not None else None
+        if start is not None and previous is not None and query.committed != start:
+            query.committed = start if self._cluster.commit(previous.offsets) else query.committed
+        plan = self._plan(query, previous, unlimited=unlimited)
+        for loss in plan.lost:
+            logger.warning("%s; reading on without them, as fail_on_data_loss=False says", loss)
+        if plan.offsets is None:
+            return start
+        query.batch_s = self._clock()
+        return plan.offsets.to_json()
+
+    def prepare_available_now(self, query_id: str) -> None:
+        """Fix the end of a query with the trigger availableNow: the queues' ends now."""
+        bounds = self._cluster.bounds(self._cluster.queues(), all_of_them=True)
+        self._query(query_id).until = {queue: one.max_offset for queue, one in bounds.items()}
+
+    def report_latest_offset(self, query_id: str) -> str:
+        """The queues' ends as the query last saw them, for its progress."""
+        return StreamOffsets(self._query(query_id).latest).to_json()
+
+    def metrics(self, query_id: str, end: str | None) -> dict[str, str]:
+        """The lag of a query that has read up to `end`, for its progress."""
+        return lag_metrics(StreamOffsets.from_json(end) if end is not None else None, self._query(query_id).latest)
+
+    def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str]:
+        """The parts of the batch between two offsets, each with the hosts to read it on, and its tags."""
+        after = StreamOffsets.from_json(end)
+        parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
+        return [(part, self._cluster.hosts(part.broker_name)) for part in parts], after.tags
+
+    def stop(self, query_id: str) -> None:
+        """Forget a query that has ended. The last one closes the cluster."""
+        with self._lock:
+            self._queries.pop(query_id, None)
+            last = not self._queries
+        if last:
+            self._cluster.close()
+
+    def _query(self, query_id: str) -> _Query:
+        with self._lock:
+            return self._queries.setdefault(query_id, _Query())
+
+    def _plan(self, query: _Query, previous: StreamOffsets | None, *, unlimited: bool) -> BatchPlan:
+        self._sleep(max(0.0, query.polled_s + IDLE_POLL_INTERVAL_S - self._clock()))
+        queues = self._cluster.queues()
+        limits = replace(self._limits, max_offsets=None, min_offsets=None) if unlimited else self._limits
+        # Before the bounds, for times: a message that comes in between must not be taken for an earlier one.
+        starts = self._cluster.starts(queues) if previous is None else None
+        if previous is not None:
+            previous = self._without_deleted(previous, queues)
+            queues = sorted({*queues, *previous.offsets})
+        bounds = self._cluster.bounds(queues, all_of_them=previous is None)
+        query.polled_s = self._clock()
+        query.latest |= {queue: one.max_offset for queue, one in bounds.items()}
+        patient = query.until is None and query.polled_s < query.batch_s + self._max_trigger_delay_s
+        return plan_batch(previous, bounds, limits, starts=starts, until=query.until, patient=patient)
+
+    def _without_deleted(self, previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
+        missing = sorted(previous.offsets.keys() - set(queues))
+        deleted = self._cluster.deleted(missing) if missing else []
+        if not deleted:
+            return previous
+        topics = ", ".join(sorted({queue.topic for queue in deleted}))
+        if self._limits.fail_on_data_loss:
+            raise DataLossError(
+                f"{topics}: deleted while a query reads it, or not among its topics any more; messages that the query "
+                "has not read may be lost. Pass fail_on_data_loss=False to go on without it"
+            )
+        logger.warning("%s: deleted, or not among the query's topics any more; reading on without it", topics)
+        return forget_queues(previous, deleted)

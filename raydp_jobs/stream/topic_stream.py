@@ -1,0 +1,91 @@
+"""`stream_topic`: topics as a streaming DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, TypedDict, Unpack
+
+import pyarrow as pa
+import ray
+from pyspark.sql import DataFrame, SparkSession
+
+from raydp_jobs.source.reader import read_ranges, spark_schema
+from raydp_jobs.stream.cluster import TopicChoice, TopicCluster
+from raydp_jobs.stream.planner import BatchLimits
+from raydp_jobs.stream.source import TopicSource
+from raydp_jobs.stream.spark_source import stream_frame
+from raymq.client import Client
+from raymq.consumer.subscription import ALL, Subscription
+from raymq.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
+from raymq.scan.ranges import OffsetRange, check_options
+
+MAX_TRIGGER_DELAY_S: Final = 900.0
+
+
+class StartingOptions(TypedDict, total=False):
+    """The options that say where a query without a checkpoint begins; the latest offset if none is given. A restarted
+    query goes on from its checkpoint."""
+
+    starting_offsets: OffsetsOption | None
+    starting_timestamp: TimestampOption | None
+    starting_offsets_by_timestamp: TimestampsOption | None
+    starting_offsets_by_timestamp_strategy: TimestampStrategy
+
+
+def stream_topic(
+    spark: SparkSession,
+    topic: str | Sequence[str] | None = None,
+    *,
+    topic_pattern: str | None = None,
+    columns: Sequence[str] | None = None,
+    tags: str = ALL,
+    max_offsets_per_trigger: int | None = None,
+    min_offsets_per_trigger: int | None = None,
+    max_trigger_delay_s: float = MAX_TRIGGER_DELAY_S,
+    min_partitions: int | None = None,
+    fail_on_data_loss: bool = True,
+    commit_group: str | None = None,
+    client: Client | None = None,
+    **starting: Unpack[StartingOptions],
+) -> DataFrame:
+    """The messages of topics as they come, as a streaming DataFrame with the columns of `read_topic`, or with these
+    `columns` of them.
+
+    Options as in Spark's Kafka source. A new query begins where the `starting` options say, by default at the latest
+    offset; a restarted one where its checkpoint says, with a batch that was not finished again as it was: the same rows
+    in the same partitions. New queues, and new topics of a `topic_pattern`, are found within seconds and read from
+    their first message. A batch has `max_offsets_per_trigger` offsets at most, and waits up to `max_trigger_delay_s`
+    for `min_offsets_per_trigger`. `tags` filters like a subscription, ``"paid || refunded"``. `commit_group`: the
+    consumer group to which the offsets of finished batches are committed, so that `raymq group describe` has the
+    query's lag. `client`: what `raymq.connect()` gave, to be kept open over the queries; else a connection is made.
+
+    Order holds within a queue and partition. Raises as `select_topics`, `Subscription.parse` and TopicNotExistError
+    for a topic that was named, before anything starts. With `fail_on_data_loss` a query fails when messages that it has
+    not read were deleted; without, it leaves them out with a warning.
+    """
+    Subscription.parse("any", tags)
+    check_options(starting)
+    schema = spark_schema(columns)
+    choice = TopicChoice(topic, topic_pattern)
+    cluster = TopicCluster(choice, starting, group=commit_group, client=client)
+    limits = BatchLimits(
+        max_offsets=max_offsets_per_trigger,
+        min_offsets=min_offsets_per_trigger,
+        min_partitions=min_partitions,
+        parallelism=spark.sparkContext.defaultParallelism,
+        tags=tags,
+        fail_on_data_loss=fail_on_data_loss,
+    )
+    try:
+        cluster.starts(cluster.queues())  # so that every option is checked now
+        address = ray.get_runtime_context().gcs_address
+    finally:
+        cluster.close()
+    names = schema.names
+
+    def read(ranges: Sequence[OffsetRange], expression: str) -> Iterable[pa.RecordBatch]:
+        wanted = Subscription.parse("any", expression).tags
+        return read_ranges(ranges, address, wanted, fail_on_data_loss, names)
+
+    source = TopicSource(cluster, limits, max_trigger_delay_s=max_trigger_delay_s)
+    return stream_frame(spark, source, read, schema, str(choice))

@@ -1,0 +1,122 @@
+"""Topics that are nothing but numbers, for a stream without a cluster: message 12 of a queue is made, not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from raydp_jobs.stream.source import StreamCluster
+from raymq.consumer.subscription import Subscription
+from raymq.errors import DataLossError, ServiceNotAvailableError
+from raymq.message import MessageQueue
+from raymq.protocol.store import QueueBounds
+from raymq.scan.offsets import EARLIEST
+from raymq.scan.ranges import OffsetRange
+
+SCHEMA = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("broker_name", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("tags", StringType()),
+        StructField("born_timestamp", TimestampType()),
+    ]
+)
+BORN = datetime(2026, 1, 1, tzinfo=UTC)
+"""The message at offset 0 of each queue was born then, each further one a second later; even ones are tagged paid."""
+
+Row = tuple[str, str, int, int]
+"""Topic, broker name, queue id and offset of a message."""
+
+
+class FakeTopics(StreamCluster):
+    """`held`: the offsets in each queue, first and next one. `silent`: broker groups that do not answer."""
+
+    def __init__(self, held: Mapping[MessageQueue, tuple[int, int]], *, start: int = EARLIEST) -> None:
+        self.held, self.start = dict(held), start
+        self.silent: set[str] = set()
+        self.gone: set[MessageQueue] = set()
+        self.near: dict[str, Sequence[str]] = {}
+        self.committed: list[dict[MessageQueue, int]] = []
+        self.commits_fail = False
+        self.asked = self.closed = 0
+
+    def append(self, queue: MessageQueue, count: int) -> None:
+        low, high = self.held.get(queue, (0, 0))
+        self.held[queue] = low, high + count
+
+    def queues(self) -> Sequence[MessageQueue]:
+        return sorted(self.held)
+
+    def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
+        self.asked += 1
+        if all_of_them and self.silent:
+            raise ServiceNotAvailableError(f"{sorted(self.silent)} do not answer")
+        return {queue: QueueBounds(*self.held[queue], 0) for queue in queues if queue.broker_name not in self.silent}
+
+    def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return dict.fromkeys(queues, self.start)
+
+    def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+        return [queue for queue in queues if queue in self.gone]
+
+    def hosts(self, broker_name: str) -> Sequence[str]:
+        return self.near.get(broker_name, ())
+
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
+        if not self.commits_fail:
+            self.committed.append(dict(offsets))
+        return not self.commits_fail
+
+    def close(self) -> None:
+        self.closed += 1
+
+    @property
+    def messages(self) -> set[Row]:
+        return {row for queue, held in self.held.items() for row in rows(queue, *held)}
+
+
+def rows(queue: MessageQueue, start: int, end: int) -> set[Row]:
+    """The messages of a queue at offsets [`start`, `end`)."""
+    return {(queue.topic, queue.broker_name, queue.queue_id, offset) for offset in range(start, end)}
+
+
+def read(ranges: Iterable[OffsetRange], expression: str) -> Iterator[pa.RecordBatch]:
+    """In a Spark worker: the messages of ranges, several batches of each."""
+    tags = Subscription.parse("any", expression).tags
+    for one in ranges:
+        for first in range(one.start_offset, one.end_offset, 100):
+            offsets = [
+                offset for offset in range(first, min(first + 100, one.end_offset)) if not tags or _tag(offset) in tags
+            ]
+            yield _batch(one, offsets)
+
+
+def read_but_lost(ranges: Iterable[OffsetRange], expression: str) -> Iterator[pa.RecordBatch]:
+    """As `read`, where everything has been deleted before a worker came to read it."""
+    for one in ranges:
+        raise DataLossError(f"{one.queue}: offsets {one.start_offset} to {one.end_offset - 1} are not on disk")
+    yield from ()
+
+
+def _batch(one: OffsetRange, offsets: list[int]) -> pa.RecordBatch:
+    columns: dict[str, Any] = {
+        "topic": [one.topic] * len(offsets),
+        "broker_name": [one.broker_name] * len(offsets),
+        "queue_id": pa.array([one.queue_id] * len(offsets), pa.int32()),
+        "queue_offset": offsets,
+        "tags": [_tag(offset) for offset in offsets],
+        "born_timestamp": pa.array(
+            [BORN + timedelta(seconds=offset) for offset in offsets], pa.timestamp("us", tz="UTC")
+        ),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _tag(offset: int) -> str:
+    return "late" if offset % 2 else "paid"
