@@ -80,7 +80,7 @@ class TopicCluster(StreamCluster):
     ) -> None:
         self._choice, self._starting, self._client, self._clock = choice, starting, client, clock
         self._commits = GroupCommits(group) if group is not None else None
-        self._lock = threading.Lock()
+        self._lock, self._committing = threading.Lock(), threading.Lock()
         self._connection: _Connection | None = None
         self._known: list[MessageQueue] = []
         self._looked_s = float("-inf")
@@ -152,7 +152,8 @@ class TopicCluster(StreamCluster):
             return True
         with self._lock:
             self._connected()
-        return self._commits.commit(offsets)
+        with self._committing:
+            return self._commits.commit(offsets)
 
     def close(self) -> None:
         with self._lock:

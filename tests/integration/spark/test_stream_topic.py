@@ -1,0 +1,80 @@
+"""A topic as a stream, on one machine: RayDP's executors read it, and a consumer group shows how far the query is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import raymq
+from raydp_jobs import spark_session, stream_progress, stream_topic
+from tests.support.clusters.cluster import Sandbox
+from tests.support.history.waiting import eventually
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
+    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
+    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
+    with spark_session("raymq-stream-test", executor_memory="512m", configs=configs) as session:
+        yield session
+
+
+class Bodies:
+    """A sink for `foreachBatch` that counts the bodies it has got."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[bytes] = Counter()
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        self.counts.update(bytes(row.body) for row in batch.select("body").collect())
+
+
+def send(mq: raymq.Client, topic: str, bodies: range) -> None:
+    with mq.producer("stream-test") as producer:
+        producer.send_batch([raymq.Message(topic, b"%d" % number, tags="paid") for number in bodies])
+
+
+def bodies(numbers: range) -> dict[bytes, int]:
+    return {b"%d" % number: 1 for number in numbers}
+
+
+def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_its_lag(
+    mq: raymq.Client, spark: SparkSession, tmp_path: Path
+) -> None:
+    mq.admin.create_topic("stream-orders", queues=3)
+    send(mq, "stream-orders", range(500))
+    frame = stream_topic(
+        spark, "stream-orders", starting_offsets="earliest", commit_group="stream-billing", client=mq, tags="paid"
+    )
+    sink = Bodies()
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.start()
+    eventually(lambda: sink.counts == bodies(range(500)), "the messages sent before the query")
+    send(mq, "stream-orders", range(500, 800))
+    eventually(lambda: sink.counts == bodies(range(800)), "the messages sent during the query")
+    eventually(lambda: mq.admin.group_summary("stream-billing").lag == 0, "the commit of the last batch")
+    query.stop()
+    [progress] = stream_progress(query)
+    assert (progress.source, progress.lag) == ("raymq[stream-orders]", 0)
+    assert progress.end_offsets == progress.latest_offsets
+    assert sum(sum(by_id.values()) for by_id in progress.end_offsets["stream-orders"].values()) == 800
+
+    mq.admin.update_topic("stream-orders", queues=4)
+    send(mq, "stream-orders", range(800, 900))
+    summary = mq.admin.group_summary("stream-billing")
+    assert (summary.lag, {entry.queue.topic for entry in summary.queues}) == (100, {"stream-orders"})
+    again = writer.trigger(availableNow=True).start()
+    assert again.awaitTermination(60)
+    assert sink.counts == bodies(range(900))
+    assert mq.admin.group_summary("stream-billing").lag == 0
