@@ -3,6 +3,7 @@
     session.py    a Spark session from RayDP, with the Java and the settings it needs
     source/       `read_topic`: the parts of a read (raymq.scan), read by Python workers in Spark's executors
     stream/       `stream_topic`: topics as a streaming DataFrame, and the progress of its queries
+    sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once
 
 The names are resolved when they are first used, so that other modules here can be imported without Spark.
 """
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raydp_jobs.session import spark_session
+    from raydp_jobs.sink.writer import topic_sink, write_topic
     from raydp_jobs.source.reader import read_topic
     from raydp_jobs.stream.progress import stream_progress
     from raydp_jobs.stream.topic_stream import stream_topic
 
-__all__ = ["read_topic", "spark_session", "stream_progress", "stream_topic"]
+__all__ = ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
 
 _MODULES = {
     "read_topic": "raydp_jobs.source.reader",
     "spark_session": "raydp_jobs.session",
     "stream_progress": "raydp_jobs.stream.progress",
     "stream_topic": "raydp_jobs.stream.topic_stream",
+    "topic_sink": "raydp_jobs.sink.writer",
+    "write_topic": "raydp_jobs.sink.writer",
 }
 
 

@@ -35,7 +35,7 @@ from raymq.errors import (
     RaymqError,
     SendUnknownError,
 )
-from raymq.message import MessageQueue, SendStatus
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
 from raymq.names import SYSTEM_PREFIX, check_user_topic
 from raymq.producer.completion import Acknowledged, Outcome
 from raymq.producer.producer import Producer
@@ -129,12 +129,9 @@ class RepeatableWriter(Closing):
             raise
 
     def _write(self, table: pa.Table | pa.RecordBatch) -> None:
-        plain, times = _split_times(table)
-        rows = TableRows(self.topic, plain)
-        for first in range(0, rows.count, CHECK_ROWS):
-            rows.check(first, CHECK_ROWS, self._producer.settings.max_message_size_bytes)
+        longest = self._producer.settings.max_message_size_bytes
+        rows, times = check_rows(self.topic, table, longest, fixed=self._now_ms is not None)
         if times is not None and times.null_count < rows.count:
-            check_deliver_times(times, fixed=self._now_ms is not None)
             self._ask_timers()
         route = self._route()
         for first in range(0, rows.count, TABLE_SLICE_ROWS):
@@ -232,6 +229,24 @@ class RepeatableWriter(Closing):
             return route
 
         return persist_until(time.monotonic() + self._timeout_s, look)
+
+
+def check_rows(
+    topic: str,
+    table: pa.Table | pa.RecordBatch,
+    max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES,
+    *,
+    fixed: bool = True,
+) -> tuple[TableRows, pa.Array | None]:
+    """Check the rows of a table as `RepeatableWriter.write` does; the rows, and their deliver times in ms since 1970.
+    `fixed`: the time from which those count is."""
+    plain, times = _split_times(table)
+    rows = TableRows(topic, plain)
+    for first in range(0, rows.count, CHECK_ROWS):
+        rows.check(first, CHECK_ROWS, max_body_bytes)
+    if times is not None:
+        check_deliver_times(times, fixed=fixed)
+    return rows, times
 
 
 class _UnderWay:

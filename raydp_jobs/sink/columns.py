@@ -1,0 +1,135 @@
+"""The columns of a DataFrame that is written to a topic: their check in the driver, and the order of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+from pyspark.sql import Column, DataFrame, functions, types
+
+from raymq.errors import InvalidArgumentError
+
+Sort = Literal["auto", "always", "never"]
+
+
+def _is_texts(kind: types.DataType) -> bool:
+    return isinstance(kind, types.ArrayType) and isinstance(kind.elementType, types.StringType)
+
+
+def _is_text_map(kind: types.DataType) -> bool:
+    is_text = isinstance(kind, types.MapType) and isinstance(kind.keyType, types.StringType)
+    return is_text and isinstance(kind.valueType, types.StringType)
+
+
+_KINDS: Final[dict[str, tuple[Callable[[types.DataType], bool], str, str]]] = {
+    "body": (
+        lambda kind: isinstance(kind, (types.BinaryType, types.StringType)),
+        "binary or string",
+        "F.to_json(F.struct(…)) makes one string of several columns, F.col('body').cast('string') one of a number",
+    ),
+    "tags": (lambda kind: isinstance(kind, types.StringType), "string", "F.col('tags').cast('string')"),
+    "keys": (
+        lambda kind: isinstance(kind, types.StringType) or _is_texts(kind),
+        "string or array of strings",
+        "F.array(F.col('keys').cast('string'))",
+    ),
+    "properties": (
+        _is_text_map,
+        "map of string to string",
+        "F.create_map(F.lit('name'), F.col('value').cast('string'))",
+    ),
+    "sharding_key": (
+        lambda kind: isinstance(
+            kind, (types.StringType, types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+        ),
+        "string or whole number",
+        "F.col('sharding_key').cast('string')",
+    ),
+    "deliver_time": (
+        lambda kind: isinstance(kind, types.TimestampType),
+        "timestamp",
+        "F.col('deliver_time').cast('timestamp')",
+    ),
+}
+"""By column: its type, that type's name, and an expression that makes it."""
+
+
+def check_columns(df: DataFrame) -> None:
+    """InvalidArgumentError, which names everything that is wrong with the columns and how to mend it, unless the rows
+    of `df` can be written to a topic."""
+    names = df.columns
+    wrong = [] if "body" in names else ["column 'body' is missing: name one so, with df.withColumnRenamed(…, 'body')"]
+    wrong += [f"column {name!r} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    known = [name for name in names if name in _KINDS]
+    unknown = [name for name in names if name not in _KINDS]
+    if unknown:
+        chosen = ", ".join(repr(name) for name in dict.fromkeys(["body", *known]))
+        wrong.append(
+            f"a message has no {', '.join(map(repr, unknown))}: leave columns out with df.select({chosen}), or put "
+            "them into 'properties' or 'body'"
+        )
+    for field in df.schema:
+        if field.name in _KINDS:
+            fits, expected, mend = _KINDS[field.name]
+            if not fits(field.dataType):
+                wrong.append(f"column {field.name!r} is {field.dataType.simpleString()}, not {expected}: use {mend}")
+    if wrong:
+        raise InvalidArgumentError(f"this DataFrame cannot be written to a topic: {'; '.join(wrong)}")
+
+
+def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
+    """`df` with rows that come in the same order each time a partition is computed.
+
+    Rows that came through an exchange do not by themselves, so with "auto" those are sorted within their partition: by
+    the order that the DataFrame has already, then by a hash of all columns, then by the columns. InvalidArgumentError
+    for another `sort`.
+    """
+    if sort not in ("auto", "always", "never"):
+        raise InvalidArgumentError(f"sort is 'auto', 'always' or 'never', not {sort!r}")
+    if sort == "never" or (sort == "auto" and not has_exchange(df)):
+        return df
+    given = _present_order(df)
+    if given is None:
+        return df  # sorted by columns that were dropped since: their order cannot be given again
+    values = [_sortable(field) for field in df.schema]
+    return df.sortWithinPartitions(*given, functions.xxhash64(*values), *values)
+
+
+def has_exchange(df: DataFrame) -> bool:
+    """True if rows come from another stage's tasks, in whatever order those end."""
+    execution = df._jdf.queryExecution()
+    plan = execution.executedPlan().toString()
+    if "Exchange" in plan:
+        return True
+    if "ExistingRDD" not in plan:  # which hides what it was made by, as a streaming query's batch does
+        return False
+    return "Shuffled" in execution.toRdd().toDebugString()
+
+
+def is_adaptive(df: DataFrame) -> bool:
+    """True if the number of partitions is not known before the stages that they are made from have run."""
+    return bool(df._jdf.queryExecution().executedPlan().toString().startswith("AdaptiveSparkPlan"))
+
+
+def partitions_of(df: DataFrame) -> int:
+    """The number of partitions; 0 if it is not known yet."""
+    return 0 if is_adaptive(df) else int(df._jdf.queryExecution().toRdd().getNumPartitions())
+
+
+def _present_order(df: DataFrame) -> Sequence[Column] | None:
+    """The order that the rows of each partition have by their plan; None if that is by columns that are not there."""
+    plan: Any = df._jdf.queryExecution().executedPlan()
+    ordering, output = plan.outputOrdering(), plan.outputSet()
+    jvm: Any = df.sparkSession._jvm
+    found = []
+    for index in range(ordering.size()):
+        order = ordering.apply(index)
+        if not order.references().subsetOf(output):
+            return None
+        found.append(Column(jvm.org.apache.spark.sql.Column(order)))
+    return found
+
+
+def _sortable(field: types.StructField) -> Column:
+    column = functions.col(f"`{field.name}`")
+    return functions.array_sort(functions.map_entries(column)) if isinstance(field.dataType, types.MapType) else column

@@ -1,0 +1,74 @@
+"""The cluster as a write to a topic uses it: in the driver, and in Spark's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+import ray
+
+from raydp_jobs.sink.partitions import Writers
+from raymq.client import Client, connect
+from raymq.message import MessageQueue
+from raymq.producer.repeatable.writer import RepeatableWriter
+
+
+class Connection(Protocol):
+    """A cluster with a topic, seen from the driver."""
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The topic's queues now. TopicNotExistError, NoPermissionError, ServiceNotAvailableError."""
+        ...
+
+    def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
+        """What makes the writers of the tasks."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClusterConnection(Connection):
+    """The raymq of the Ray cluster that this process is connected to. `client` None: each use connects. `settings` are
+    those of ProducerSettings."""
+
+    client: Client | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        with nullcontext(self.client) if self.client is not None else connect() as client:
+            return client.write_queues(topic)
+
+    def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
+        with nullcontext(self.client) if self.client is not None else connect():
+            address = ray.get_runtime_context().gcs_address
+        return ClusterWriters(address, topic, queues, now_ms, dict(self.settings))
+
+
+@dataclass(frozen=True)
+class ClusterWriters(Writers):
+    """Makes writers in a worker of the Ray cluster at `address`."""
+
+    address: str
+    topic: str
+    queues: tuple[MessageQueue, ...]
+    now_ms: int | None
+    settings: Mapping[str, Any]
+
+    def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter:
+        return _worker_client(self.address).repeatable_writer(
+            self.topic,
+            producer_id=producer_id,
+            epoch=epoch,
+            queues=self.queues,
+            first_queue=first_queue,
+            now_ms=self.now_ms,
+            **self.settings,
+        )
+
+
+@lru_cache(maxsize=1)
+def _worker_client(address: str) -> Client:
+    """This process's client, connected once and kept for its life: Spark reuses its Python workers."""
+    return connect(address)

@@ -1,0 +1,243 @@
+"""Writes DataFrames to a topic: `write_topic` for one, `topic_sink` for the batches of a streaming query.
+
+    driver    check columns ▶ fix queues, time and partitions (plans.py) ▶ sort where the order is not fixed ▶ one job
+    tasks     Arrow batches ▶ RepeatableWriter ▶ a row per queue, which the driver adds up (partitions.py)
+
+A row is stored once by (query, batch, partition, number): the query and the partition are the producer id, the batch is
+the epoch, the number gives queue and sequence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from raydp_jobs.sink.columns import Sort, check_columns, in_fixed_order, partitions_of
+from raydp_jobs.sink.connection import ClusterConnection, Connection
+from raydp_jobs.sink.partitions import RESULT_SCHEMA, TaskWrite, WriteSummary, check_partition
+from raydp_jobs.sink.plans import BatchPlan, PlanFiles
+from raymq import errors
+from raymq.client import Client
+from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.names import check_user_topic
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+_RUN_ID: Final = "spark.jobGroup.id"
+"""Spark makes the run's id the job group of a streaming query's jobs."""
+_RAISED: Final = re.compile(r"raymq\.errors\.(\w+): (.+)")
+
+Progress = Callable[[int, WriteSummary], object]
+
+
+def write_topic(
+    df: DataFrame,
+    topic: str,
+    *,
+    write_id: str | None = None,
+    plan_location: str | None = None,
+    sort: Sort = "auto",
+    check_first: bool = False,
+    client: Client | None = None,
+    **settings: Any,
+) -> WriteSummary:
+    """Write each row of `df` as a message of `topic`, and return when all are stored as durably as the cluster's
+    settings say.
+
+    Columns: `body` (binary or string); optional, and null where a row has none: `tags` (string), `keys` (string or
+    array of strings), `properties` (map of string to string), `sharding_key` (string or whole number), `deliver_time`
+    (timestamp). Rows of a partition with one sharding key go to one queue in their order, the others to all queues in
+    turn. Partitions are written in parallel by the executors; no row goes through the driver.
+
+    A task that Spark tries again, or runs twice, stores no row twice. With `write_id`, a text that names this write,
+    neither does a repeat of the whole write, in another process too, as long as `df` then has the same rows in the same
+    partitions. `plan_location`, a directory on a file system that Spark knows, keeps what a repeat relies on beside
+    that: the topic's queues and the time of the first attempt. Without it the topic must not get queues before the
+    repeat, and no `deliver_time` may be more than a day ahead.
+
+    `sort`: rows that came through an exchange (a join, an aggregation, a repartition) are in another order each time,
+    so "auto" sorts those within their partition, "always" all, "never" none (your rows come in a fixed order).
+    `check_first` reads `df` twice: first to check its rows; otherwise an illegal row ends the write in the middle.
+    `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `compression` ….
+
+    Before any job: InvalidArgumentError for columns and options, TopicNotExistError, NoPermissionError. Later
+    MessageIllegalError for a row (too large, empty body …), and ServiceNotAvailableError or SendUnknownError when a
+    broker did not come back while Spark tried each task several times. After these a part of the rows is stored.
+    """
+    if df.isStreaming:
+        raise InvalidArgumentError(
+            "write_topic writes a DataFrame that stands still; for a streaming one use "
+            f"df.writeStream.foreachBatch(topic_sink({topic!r})).option('checkpointLocation', …).start()"
+        )
+    check_user_topic(topic)
+    check_columns(df)
+    name = write_id if write_id is not None else uuid.uuid4().hex
+    if not name:
+        raise InvalidArgumentError(
+            "write_id is a text that names this write; leave it out for a write that is not repeated"
+        )
+    write = _BatchWrite(ClusterConnection(client, settings), topic, sort, check_first=check_first)
+    return write.write(df, f"batch/{name}", 0, plan_location, fixes_time=write_id is None)
+
+
+def topic_sink(
+    topic: str,
+    *,
+    name: str = "",
+    plan_location: str | None = None,
+    sort: Sort = "auto",
+    check_first: bool = False,
+    client: Client | None = None,
+    on_batch: Progress | None = None,
+    **settings: Any,
+) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` that writes each batch of a streaming query to `topic`, each row once:
+
+        query = (
+            df.writeStream.foreachBatch(topic_sink("totals"))
+            .option("checkpointLocation", path).outputMode("update").start()
+        )
+
+    Trigger, output mode and checkpoint are the query's. Columns, errors, `sort`, `check_first` and `settings` are those
+    of `write_topic`. A batch that is tried again, after a restart from the checkpoint too, adds nothing that is stored
+    already: rows are known by the query's id, which is in the checkpoint, the batch, the partition and their number.
+
+    The topic's queues, the number of partitions and the time are fixed per batch in `raymq-sink/` of the checkpoint; or
+    in `plan_location`, which a query needs that was not started by the default SparkSession. `on_batch` is called with
+    the batch's number and the WriteSummary of each batch that is stored. A query that writes to one topic twice gives
+    each of its sinks a `name` of its own.
+    """
+    check_user_topic(topic)
+    write = _BatchWrite(ClusterConnection(client, settings), topic, sort, check_first=check_first)
+    return _StreamWrite(write, name, plan_location, on_batch)
+
+
+class _BatchWrite:
+    """Writes batches to one topic."""
+
+    def __init__(self, connection: Connection, topic: str, sort: Sort, *, check_first: bool) -> None:
+        self.topic = topic
+        self._connection, self._sort, self._check_first = connection, sort, check_first
+
+    def write(self, df: DataFrame, query: str, batch: int, place: str | None, *, fixes_time: bool) -> WriteSummary:
+        """Write the rows of a batch of `query`, and keep its plan in directory `place`. `fixes_time`: deliver times
+        count from now also without a place."""
+        check_columns(df)
+        rows = in_fixed_order(df, self._sort)
+        now_ms = time.time_ns() // 1_000_000
+        queues = self._connection.queues(self.topic)
+        plan = BatchPlan(queues, now_ms if fixes_time or place else None, 0)
+        if place is not None:
+            plan = self._fixed(rows, batch, plan, place)
+        if self._check_first:
+            _collect(rows.mapInArrow(partial(_check, self.topic), RESULT_SCHEMA))
+        writers = self._connection.writers(self.topic, plan.queues, plan.time_ms)
+        task = TaskWrite(writers, _short(query, self.topic), batch)
+        return _collect(rows.mapInArrow(task, RESULT_SCHEMA))
+
+    def _fixed(self, df: DataFrame, batch: int, plan: BatchPlan, place: str) -> BatchPlan:
+        partitions = partitions_of(df)
+        files = PlanFiles(df.sparkSession, place)
+        fixed = files.fix(self.topic, batch, BatchPlan(plan.queues, plan.time_ms, partitions))
+        if partitions and fixed.partitions and partitions != fixed.partitions:
+            raise ClientStateError(
+                f"batch {batch} was begun with {fixed.partitions} partitions and has {partitions} now, so its rows "
+                "cannot be told from those that are stored: restart it with the cores and settings of then "
+                "(spark.default.parallelism, spark.sql.files.*), or put a repartition before the write"
+            )
+        return fixed
+
+
+class _StreamWrite:
+    """The function that `topic_sink` returns."""
+
+    _lock: Final = threading.Lock()
+    _written: Final[dict[tuple[str, str, str], tuple[str, int]]] = {}
+    """By query, topic and name the run and the batch that was written last, in this process."""
+
+    def __init__(self, write: _BatchWrite, name: str, place: str | None, on_batch: Progress | None) -> None:
+        self._write, self._name, self._place, self._on_batch = write, name, place, on_batch
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        """Write a batch."""
+        query, run = _present_query(df)
+        self._note(query, run, batch)
+        root = self._place if self._place is not None else f"{_checkpoint_of(query)}/raymq-sink"
+        place = "/".join(filter(None, (root.rstrip("/"), self._write.topic, self._name)))
+        summary = self._write.write(df, f"stream/{query}/{self._name}", batch, place, fixes_time=True)
+        if self._on_batch is not None:
+            self._on_batch(batch, summary)
+
+    def _note(self, query: str, run: str, batch: int) -> None:
+        key = query, self._write.topic, self._name
+        with self._lock:
+            if self._written.get(key) == (run, batch):
+                raise ClientStateError(
+                    f"batch {batch} of this query is written to {self._write.topic!r} twice, and the second write "
+                    "would be taken for a repeat of the first: give each its own topic_sink with another name=…"
+                )
+            self._written[key] = run, batch
+
+
+def _check(topic: str, batches: Any) -> Any:
+    return check_partition(topic, batches)
+
+
+def _short(query: str, topic: str) -> str:
+    """A query's part of the producer ids: short, since it is in each record."""
+    return hashlib.blake2b(f"{query}\n{topic}".encode(), digest_size=8).hexdigest()
+
+
+def _present_query(df: DataFrame) -> tuple[str, str]:
+    """The ids of the streaming query whose batch `df` is, and of its run."""
+    context = df.sparkSession.sparkContext
+    query, run = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
+    if not query:
+        raise ClientStateError(
+            "a topic_sink is a function for df.writeStream.foreachBatch; for a batch use write_topic"
+        )
+    return query, run or ""
+
+
+def _checkpoint_of(query: str) -> str:
+    """The directory of a running query's checkpoint."""
+    spark: Any = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    found = None if spark is None else spark._jsparkSession.streams().get(query)
+    if found is None:
+        raise ClientStateError(
+            "this query's checkpoint was not found, since another SparkSession started it: give topic_sink a "
+            "plan_location=…, a directory beside the checkpoint"
+        )
+    return str(found.streamingQuery().resolvedCheckpointRoot())
+
+
+def _collect(df: DataFrame) -> WriteSummary:
+    """Run the job, and add up what its tasks tell. The error of a task that Spark gave up is raymq's, where it is."""
+    try:
+        rows = df.collect()
+    except (PySparkException, Py4JJavaError) as error:
+        raised = _raised(str(error))
+        if raised is None:
+            raise
+        raise raised from error
+    return WriteSummary.of(rows)
+
+
+def _raised(text: str) -> RaymqError | None:
+    """The last error of raymq in the text of a job's failure."""
+    found = _RAISED.findall(text)
+    if not found:
+        return None
+    kind, message = found[-1]
+    known = {name: getattr(errors, name) for name in ("ClientStateError", "SystemBusyError", "ClusterNotFoundError")}
+    made: RaymqError = known.get(kind, ServiceNotAvailableError)(message.strip())
+    return made

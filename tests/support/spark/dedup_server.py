@@ -1,0 +1,129 @@
+"""A DedupStore of this process for Spark's Python workers: writers in them append to it over a socket, without Ray."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.connection import Client, Listener
+from typing import Any
+
+from raymq.errors import TopicNotExistError
+from raymq.message import MessageQueue
+from raymq.producer.repeatable.writer import RepeatableWriter
+from raymq.protocol.route import TopicRoute
+from tests.support.clients.dedup_store import DedupStore, Writers
+
+_KEY = b"tests"
+
+
+class StoreServer:
+    """Serves a store's calls to other processes. `refuse` is called with each append's number before it is stored, and
+    may raise, or kill a process whose id is its second argument."""
+
+    def __init__(self, store: DedupStore) -> None:
+        self.store = store
+        self.on_append: Any = None
+        self._appends = 0
+        self._listener = Listener(("127.0.0.1", 0), backlog=64, authkey=_KEY)
+        self.address: tuple[str, int] = self._listener.address
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return
+            except Exception:  # a client that died while it connected
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Any) -> None:
+        with connection:
+            while True:
+                try:
+                    pid, method, args = connection.recv()
+                    answer = self._call(pid, method, args)
+                    connection.send(answer)
+                except (EOFError, OSError):
+                    return
+
+    def _call(self, pid: int, method: str, args: Sequence[Any]) -> tuple[bool, Any]:
+        try:
+            if method == "append" and self.on_append is not None:
+                self._appends += 1
+                self.on_append(self._appends, pid)
+            return True, getattr(self.store, method)(*args)
+        except Exception as error:
+            return False, error
+
+
+class FarStore:
+    """The storage client of a StoreServer."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.name = "storage-a-0"
+        self._connection = Client(address, authkey=_KEY)
+        self._lock = threading.Lock()
+
+    def describe(self, timeout_s: float = 5.0) -> Any:
+        return self._call("describe")
+
+    def append(self, batches: Any, timeout_s: float) -> Any:
+        return self._call("append", batches, timeout_s)
+
+    def next_sequences(self, producer_id: str, epoch: int, queues: Any, timeout_s: float) -> Any:
+        return self._call("next_sequences", producer_id, epoch, queues, timeout_s)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        with self._lock:
+            self._connection.send((os.getpid(), method, args))
+            done, result = self._connection.recv()
+        if not done:
+            raise result
+        return result
+
+
+@lru_cache(maxsize=1)
+def _far_store(address: tuple[str, int], pid: int) -> FarStore:
+    return FarStore(address)
+
+
+@dataclass(frozen=True)
+class FarConnection:
+    """A raydp_jobs.sink.connection.Connection to a StoreServer, with one topic."""
+
+    address: tuple[str, int]
+    route: TopicRoute
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        if topic != self.route.topic:
+            raise TopicNotExistError(topic)
+        return self.route.all_queues
+
+    def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> FarWriters:
+        return FarWriters(self.address, self.route, queues, now_ms)
+
+
+@dataclass(frozen=True)
+class FarWriters:
+    """Makes writers in a Spark worker."""
+
+    address: tuple[str, int]
+    route: TopicRoute
+    queues: tuple[MessageQueue, ...]
+    now_ms: int | None
+
+    def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter:
+        store: Any = _far_store(self.address, os.getpid())
+        writers = Writers(self.route, store)
+        return writers.make(
+            producer_id, epoch, queues=self.queues, first_queue=first_queue, now_ms=self.now_ms, send_timeout_s=5.0
+        )
