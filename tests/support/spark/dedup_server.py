@@ -20,8 +20,8 @@ _KEY = b"tests"
 
 
 class StoreServer:
-    """Serves a store's calls to other processes. `refuse` is called with each append's number before it is stored, and
-    may raise, or kill a process whose id is its second argument."""
+    """Serves a store's calls to other processes. `on_append` is called with each append's number, from 1 on, and the id
+    of the process that sent it, before it is stored; what it raises is the answer."""
 
     def __init__(self, store: DedupStore) -> None:
         self.store = store
@@ -102,6 +102,7 @@ class FarConnection:
 
     address: tuple[str, int]
     route: TopicRoute
+    send_timeout_s: float = 30.0
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         if topic != self.route.topic:
@@ -109,7 +110,7 @@ class FarConnection:
         return self.route.all_queues
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> FarWriters:
-        return FarWriters(self.address, self.route, queues, now_ms)
+        return FarWriters(self.address, self.route, self.send_timeout_s, queues, now_ms)
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,12 @@ class FarWriters:
 
     address: tuple[str, int]
     route: TopicRoute
+    send_timeout_s: float
     queues: tuple[MessageQueue, ...]
     now_ms: int | None
 
     def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter:
         store: Any = _far_store(self.address, os.getpid())
         writers = Writers(self.route, store)
-        return writers.make(
-            producer_id, epoch, queues=self.queues, first_queue=first_queue, now_ms=self.now_ms, send_timeout_s=5.0
-        )
+        places = {"queues": self.queues, "first_queue": first_queue, "now_ms": self.now_ms}
+        return writers.make(producer_id, epoch, **places, send_timeout_s=self.send_timeout_s)

@@ -40,6 +40,7 @@ def spark() -> Iterator[SparkSession]:
         for key, value in spark_configs({"spark.sql.shuffle.partitions": "3"}).items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
         yield session
         session.stop()
         _end_driver_jvm()
