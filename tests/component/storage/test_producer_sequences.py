@@ -1,0 +1,91 @@
+"""A store says how far a producer's rows are stored: also after a restart, a crash, a failover, and retention."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raymq.errors import ClientStateError
+from storage.message_store import MessageStore
+from tests.support.stores.stores import killed_copy, make_batch, open_store
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+QUEUES = [("orders", 0), ("orders", 1), ("orders", 7), ("nowhere", 0)]
+
+
+def fill(store: MessageStore) -> None:
+    """Producer "p" with epoch 3 stores 60 rows in queue 0, between others' rows, and 5 rows in queue 1."""
+    for first in range(0, 60, 6):
+        store.append([make_batch([b"x"] * 6, producer=("p", 3, first))])
+        store.append([make_batch([b"other"], producer=("q", 0, first))])
+    store.append([make_batch([b"y"] * 5, queue_id=1, producer=("p", 3, 0))])
+
+
+@pytest.fixture
+def filled(tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store)
+    yield store
+    store.close()
+
+
+def test_it_says_so_for_each_queue(filled):
+    assert filled.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
+    assert filled.next_sequences("nobody", 3, QUEUES) == [0, 0, 0, 0]
+
+
+def test_a_newer_epoch_has_stored_nothing_and_an_older_one_is_fenced(filled):
+    assert filled.next_sequences("p", 4, QUEUES) == [0, 0, 0, 0]
+    with pytest.raises(ClientStateError, match="was fenced: an instance with epoch 3"):
+        filled.next_sequences("p", 2, QUEUES)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+@pytest.mark.parametrize("stopped", ["closed", "killed"])
+def test_it_knows_after_a_restart(tmp_path, filled, stopped, snapshot):
+    root = tmp_path / "store"
+    if stopped == "killed":
+        root = killed_copy(root, tmp_path / "killed")
+    else:
+        filled.close()
+    if not snapshot:
+        (root / "dedup").unlink(missing_ok=True)
+    store = open_store(root)
+    assert store.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
+    store.close()
+
+
+def test_another_replica_knows(tmp_path, filled):
+    copy = open_store(tmp_path / "copy")
+    while data := filled.chunks.read_chunk(copy.status().max_physical_offset, 3000):
+        assert copy.chunks.append_chunk(copy.status().max_physical_offset, data)
+    assert copy.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
+    copy.close()
+
+
+def test_rows_that_consumers_may_not_read_yet_do_not_count(filled):
+    queue = filled._queues.get("orders", 0)
+    seen = queue.visible_offset
+    for invisible, expected in ((0, 60), (1, 60), (2, 59), (7, 54), (8, 54), (9, 53)):
+        queue.visible_offset = seen - invisible
+        assert filled.next_sequences("p", 3, [("orders", 0)]) == [expected]
+    queue.visible_offset = 0
+    assert filled.next_sequences("p", 3, [("orders", 0)]) == [30]  # the five newest ranges are all it remembers
+    queue.visible_offset = seen
+
+
+def test_a_deleted_topic_has_none(filled):
+    filled.delete_topic("orders")
+    assert filled.next_sequences("p", 3, QUEUES) == [0, 0, 0, 0]
+
+
+def test_a_producer_that_was_forgotten_has_none(tmp_path):
+    store = open_store(tmp_path / "small", dedup_producers_max=2)
+    fill(store)
+    assert store.next_sequences("p", 3, QUEUES) == [0, 5, 0, 0]
+    store.close()
+    shutil.rmtree(tmp_path / "small")
+    assert not Path(tmp_path / "small").exists()
