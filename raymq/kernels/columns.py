@@ -51,6 +51,8 @@ SCHEMA: Final = pa.schema(
 )
 """The columns of a topic, with bodies as views. `properties` are the user's alone, as in `MessageExt`; `tags` may be
 null."""
+RECONSUME_TIMES: Final = pa.field("reconsume_times", pa.int32())
+"""A column that a batch has only when it is asked for by name: it is 0 but in retry topics."""
 _BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
 _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in _BODY_TYPES.items()}
@@ -69,7 +71,8 @@ def decode_columns(
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
     """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA,
-    or with these `columns` of it, in this order: the others are not made, and without `body` no body is read.
+    or with these `columns` of it and of RECONSUME_TIMES, in this order: the others are not made, and without `body` no
+    body is read.
 
     With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
     only compressed bodies are new. `check_crc` also compares each body's CRC. RecordError when a record is damaged or
@@ -108,18 +111,21 @@ def decode_columns(
         "born_timestamp": lambda: _timestamps(fields.head["born_timestamp"]),
         "store_timestamp": lambda: _timestamps(fields.store_timestamp),
         "message_id": message_ids,
+        "reconsume_times": lambda: _reconsume_times(data, fields.body_at),
     }
     return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
 
 
 def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:
-    """SCHEMA, or these `columns` of it in this order, with bodies of this type. InvalidArgumentError for a type that
-    bodies cannot have, and for columns that there are not, or twice, or none at all."""
+    """SCHEMA, or these `columns` of it and RECONSUME_TIMES in this order, with bodies of this type.
+    InvalidArgumentError for a type that bodies cannot have, and for columns that there are not, or twice, or none at
+    all."""
     if body_type not in _SCHEMAS:
         raise InvalidArgumentError(f"{body_type!r} is no type of bodies: use one of {', '.join(_SCHEMAS)}")
     schema = _SCHEMAS[body_type]
     if columns is None:
         return schema
+    schema = schema.append(RECONSUME_TIMES)
     unknown = [name for name in columns if name not in schema.names]
     if isinstance(columns, str) or not columns or unknown or len(set(columns)) < len(columns):
         raise InvalidArgumentError(
@@ -150,6 +156,7 @@ def _decode_by_templates(
         "born_timestamp": lambda: _timestamps(head["born_timestamp"]),
         "store_timestamp": lambda: _timestamps(head["store_timestamp"]),
         "message_id": lambda: records.column(PROPERTY_UNIQ_KEY),
+        "reconsume_times": lambda: _reconsume_times(data, records.body_at),
     }
     try:
         made = {name: makers[name]() for name in schema.names}
@@ -166,6 +173,12 @@ def _check_crcs(data: Bytes, body_at: Ints, body_size: Ints, expected: NDArray[A
     if not holds.all():
         at = body_at[int(np.argmin(holds))]
         raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {at}")
+
+
+def _reconsume_times(data: Bytes, body_at: Ints) -> pa.Array:
+    # The field lies at a fixed distance before the body, whatever the size of the hosts.
+    at = body_at - (layout.BODY_OFFSET - layout.RECONSUME_TIMES_OFFSET)
+    return int_array(windows(data, 4)[at].view(">i4").astype(np.int32))
 
 
 def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
@@ -399,8 +412,9 @@ def _decode_rows(buffer: memoryview, starts: Ints, broker_name: str, body_type: 
         _timestamps(np.array([message.born_timestamp_ms for message in messages], np.int64)),
         _timestamps(np.array([message.store_timestamp_ms for message in messages], np.int64)),
         text_array([message.message_id for message in messages]),
+        int_array(np.array([message.reconsume_times for message in messages], np.int32)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema_with(body_type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema_with(body_type).append(RECONSUME_TIMES))
 
 
 def _lengths(rows: Sequence[Sized]) -> pa.Array:

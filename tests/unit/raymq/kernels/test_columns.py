@@ -22,7 +22,7 @@ from raymq.record.compression import Compression, CompressionType
 from raymq.record.crc import body_crc
 from raymq.record.decode import decode_record
 from raymq.record.encode import ProducerSequence, encode_batch
-from raymq.record.layout import BODY_OFFSET, RecordError, encode_host
+from raymq.record.layout import BODY_OFFSET, RECONSUME_TIMES_OFFSET, RecordError, encode_host
 
 
 def stored(
@@ -129,6 +129,22 @@ def test_columns_are_the_rows(born_ip: str, store_ip: str, producer: ProducerSeq
 @pytest.mark.usefixtures("fast_only")
 def test_records_of_both_host_families_stand_side_by_side() -> None:
     assert_columns_are_the_rows(stored(MIXED, born_ip="::1") + stored(MIXED) + stored(MIXED, store_ip="::1"))
+
+
+@pytest.mark.parametrize("born_ip", ["10.0.0.1", "::1"])
+@pytest.mark.parametrize("store_ip", ["10.0.0.9", "::9"])
+@pytest.mark.parametrize("more", [b"", foreign(b"\xff\x01x\x02")], ids=["fast", "odd"])
+def test_reconsume_times_are_a_column_for_those_who_ask(born_ip: str, store_ip: str, more: bytes) -> None:
+    data = bytearray(stored(MIXED, born_ip=born_ip, store_ip=store_ip))
+    for number, start in enumerate(record_starts(data).tolist()):
+        longer = 12 * (":" in born_ip) + 12 * (":" in store_ip)
+        struct.pack_into(">i", data, start + RECONSUME_TIMES_OFFSET + longer, number + 1)
+    records = bytes(data) + more
+    starts = record_starts(records)
+    batch = decode_columns(records, starts, broker_name="b", columns=["reconsume_times", "topic"])
+    assert batch.schema.names == ["reconsume_times", "topic"]
+    assert batch["reconsume_times"].to_pylist() == [1, 2, 3, 4, 5, 0][: len(starts)]
+    assert decode_record(records, int(starts[4]), broker_name="b", check_crc=False).reconsume_times == 5
 
 
 @pytest.mark.usefixtures("fast_only")

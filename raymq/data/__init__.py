@@ -1,0 +1,51 @@
+"""Topics as datasets of Ray Data, and datasets as messages of a topic.
+
+    dataset = raymq.data.read_topic("orders", start_offset="earliest", end_offset="latest")
+    dataset.select_columns(["offset", "tags"]).groupby("tags").count().show()
+
+    offsets.py         the options start_offset and end_offset, and the ranges that they mean
+    tasks.py           ranges divided among read tasks by their bytes
+    columns.py         the columns of a dataset, made of those of a scan
+    shared_client.py   the connection of a process in which Ray runs read and write tasks
+    datasource.py      TopicDatasource
+    reading.py         `read_topic`
+
+The names are resolved when they are first used, for `import ray.data` takes a second, and needs the extra `data`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raymq.data.datasource import TopicDatasource as TopicDatasource
+    from raymq.data.reading import read_topic as read_topic
+
+_HOMES: Final = {
+    "TopicDatasource": "raymq.data.datasource",
+    "read_topic": "raymq.data.reading",
+}
+"""The module that defines each public name."""
+_NEEDED: Final = ("pandas", "fsspec")
+"""The packages that Ray Data needs beside those of raymq."""
+
+__all__ = ["TopicDatasource", "read_topic"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raymq.data' has no attribute {name!r}")
+    missing = [package for package in _NEEDED if find_spec(package) is None]
+    if missing:
+        raise ImportError(
+            f"raymq.data needs Ray Data, of which {' and '.join(missing)} is not installed: pip install 'raymq[data]'"
+        )
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,105 @@
+"""The columns of a topic's dataset: those of `ray.data.read_kafka`, and behind them raymq's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from ray.data._internal.arrow_block import _BATCH_SIZE_PRESERVING_STUB_COL_NAME
+
+from raymq.errors import InvalidArgumentError
+from raymq.kernels.byte_column import int_array, numbers_of
+
+TIMESTAMP_CREATE_TIME: Final = 1
+"""The timestamp type of every message, in Kafka's numbers: `timestamp` is when it was born."""
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64()),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("timestamp", pa.int64()),
+        pa.field("timestamp_type", pa.int32()),
+        pa.field("headers", pa.map_(pa.string(), pa.binary())),
+        pa.field("broker_name", pa.string()),
+        pa.field("tags", pa.string()),
+        pa.field("keys", pa.list_(pa.string())),
+        pa.field("message_id", pa.string()),
+        pa.field("store_timestamp", pa.int64()),
+        pa.field("reconsume_times", pa.int32()),
+    ]
+)
+"""The columns of `read_topic`. Times are in ms since 1970. `value` is the body, `headers` are the properties; `key` is
+the first of the `keys`, null where there is none."""
+
+_STUB: Final = pa.field(_BATCH_SIZE_PRESERVING_STUB_COL_NAME, pa.null())
+"""Ray Data's column for blocks that have rows and no columns, as for a count."""
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """SCHEMA with these columns only, in this order. InvalidArgumentError for one that is not there, or twice."""
+    unknown = [name for name in columns if name not in SCHEMA.names]
+    if unknown:
+        raise InvalidArgumentError(
+            f"there is no column {', '.join(map(repr, unknown))}; a topic has {', '.join(SCHEMA.names)}"
+        )
+    if len(set(columns)) < len(columns):
+        raise InvalidArgumentError(f"columns={list(columns)!r} names a column twice")
+    return pa.schema([SCHEMA.field(name) for name in columns])
+
+
+def needed_of(columns: Sequence[str]) -> list[str]:
+    """The columns of a scan (raymq.kernels.columns) that these columns are made of, at least one."""
+    return sorted({_SOURCES[name] for name in columns} - {""}) or ["queue_offset"]
+
+
+def to_block(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """A scan's batch, which has at least the columns of `needed_of`, with these columns."""
+    if not columns:
+        return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows)], schema=pa.schema([_STUB]))
+    return pa.RecordBatch.from_arrays([_column(batch, name) for name in columns], schema=schema_of(columns))
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    if name == "timestamp_type":
+        return int_array(np.full(batch.num_rows, TIMESTAMP_CREATE_TIME, np.int32))
+    column = batch.column(_SOURCES[name])
+    convert = _CONVERTED.get(name)
+    return column if convert is None else convert(column)
+
+
+def _first_keys(keys: pa.ListArray) -> pa.Array:
+    offsets = numbers_of(keys.offsets, np.int32).astype(np.int64)
+    return keys.values.cast(pa.binary()).take(int_array(offsets[:-1], offsets[1:] == offsets[:-1]))
+
+
+def _milliseconds(times: pa.Array) -> pa.Array:
+    return times.cast(pa.timestamp("ms", tz="UTC")).view(pa.int64())
+
+
+_SOURCES: Final = {
+    "offset": "queue_offset",
+    "key": "keys",
+    "value": "body",
+    "topic": "topic",
+    "partition": "queue_id",
+    "timestamp": "born_timestamp",
+    "timestamp_type": "",
+    "headers": "properties",
+    "broker_name": "broker_name",
+    "tags": "tags",
+    "keys": "keys",
+    "message_id": "message_id",
+    "store_timestamp": "store_timestamp",
+    "reconsume_times": "reconsume_times",
+}
+_CONVERTED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
+    "key": _first_keys,
+    "timestamp": _milliseconds,
+    "store_timestamp": _milliseconds,
+    "headers": lambda properties: properties.cast(SCHEMA.field("headers").type),
+}

@@ -1,0 +1,172 @@
+"""TopicDatasource: fixed ranges of topics as read tasks of Ray Data.
+
+driver   the ranges are fixed when the datasource is made, so every execution reads the same offsets
+task     connects once per worker process, then for each of its ranges: mapped files on the node of the storage
+         actor, or a lane → record bytes → Arrow columns → blocks of the context's target_max_block_size
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+from ray.data import DataContext
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from raymq.client import Client
+from raymq.consumer.subscription import ALL, Subscription
+from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
+from raymq.data.offsets import EARLIEST, LATEST, Offsets, resolve_ranges
+from raymq.data.shared_client import driver_client, worker_client
+from raymq.data.tasks import SizedRange, divide, sized
+from raymq.errors import RequestTimeoutError
+from raymq.scan.batches import open_ranges
+from raymq.scan.queue_bounds import ClusterQueues
+from raymq.scan.ranges import OffsetRange, check_count
+
+ROW_BYTES: Final = 200
+"""About the bytes of a message in memory without its body, for Ray's estimates."""
+_BLOCK_BYTES: Final = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options that a read task needs. `tags` empty means all; `rows_per_block` and `timeout_s` None: no bound."""
+
+    tags: frozenset[str]
+    columns: tuple[str, ...]
+    fail_on_data_loss: bool
+    rows_per_block: int | None
+    timeout_s: float | None
+
+
+class TopicDatasource(Datasource):
+    """Messages of topics for `ray.data.read_datasource`; `raymq.data.read_topic` has the arguments, which are the same,
+    and raises the same. The ranges are fixed here: `ranges`."""
+
+    def __init__(
+        self,
+        topics: str | Sequence[str],
+        *,
+        address: str | None = None,
+        start_offset: Offsets = EARLIEST,
+        end_offset: Offsets = LATEST,
+        tags: str = ALL,
+        columns: Sequence[str] | None = None,
+        fail_on_data_loss: bool = True,
+        rows_per_block: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._projection_map: dict[str, str] | None = None
+        wanted = tuple(SCHEMA.names if columns is None else columns)
+        schema_of(wanted)
+        check_count("rows_per_block", rows_per_block)
+        check_count("timeout_ms", timeout_ms)
+        [first, *_] = [topics] if isinstance(topics, str) else [*topics] or [""]
+        self._options = ReadOptions(
+            tags=Subscription.parse(first, tags).tags,
+            columns=wanted,
+            fail_on_data_loss=fail_on_data_loss,
+            rows_per_block=rows_per_block,
+            timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        )
+        with driver_client(address) as client:
+            source = ClusterQueues(client.routes, client.storages)
+            ranges = resolve_ranges(source, topics, start_offset, end_offset, lenient=not fail_on_data_loss)
+            self._pieces = tuple(sized(ranges, source.range_bytes(ranges) if ranges else []))
+        self.ranges: tuple[OffsetRange, ...] = tuple(ranges)
+
+    def estimate_inmemory_data_size(self) -> int:
+        """About the bytes of all rows in memory, with the columns that are read."""
+        return sum(_memory_bytes(piece, self._columns) for piece in self._pieces)
+
+    def supports_projection_pushdown(self) -> bool:
+        """True: columns that a plan does not need are not read."""
+        return True
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
+    ) -> list[ReadTask]:
+        """About `parallelism` tasks that have the same bytes to read, fewer if there are fewer messages."""
+        context = data_context or DataContext.get_current()
+        block_bytes = context.target_max_block_size or _BLOCK_BYTES
+        options = replace(self._options, columns=self._columns)
+        return [
+            _read_task(part, options, block_bytes, per_task_row_limit) for part in divide(self._pieces, parallelism)
+        ]
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The columns to read: those asked for, as far as the plan needs them."""
+        projected = self._get_data_columns()
+        return self._options.columns if projected is None else tuple(projected)
+
+
+def _read_task(part: Sequence[SizedRange], options: ReadOptions, block_bytes: int, row_limit: int | None) -> ReadTask:
+    ranges = [piece.range for piece in part]
+    # Without a filter, and with every loss an error, the task yields as many rows as there are offsets.
+    is_exact = not options.tags and options.fail_on_data_loss
+    metadata = BlockMetadata(
+        num_rows=sum(one.size for one in ranges) if is_exact else None,
+        size_bytes=sum(_memory_bytes(piece, options.columns) for piece in part),
+        input_files=[f"raymq://{one.topic}/{one.broker_name}/{one.queue_id}" for one in ranges],
+        exec_stats=None,
+    )
+
+    def read() -> Iterator[pa.Table]:
+        with worker_client().use() as client:
+            yield from read_blocks(client, ranges, options, block_bytes)
+
+    return ReadTask(read, metadata, schema=schema_of(options.columns), per_task_row_limit=row_limit)
+
+
+def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
+    row_bytes = ROW_BYTES if columns else 0
+    return piece.size_bytes + piece.range.size * row_bytes if "value" in columns else piece.range.size * row_bytes
+
+
+def read_blocks(
+    client: Client, ranges: Sequence[OffsetRange], options: ReadOptions, block_bytes: int
+) -> Iterator[pa.Table]:
+    """The messages of some ranges, in order, as tables of about `block_bytes`, at most `rows_per_block` rows each.
+
+    Raises as `raymq.scan.batches.open_ranges`; RequestTimeoutError when it takes longer than the options allow.
+    """
+    deadline_s = None if options.timeout_s is None else time.monotonic() + options.timeout_s
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in _batches(client, ranges, options):
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            assert options.timeout_s is not None
+            raise RequestTimeoutError(f"a read task of {len(ranges)} range(s)", options.timeout_s)
+        waiting.append(batch)
+        waiting_bytes += batch.nbytes
+        if waiting_bytes >= block_bytes:
+            yield from _tables(waiting, options.rows_per_block)
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield from _tables(waiting, options.rows_per_block)
+
+
+def _batches(client: Client, ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    batches = open_ranges(
+        client.routes,
+        client.storages,
+        ranges,
+        fail_on_data_loss=options.fail_on_data_loss,
+        columns=needed_of(options.columns),
+        tags=options.tags,
+    )
+    for batch in batches:
+        yield to_block(batch, options.columns)
+
+
+def _tables(batches: Sequence[pa.RecordBatch], rows_per_block: int | None) -> Iterator[pa.Table]:
+    table = pa.Table.from_batches(batches)
+    for first in range(0, table.num_rows, rows_per_block or table.num_rows):
+        yield table.slice(first, rows_per_block)

@@ -1,0 +1,124 @@
+"""The options `start_offset` and `end_offset` of a read, and the offset ranges that they mean.
+
+They are those of `ray.data.read_kafka`, but that they are resolved once, and that a queue is named by its broker group
+and its id: ``{"orders": {"broker-a:3": 1500}}``. Pure: the queues and their bounds come in through `ScanSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+from raymq.scan.offsets import timestamp_ms
+from raymq.scan.ranges import OffsetRange, ScanSource, bounded_range, select_topics
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+OffsetsByQueue = Mapping[str, int | str] | Mapping[int, int | str]
+"""Offsets, or the option's word, by queue: ``{"broker-a:3": 1500}``, or ``{3: 1500}`` where there is one broker
+group."""
+Offsets = int | datetime | str | Mapping[str, OffsetsByQueue]
+"""An offset for every queue, a time, the option's word, or `OffsetsByQueue` by topic."""
+
+_Place = int | datetime | None
+"""An offset; a time, for the first offset stored then or later; None for the end of the queue that the word names."""
+
+
+def resolve_ranges(
+    source: ScanSource, topics: str | Sequence[str], start_offset: Offsets, end_offset: Offsets, *, lenient: bool
+) -> list[OffsetRange]:
+    """The ranges to read, none of them empty, sorted by queue. The bounds of each queue are read once.
+
+    An end beyond a queue's end means that end. If `lenient`, a start below the first offset that a queue holds means
+    that one, with a warning. Raises IllegalNameError, TopicNotExistError; InvalidArgumentError for options that make
+    no sense or name queues that are not there; and unless lenient, DataLossError for a start below what a queue still
+    holds, OffsetOutOfRangeError for one beyond its end.
+    """
+    names = select_topics(source, topics)
+    _check(start_offset, "start_offset", word=EARLIEST, other=LATEST, topics=names)
+    _check(end_offset, "end_offset", word=LATEST, other=EARLIEST, topics=names)
+    starts: dict[MessageQueue, _Place] = {}
+    ends: dict[MessageQueue, _Place] = {}
+    for topic in names:
+        queues = sorted(source.queues(topic))
+        starts |= _by_queue("start_offset", start_offset, topic, queues)
+        ends |= _by_queue("end_offset", end_offset, topic, queues)
+    bounds = source.bounds(list(starts))
+    first = _offsets(source, starts, {queue: bounds[queue].min_offset for queue in starts}, "start_offset")
+    last = _offsets(source, ends, {queue: bounds[queue].max_offset for queue in ends}, "end_offset")
+    ranges = []
+    for queue in starts:
+        if isinstance(starts[queue], int) and isinstance(ends[queue], int) and first[queue] > last[queue]:
+            raise InvalidArgumentError(
+                f"{queue}: start_offset {first[queue]} is beyond end_offset {last[queue]}, which is not read"
+            )
+        end = min(last[queue], bounds[queue].max_offset)
+        ranges.append(bounded_range(queue, bounds[queue], first[queue], end, fail_on_data_loss=not lenient))
+    return [found for found in ranges if found.size]
+
+
+def _offsets(
+    source: ScanSource, places: Mapping[MessageQueue, _Place], ends: Mapping[MessageQueue, int], option: str
+) -> dict[MessageQueue, int]:
+    """The offset of each queue. `ends`: that of a queue whose place is None."""
+    times = {queue: timestamp_ms(option, place) for queue, place in places.items() if isinstance(place, datetime)}
+    found = dict(ends)
+    found |= {queue: place for queue, place in places.items() if isinstance(place, int)}
+    found |= source.offsets_by_time(times) if times else {}
+    return found
+
+
+def _check(value: Offsets, option: str, *, word: str, other: str, topics: Sequence[str]) -> None:
+    """Check everything about an option that needs no look at the queues."""
+    if not isinstance(value, Mapping):
+        if not isinstance(value, datetime):
+            _check_one(value, option, word, other)
+        return
+    for topic, offsets in value.items():
+        if topic not in topics:
+            raise InvalidArgumentError(f"{option} names topic {topic!r}, which is not read")
+        if not isinstance(offsets, Mapping):
+            raise _not_offsets(option, word, offsets)
+        for offset in offsets.values():
+            _check_one(offset, option, word, other)
+
+
+def _check_one(value: Any, option: str, word: str, other: str) -> None:
+    if value == other:
+        raise InvalidArgumentError(f"{option} of a bounded read cannot be {other!r}")
+    is_offset = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    if value != word and not is_offset:
+        raise _not_offsets(option, word, value)
+
+
+def _not_offsets(option: str, word: str, value: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{option} must be {word!r}, an offset from 0, a datetime, or offsets by topic and queue such as "
+        f'{{"orders": {{"broker-a:3": 1500}}}}, not {value!r}'
+    )
+
+
+def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, _Place]:
+    """The option's value for each queue of a topic."""
+    groups = sorted({queue.broker_name for queue in queues})
+    if isinstance(value, int) and len(groups) > 1:
+        raise InvalidArgumentError(
+            f"{option}={value}: offsets count in each queue, and topic {topic!r} has queues in the broker groups "
+            f'{", ".join(groups)}; name the queues, as in {{"{topic}": {{"{groups[0]}:0": {value}}}}}'
+        )
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(queues, None if isinstance(value, str) else value)
+    names: dict[Any, MessageQueue] = {f"{queue.broker_name}:{queue.queue_id}": queue for queue in queues}
+    listed = ", ".join(names)
+    if len(groups) == 1:  # a queue id alone says which queue
+        names |= {queue.queue_id: queue for queue in queues}
+    places: dict[MessageQueue, _Place] = dict.fromkeys(queues)
+    for name, offset in value.get(topic, {}).items():
+        if name not in names:
+            raise InvalidArgumentError(f"{option}: topic {topic!r} has no queue {name!r}; its queues are {listed}")
+        places[names[name]] = offset if isinstance(offset, int) else None
+    return places

@@ -1,0 +1,97 @@
+"""`read_topic`: topics as a dataset of Ray Data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import ray
+from ray.data import DataContext, Dataset
+
+from raymq.consumer.subscription import ALL
+from raymq.data.datasource import TopicDatasource
+from raymq.data.offsets import EARLIEST, LATEST, Offsets
+from raymq.errors import InvalidArgumentError
+
+TASK_MIN_BYTES: Final = 16 * 1024 * 1024
+"""Less than this is not worth a task of its own."""
+
+
+def read_topic(
+    topics: str | Sequence[str],
+    *,
+    address: str | None = None,
+    trigger: Literal["once"] = "once",
+    start_offset: Offsets = EARLIEST,
+    end_offset: Offsets = LATEST,
+    tags: str = ALL,
+    columns: Sequence[str] | None = None,
+    fail_on_data_loss: bool = True,
+    rows_per_block: int | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    override_num_blocks: int | None = None,
+    timeout_ms: int | None = None,
+    label_selector: dict[str, str] | None = None,
+    fallback_strategy: list[dict[str, Any]] | None = None,
+    max_calls: int | None = None,
+    resources: dict[str, float] | None = None,
+    accelerator_type: str | None = None,
+    runtime_env: dict[str, Any] | None = None,
+) -> Dataset:
+    """The messages of topics between two offsets of each queue, as a dataset with the columns `raymq.data.SCHEMA`.
+
+    The offsets are fixed by this call, so each execution, and each retried task, reads the same rows, and later
+    messages are not in the dataset. Options as in `ray.data.read_kafka`: `start_offset` and `end_offset` (exclusive)
+    are ``"earliest"`` and ``"latest"``; an offset, where the topics have one broker group; a datetime, for the first
+    message stored then or later (UTC if it has no zone); or by topic and queue ``{"orders": {"broker-a:3": 1500}}``,
+    where queues that are not named start earliest and end latest. An end beyond a queue's end means that end.
+
+    `tags` filters like a subscription, ``"paid || refunded"``. `columns` are read only; what a plan selects is pushed
+    down to here anyway. `rows_per_block` bounds blocks, beside the context's `target_max_block_size`. `timeout_ms`
+    bounds each read task. `address` is Ray's, if this process is not connected to it yet. The rest is for the read
+    tasks, as in `ray.data.read_datasource`.
+
+    Raises as `raymq.connect`; IllegalNameError, TopicNotExistError; InvalidArgumentError for options that make no
+    sense; DataLossError for offsets that are gone, and OffsetOutOfRangeError for a start that no message has yet,
+    unless `fail_on_data_loss` is false: they are left out then, with a warning. Likewise an execution fails with
+    DataLossError when messages of the dataset were deleted meanwhile, and with RequestTimeoutError after `timeout_ms`.
+    """
+    if trigger != "once":
+        raise InvalidArgumentError(
+            f"trigger={trigger!r}: a dataset is read once; raymq.data.iter_topic goes on with what comes later"
+        )
+    source = TopicDatasource(
+        topics,
+        address=address,
+        start_offset=start_offset,
+        end_offset=end_offset,
+        tags=tags,
+        columns=columns,
+        fail_on_data_loss=fail_on_data_loss,
+        rows_per_block=rows_per_block,
+        timeout_ms=timeout_ms,
+    )
+    return ray.data.read_datasource(
+        source,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        memory=memory,
+        override_num_blocks=override_num_blocks or _tasks(source),
+        label_selector=label_selector,
+        fallback_strategy=fallback_strategy,
+        max_calls=max_calls,
+        resources=resources,
+        accelerator_type=accelerator_type,
+        runtime_env=runtime_env,
+    )
+
+
+def _tasks(source: TopicDatasource) -> int:
+    """The number of read tasks: one per block, but enough for all CPUs. Ray's own number is meant for files of unknown
+    size, 200 at least, and most of the time of a small read goes into starting tasks."""
+    size_bytes = source.estimate_inmemory_data_size()
+    block_bytes = DataContext.get_current().target_max_block_size or size_bytes
+    cpus = int(ray.cluster_resources().get("CPU", 1))
+    return max(1, -(-size_bytes // max(1, block_bytes)), min(2 * cpus, size_bytes // TASK_MIN_BYTES))

@@ -1,0 +1,85 @@
+"""The connection of a process in which Ray runs tasks: made by the first task that needs it, and used by the next ones.
+
+Ray uses a worker for many tasks and may keep it for as long as the job lasts. A client keeps lanes to storage actors,
+and log files mapped, whose space is not free before they are unmapped; so it is closed when no task has used it for a
+while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from raymq.client import Client, connect
+from raymq.cluster.attach import attach_ray
+
+IDLE_S: Final = 10.0
+"""A client that is not used for so long is closed."""
+
+logger = logging.getLogger(__name__)
+
+
+class SharedClient:
+    """One client for all tasks of a process. Thread-safe. `make` connects."""
+
+    def __init__(self, make: Callable[[], Client], idle_s: float = IDLE_S) -> None:
+        self._make, self._idle_s = make, idle_s
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._users = 0
+        self._idle: threading.Timer | None = None
+
+    @contextmanager
+    def use(self) -> Iterator[Client]:
+        """The client, which stays open until the block has ended. Raises as `raymq.connect` does."""
+        with self._lock:
+            if self._idle is not None:
+                self._idle.cancel()
+                self._idle = None
+            if self._client is None:
+                self._client = self._make()
+            client = self._client
+            self._users += 1
+        try:
+            yield client
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                # A daemon: the worker's end does not wait for it.
+                self._idle = threading.Timer(self._idle_s, self._close)
+                self._idle.daemon = True
+                self._idle.start()
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._users or self._client is None:
+                return  # a task came between the timer's end and this
+            client, self._client, self._idle = self._client, None, None
+            try:
+                client.close()
+            except Exception:  # in a thread of its own, nobody would see it
+                logger.warning("the client of this worker could not be closed", exc_info=True)
+
+
+@contextmanager
+def driver_client(address: str | None) -> Iterator[Client]:
+    """A client to plan with. Connects this process to Ray if it is not, and leaves it connected, for a dataset is
+    executed later. Raises as `raymq.connect` does."""
+    attach_ray(address)
+    with connect() as client:
+        yield client
+
+
+def worker_client() -> SharedClient:
+    """The SharedClient of this process."""
+    return _SHARED
+
+
+_SHARED: Final = SharedClient(connect)

@@ -1,0 +1,46 @@
+"""A cluster's topics as the plan of a read sees them: queues with bounds, and a message stored per ms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raymq.errors import TopicNotExistError
+from raymq.message import MessageQueue
+from raymq.protocol.store import QueueBounds
+from raymq.scan.ranges import OffsetRange
+
+FIRST_MS = 1_700_000_000_000
+"""The time at which offset 0 of each queue was stored; offset n came n ms later."""
+PARTS = 4
+
+
+class FakeSource:
+    """The queues and their bounds, [min, max); counts the questions after bounds."""
+
+    def __init__(self, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:
+        self._bounds = dict(bounds)
+        self.asked = 0
+
+    def topics(self) -> Sequence[str]:
+        return sorted({queue.topic for queue in self._bounds})
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        if topic not in self.topics():
+            raise TopicNotExistError(topic)
+        return [queue for queue in self._bounds if queue.topic == topic]
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
+        self.asked += 1
+        return {queue: QueueBounds(*self._bounds[queue], 0) for queue in queues}
+
+    def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
+        return [[one.size * 100 // PARTS] * PARTS for one in ranges]
+
+    def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
+        return {
+            queue: min(max(time_ms - FIRST_MS, self._bounds[queue][0]), self._bounds[queue][1])
+            for queue, time_ms in times.items()
+        }
+
+    def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return {}

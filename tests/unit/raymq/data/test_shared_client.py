@@ -1,0 +1,97 @@
+"""One client for the tasks of a process: made once, closed when it is idle."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from raymq.data.shared_client import SharedClient
+from tests.support.history.waiting import eventually
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Connections:
+    """Every client that was made."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeClient] = []
+
+    def __call__(self) -> Any:
+        self.made.append(FakeClient())
+        return self.made[-1]
+
+
+def test_the_next_task_uses_the_client_of_the_last_one() -> None:
+    connections = Connections()
+    shared = SharedClient(connections, idle_s=60.0)
+    with shared.use() as first:
+        assert first is connections.made[0]
+    with shared.use() as second, shared.use() as third:
+        assert second is third is first
+    assert len(connections.made) == 1
+    assert not connections.made[0].closed.is_set()
+
+
+def test_an_idle_client_is_closed_and_the_next_task_connects_again() -> None:
+    connections = Connections()
+    shared = SharedClient(connections, idle_s=0.01)
+    with shared.use(), shared.use():
+        pass
+    assert connections.made[0].closed.wait(10.0)
+    with shared.use() as again:
+        assert again is connections.made[1]
+
+
+def test_a_client_in_use_is_not_closed() -> None:
+    connections = Connections()
+    shared = SharedClient(connections, idle_s=0.0)
+    with shared.use():
+        with shared.use():
+            pass  # with the end of this block a timer could start
+        assert not connections.made[0].closed.wait(0.1)
+    assert connections.made[0].closed.wait(10.0)
+
+
+def test_a_client_whose_reader_stops_early_is_left_too() -> None:
+    connections = Connections()
+    shared = SharedClient(connections, idle_s=0.01)
+
+    def read() -> Any:
+        with shared.use():
+            yield from range(10)
+
+    reader = read()
+    next(reader)
+    reader.close()
+    assert connections.made[0].closed.wait(10.0)
+
+
+def test_what_waits_for_the_idle_time_does_not_keep_a_worker_alive() -> None:
+    before = set(threading.enumerate())
+    shared = SharedClient(Connections(), idle_s=60.0)
+    with shared.use():
+        pass
+    assert all(thread.daemon for thread in set(threading.enumerate()) - before)
+
+
+def test_a_client_that_cannot_be_closed_is_logged_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeClient):
+        def close(self) -> None:
+            raise RuntimeError("no")
+
+    made: list[Any] = []
+    shared = SharedClient(lambda: made.append(Broken()) or made[-1], idle_s=0.01)  # type: ignore[func-returns-value]  # append
+    with shared.use():
+        pass
+    eventually(lambda: "could not be closed" in caplog.text, "the warning")
+    with shared.use() as again:
+        assert again is made[1]
