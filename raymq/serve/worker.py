@@ -188,6 +188,7 @@ class TaskWorker:
         rules, attempt = self._rules, message.reconsume_times
         task = rules.receive(message.body, self._handlers, attempt, self._clock())
         if isinstance(task, End):
+            logger.warning("%s: %s", self._rules.worker, task.error)
             self._end(message, task)
             return
         history = self._repeat(lambda: self._store.history(task.id), "its history")
@@ -218,7 +219,7 @@ class TaskWorker:
             if inspect.iscoroutine(result):
                 result = self._wait_for(result)
         except (Exception, SystemExit, CancelledError) as error:  # the user's: it is told, and the task tried again
-            logger.warning("%s: task %s (%s) failed", self._rules.worker, task.id, task.name, exc_info=True)
+            logger.warning("%s: task %s (%s) raised", self._rules.worker, task.id, task.name, exc_info=True)
             return Outcome(error=f"{type(error).__name__}: {error}")
         return Outcome(result)
 
@@ -240,8 +241,6 @@ class TaskWorker:
     def _end(self, message: MessageExt, end: End) -> None:
         """Do what was decided, then acknowledge the message. If the worker stops before all of it is done, the task is
         delivered again."""
-        if end.error:
-            logger.warning("%s: %s", self._rules.worker, end.error)
         if end.state is not None:
             self._count(end.state)
         if all(self._done(step) for step in self._steps(message, end)):

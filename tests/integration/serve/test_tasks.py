@@ -1,0 +1,164 @@
+"""Tasks of Ray Serve on raymq: three replicas of a `@task_consumer` deployment, one of which is killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ray import serve
+from ray.serve.schema import TaskProcessorConfig
+from ray.serve.task_consumer import instantiate_adapter_from_config, task_consumer, task_handler
+
+import raymq
+from raymq.serve import RaymqAdapterConfig, RaymqTaskProcessorAdapter
+from tests.support.clusters.cluster import descendants, poll_until, title
+from tests.support.history.waiting import eventually
+
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+REPLICAS = 3
+TASKS = 2000
+QUEUE = "jobs"
+CONFIG = TaskProcessorConfig(
+    queue_name=QUEUE,
+    adapter="raymq.serve.RaymqTaskProcessorAdapter",
+    adapter_config=RaymqAdapterConfig(),
+    max_retries=1,
+    failed_task_queue_name="jobs-failed",
+    unprocessable_task_queue_name="jobs-odd",
+)
+
+
+def application() -> Any:
+    """The deployment. Defined in a function, so that replicas get it by value and need no module of the tests."""
+
+    @serve.deployment(num_replicas=REPLICAS, max_ongoing_requests=8, ray_actor_options={"num_cpus": 0})
+    @task_consumer(task_processor_config=CONFIG)
+    class Jobs:
+        @task_handler
+        def double(self, number: int) -> int:
+            return 2 * number
+
+        @task_handler(name="note")
+        async def note_later(self, path: str, line: str) -> str:
+            import asyncio
+
+            await asyncio.sleep(0)
+            with open(path, "a") as file:
+                file.write(line + "\n")
+            return line
+
+        @task_handler
+        def flaky(self, path: str) -> str:
+            from pathlib import Path
+
+            if not Path(path).exists():
+                Path(path).touch()
+                raise RuntimeError("not yet")
+            return "at last"
+
+        @task_handler
+        def broken(self, *, code: int) -> None:
+            raise ValueError(f"code {code}")
+
+    return Jobs.bind()
+
+
+@pytest.fixture(scope="module")
+def adapter(mq: raymq.Client) -> Iterator[RaymqTaskProcessorAdapter]:
+    """A program's adapter, while the deployment runs."""
+    serve.start(proxy_location="Disabled")
+    try:
+        serve.run(application(), name="jobs", route_prefix=None)
+        yield instantiate_adapter_from_config(CONFIG)
+    finally:
+        serve.shutdown()
+
+
+def state(adapter: RaymqTaskProcessorAdapter, task_id: str) -> str:
+    return adapter.get_task_status_sync(task_id).status
+
+
+def ends_as(adapter: RaymqTaskProcessorAdapter, task_id: str, wanted: str) -> Any:
+    """The result of a task, once its state is the wanted one."""
+    eventually(lambda: state(adapter, task_id) == wanted, f"task {task_id} {wanted}")
+    return adapter.get_task_status_sync(task_id).result
+
+
+def replicas() -> list[psutil.Process]:
+    return [process for process in descendants() if title(process).startswith("ray::ServeReplica:jobs:Jobs")]
+
+
+def test_every_task_succeeds_although_a_replica_is_killed(adapter: RaymqTaskProcessorAdapter, mq: raymq.Client) -> None:
+    victim = replicas()[0]
+    with mq.pull_consumer("watch", consume_from=FIRST) as results:
+        results.subscribe("jobs-results", "SUCCESS")
+        numbers = {}
+
+        def send(number: int) -> None:
+            numbers[adapter.enqueue_task_sync("double", [number]).id] = number
+
+        with ThreadPoolExecutor(16) as senders:
+            list(senders.map(send, range(TASKS // 2)))
+            victim.kill()
+            list(senders.map(send, range(TASKS // 2, TASKS)))
+        ended: set[str] = set()
+        begun_s = time.monotonic()
+
+        def all_ended() -> bool:
+            ended.update(message.keys[0] for message in results.poll(timeout_s=0.5))
+            return ended >= numbers.keys()
+
+        eventually(all_ended, "all tasks SUCCESS", 120.0)
+        print(f"{TASKS} tasks done {time.monotonic() - begun_s:.1f} s after the last was sent")
+    for task_id in list(numbers)[:: TASKS // 20]:
+        assert adapter.get_task_status_sync(task_id).result == 2 * numbers[task_id]
+    eventually(lambda: adapter.get_metrics_sync()["lag"] == 0, "everything committed")
+
+
+def test_failures_are_retried_and_end_in_the_dead_queues(
+    adapter: RaymqTaskProcessorAdapter, mq: raymq.Client, box: Any
+) -> None:
+    flaky = adapter.enqueue_task_sync("flaky", kwargs={"path": str(box.root / "flaky")})
+    broken = adapter.enqueue_task_sync("broken", kwargs={"code": 7})
+    unknown = adapter.enqueue_task_sync("unheard")
+    with mq.producer() as producer:
+        producer.send(raymq.Message(QUEUE, b"\x80 no JSON", keys="odd"))
+    assert ends_as(adapter, flaky.id, "SUCCESS") == "at last"
+    assert ends_as(adapter, broken.id, "FAILURE") == "ValueError: code 7"
+    assert ends_as(adapter, unknown.id, "FAILURE") == "no handler is registered for task 'unheard'"
+    with mq.pull_consumer("morgue", consume_from=FIRST) as consumer:
+        consumer.subscribe("jobs-failed")
+        [dead] = poll_until(consumer, 1)
+        assert (dead.keys, dead.properties["error"]) == ((broken.id,), "ValueError: code 7")
+        consumer.subscribe("jobs-odd")
+        odd = poll_until(consumer, 2)
+    assert {message.keys[0] for message in odd} == {unknown.id, "odd"}
+    [letter] = eventually(lambda: mq.admin.dead_letters(f"serve-{QUEUE}").letters(), "the dead letter")
+    assert letter.message.keys == (broken.id,)
+
+
+def test_a_delayed_task_waits_and_a_cancelled_one_never_runs(adapter: RaymqTaskProcessorAdapter, box: Any) -> None:
+    path = box.root / "notes"
+    cancelled = adapter.enqueue_task_sync("note", [str(path), "cancelled"], delay_s=2.0)
+    due_s = time.time() + 3.0
+    delayed = adapter.enqueue_task_sync("note", [str(path), "delayed"], deliver_at_ms=round(due_s * 1000))
+    assert adapter.cancel_task_sync(cancelled.id).status == "REVOKED"
+    assert state(adapter, delayed.id) == "PENDING"
+    assert ends_as(adapter, delayed.id, "SUCCESS") == "delayed"
+    assert time.time() >= due_s
+    assert Path(path).read_text() == "delayed\n"
+    assert state(adapter, cancelled.id) == "REVOKED"
+    eventually(lambda: adapter.get_metrics_sync()["lag"] == 0, "the cancelled task is passed")
+
+
+def test_the_adapter_knows_its_figures_and_its_health(adapter: RaymqTaskProcessorAdapter) -> None:
+    [health] = adapter.health_check_sync()
+    assert health == {f"serve-{QUEUE}@{os.uname().nodename}-{os.getpid()}": {"ok": "pong"}}
+    figures = adapter.get_metrics_sync()
+    assert (figures["queue"], figures["worker"], figures["dead_letters"]) == (QUEUE, None, 1)
