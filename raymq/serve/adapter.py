@@ -30,7 +30,7 @@ from raymq.serve.worker import Handler, TaskWorker
 
 CONCURRENCY: Final = 5
 """Ray Serve's default, for programs that do not consume."""
-STOP_TIMEOUT_S: Final = 10.0
+REPLICA_STOP_TIMEOUT_S: Final = 10.0
 OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             self._worker.start()
         atexit.register(self.stop_consumer)
 
-    def stop_consumer(self, timeout: float = STOP_TIMEOUT_S) -> None:
+    def stop_consumer(self, timeout: float = REPLICA_STOP_TIMEOUT_S) -> None:
         """Take no more tasks, wait up to `timeout` s for handlers that run, and leave the group, which takes a few
         seconds at most. The tasks of handlers that still run go to other replicas. Idempotent; does not raise."""
         with self._lock:

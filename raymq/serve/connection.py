@@ -22,7 +22,7 @@ from raymq.serve.task import Task
 
 STATES_MAX: Final = 64
 """The newest states of a task that are looked at."""
-COMMIT_INTERVAL_S: Final = 1.0
+TASK_COMMIT_INTERVAL_S: Final = 1.0
 """How often acknowledged tasks are committed. A replica that dies in between has them delivered again: they are known
 to have succeeded, and do not run again."""
 ABSENT_AFTER_S: Final = 86_400.0
@@ -91,7 +91,7 @@ class TaskConnection:
             self._settings.group,
             consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
             acknowledge_each=True,
-            auto_commit_interval_s=COMMIT_INTERVAL_S,
+            auto_commit_interval_s=TASK_COMMIT_INTERVAL_S,
             poll_interval_max_s=ABSENT_AFTER_S,
         )
         try:

@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Any
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class RaymqLagPolicy:

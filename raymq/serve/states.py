@@ -88,7 +88,7 @@ def decode_state(body: bytes) -> StateRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """What is known of a task: its present state (None for a task that nobody knows), and how often the attempt that
+    """The knowledge about a task: its present state (None for a task that nobody knows), and how often the attempt that
     is under way was begun."""
 
     latest: StateRecord | None = None

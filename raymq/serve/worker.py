@@ -31,7 +31,7 @@ from raymq.serve.decisions import End, Outcome, Run, TaskRules
 from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
 
-POLL_S: Final = 0.5
+TASK_POLL_S: Final = 0.5
 """How long a poll waits for tasks; also how soon the worker notices that it is to stop."""
 RETRIES_WITHOUT_END: Final = 2**31 - 1
 """TaskRules say when a task is dead, not the broker."""
@@ -147,7 +147,7 @@ class TaskWorker:
         backoff = Backoff()
         while (count := self._free()) > 0:
             try:
-                messages = self._source.poll(max_messages=min(count, self._poll_max), timeout_s=POLL_S)
+                messages = self._source.poll(max_messages=min(count, self._poll_max), timeout_s=TASK_POLL_S)
                 backoff.reset()
             except ClientStateError:  # closed: the whole connection ends
                 return

@@ -21,8 +21,6 @@ SCALING = AutoscalingConfig(
     target_ongoing_requests=2,
     upscale_delay_s=1.0,
     downscale_delay_s=2.0,
-    metrics_interval_s=0.5,
-    look_back_period_s=1.0,
     policy=AutoscalingPolicy(
         policy_function=RaymqLagPolicy, policy_kwargs={"queue_name": "jobs", "poll_interval_s": 0.5}
     ),
