@@ -1,6 +1,7 @@
 """Finished jobs on topics, each a file with a command and a `main`, and an entry under `raymq job`.
 
     topic_stats.py      figures of topics: counts, bytes, rates, tags and keys over time; with a picture
+    archive.py          a topic as Parquet files by day, which later runs go on with
     spark_job.py        the connection, the Spark session, the progress and the errors of a job that needs Spark
     pictures.py         the pictures of jobs
 

@@ -15,6 +15,7 @@ import click
 from raymq.cli.output import Group
 
 _MODULES: Final = {
+    "archive": "raydp_jobs.jobs.archive",
     "topic-stats": "raydp_jobs.jobs.topic_stats",
 }
 

@@ -1,0 +1,365 @@
+"""A topic as Parquet files by day, which later runs go on with.
+
+    driver     lock the archive, empty its staging, look where each queue goes on
+    rounds     plan the next million messages or so → tasks write files in staging → the driver checks each file and
+               renames it into place, in the order of its offsets
+
+A run can be killed between any two of these steps: files in place are whole and follow each other without a gap, and
+the next run empties staging and goes on behind them. Only the holder of the lock renames; a task of a run that is over
+finds its staging gone. Files are flushed before they are renamed, and each rename before the next.
+
+Executors write the files and the driver renames them, so all of them must see the directory under the same path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from raydp_jobs.jobs.archive_check import ArchivedQueue, ArchiveReport, check_file, summary, verify
+from raydp_jobs.jobs.archive_files import STAGING, Piece, Round, check_cover, find_pieces, next_offsets, plan_round
+from raydp_jobs.jobs.archive_writer import Written, flush_file, write_range
+from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
+from raymq.cli.entry import run_command
+from raymq.cli.output import Command, address_option, json_option, print_value, say, table
+from raymq.cli.progress import counting
+from raymq.delay import parse_time
+from raymq.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
+from raymq.message import MessageQueue
+from raymq.names import check_topic
+from raymq.protocol.store import QueueBounds
+from raymq.scan.ranges import OffsetRange
+
+if TYPE_CHECKING:
+    from raymq.client import Client
+
+ROUND_MESSAGES: Final = 1_000_000
+"""About the most messages that are written between two looks at what is in place."""
+_REPORT: Final = (
+    "broker_name string, queue_id int, start_offset long, end_offset long, day string, rows long, bytes long"
+)
+
+Stage = Callable[[Sequence[OffsetRange], Path], list[Written]]
+"""Writes the messages of ranges into a staging directory, as `write_range` does, and returns the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The result of one run: `messages` and `files` that it added, with their `bytes`, and the same by queue."""
+
+    topic: str
+    messages: int
+    files: int
+    bytes: int
+    added: tuple[ArchivedQueue, ...]
+
+
+def run(
+    spark: SparkSession,
+    client: Client,
+    topic: str,
+    directory: Path,
+    *,
+    before_ms: int | None = None,
+    skip_lost: bool = False,
+    round_messages: int = ROUND_MESSAGES,
+    on_plan: Callable[[int], None] = lambda total: None,
+    on_written: Callable[[int], None] = lambda count: None,
+) -> Archived:
+    """Archive the messages that a topic has now and the archive does not, those stored `before_ms` only if it is given.
+
+    `on_plan` is called with their number, `on_written` with each number that is in place. On success the archive has
+    every message up to there, each once. On any failure it has a part of them, and a next run goes on.
+
+    ClientStateError while another run works on the archive; DataLossError for messages that were deleted before they
+    were archived, unless `skip_lost`; StoreCorruptError for an archive with gaps or foreign files, or of an older topic
+    of this name; else raises as `read_topic` does.
+    """
+    import ray
+
+    from raymq.scan.queue_bounds import ClusterQueues
+
+    check_topic(topic)
+    source = ClusterQueues(client.routes, client.storages)
+    queues = {queue: source.bounds(queue) for queue in source.queues(topic)}
+    if before_ms is not None:
+        queues = {
+            queue: _until(bounds, client.admin.offset_by_time(queue, before_ms)) for queue, bounds in queues.items()
+        }
+    stage = spark_stage(spark, ray.get_runtime_context().gcs_address)
+    with locked(directory / topic) as folder:
+        return archive(
+            folder,
+            topic,
+            queues,
+            stage,
+            skip_lost=skip_lost,
+            round_messages=round_messages,
+            parallelism=spark.sparkContext.defaultParallelism,
+            on_plan=on_plan,
+            on_written=on_written,
+        )
+
+
+def _until(bounds: QueueBounds, end_offset: int) -> QueueBounds:
+    end = min(max(end_offset, bounds.min_offset), bounds.max_offset)
+    return QueueBounds(bounds.min_offset, end, bounds.first_in_memory)
+
+
+# Rounds
+
+
+def archive(
+    folder: Path,
+    topic: str,
+    queues: Mapping[MessageQueue, QueueBounds],
+    stage: Stage,
+    *,
+    skip_lost: bool = False,
+    round_messages: int = ROUND_MESSAGES,
+    parallelism: int = 1,
+    on_plan: Callable[[int], None] = lambda total: None,
+    on_written: Callable[[int], None] = lambda count: None,
+) -> Archived:
+    """Bring the messages between the bounds of `queues` into `folder`, the directory of their topic, which the caller
+    has locked. Errors as `run`."""
+    done = next_offsets(find_pieces(folder))
+    starts = {
+        queue: done.get((queue.broker_name, queue.queue_id), bounds.min_offset) for queue, bounds in queues.items()
+    }
+    on_plan(sum(max(bounds.max_offset - starts[queue], 0) for queue, bounds in queues.items()))
+    total: list[Written] = []
+    while part := plan_round(queues, done, most=round_messages, parallelism=parallelism, skip_lost=skip_lost):
+        with staging_in(folder) as staging:
+            written = _write_round(part, topic, staging, stage)
+            for one in written:
+                put_in_place(folder, staging, one.piece)
+        total += written
+        done |= {one.piece.queue: one.piece.end_offset for one in written}
+        on_written(sum(one.piece.end_offset - one.piece.start_offset for one in written))
+    rows = {one.piece: one.rows for one in total}
+    files = [one for one in total if one.piece.day]
+    return Archived(topic, sum(rows.values()), len(files), sum(one.bytes for one in files), summary(list(rows), rows))
+
+
+def _write_round(part: Round, topic: str, staging: Path, stage: Stage) -> list[Written]:
+    """The files of a round, whole in staging and checked, in the order in which they come into place."""
+    written = stage(part.ranges, staging) if part.ranges else []
+    for one in written:
+        path = staging / one.piece.path
+        if not path.is_file():
+            raise InvalidArgumentError(
+                f"{path} was written by an executor and is not here: an archive must be in a directory that all nodes "
+                "share under one path"
+            )
+        rows = check_file(path, topic, one.piece)
+        if rows != one.rows:
+            raise StoreCorruptError(f"{path} has {rows} rows and {one.rows} were written")
+    written += [_write_absent(piece, staging) for piece in (*part.absent, *_empty(part.ranges, written))]
+    check_cover(
+        [
+            *part.ranges,
+            *(OffsetRange(topic, *piece.queue, piece.start_offset, piece.end_offset) for piece in part.absent),
+        ],
+        [one.piece for one in written],
+    )
+    return sorted(written, key=lambda one: one.piece)
+
+
+def _empty(ranges: Iterable[OffsetRange], written: Iterable[Written]) -> list[Piece]:
+    """The ranges that had no message at all, so that they have no file."""
+    starts = {(*one.piece.queue, one.piece.start_offset) for one in written}
+    return [
+        Piece(item.broker_name, item.queue_id, item.start_offset, item.end_offset, "")
+        for item in ranges
+        if (item.broker_name, item.queue_id, item.start_offset) not in starts
+    ]
+
+
+def _write_absent(piece: Piece, staging: Path) -> Written:
+    path = staging / piece.path
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    flush_file(path)
+    return Written(piece, 0, 0)
+
+
+def put_in_place(folder: Path, staging: Path, piece: Piece) -> None:
+    """Rename a whole file out of staging, so that it is a part of the archive; on return the disk has the name."""
+    target = folder / piece.path
+    if not target.parent.is_dir():
+        target.parent.mkdir()
+        flush_file(folder)
+    os.rename(staging / piece.path, target)
+    flush_file(target.parent)
+
+
+@contextmanager
+def staging_in(folder: Path) -> Iterator[Path]:
+    """An empty staging directory of this round's own; those of others are removed, and this one at the end."""
+    staging = folder / STAGING / uuid.uuid4().hex
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Path]:
+    """Make a topic's directory if there is none, and keep other runs out of it. ClientStateError if one is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"the archive cannot be in {folder}: {error.strerror}") from None
+    with open(folder / ".lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClientStateError(f"another run archives into {folder}; wait for its end") from None
+        yield folder
+
+
+# In Spark
+
+
+def spark_stage(spark: SparkSession, address: str) -> Stage:
+    """Writes each range in a task of its own, in an executor that reads it from the cluster at `address`."""
+    from raydp_jobs.source.reader import read_ranges
+
+    def read(item: OffsetRange) -> Iterator[pa.RecordBatch]:
+        return read_ranges([item], address, frozenset(), True)
+
+    return stage_with(spark, read)
+
+
+def stage_with(spark: SparkSession, read: Callable[[OffsetRange], Iterator[pa.RecordBatch]]) -> Stage:
+    """Writes each range, as `read` gives its messages, in a task of its own."""
+
+    def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
+        def write(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for index in (index for batch in rows for index in batch.column(0).to_pylist()):
+                yield from map(_report, write_range(ranges[index], read(ranges[index]), staging))
+
+        reports = spark.range(0, len(ranges), 1, len(ranges)).mapInArrow(write, _REPORT).collect()
+        return [Written(Piece(*row[:5]), row["rows"], row["bytes"]) for row in reports]
+
+    return stage
+
+
+def _report(written: Written) -> pa.RecordBatch:
+    piece = written.piece
+    values = {
+        "broker_name": pa.array([piece.broker_name]),
+        "queue_id": pa.array([piece.queue_id], pa.int32()),
+        "start_offset": pa.array([piece.start_offset]),
+        "end_offset": pa.array([piece.end_offset]),
+        "day": pa.array([piece.day]),
+        "rows": pa.array([written.rows]),
+        "bytes": pa.array([written.bytes]),
+    }
+    return pa.RecordBatch.from_pydict(values)
+
+
+# The command
+
+
+@click.command("archive", cls=Command)
+@click.argument("topic_name", metavar="TOPIC")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--before", metavar="TIME", help="Only messages stored before then: ISO 8601, or -1d for a day ago.")
+@click.option("--skip-lost", is_flag=True, help="Go on when messages were deleted before they could be archived.")
+@click.option("--verify", "only_verify", is_flag=True, help="Archive nothing; read all files and check them.")
+@spark_options
+@address_option
+@json_option
+def command(
+    topic_name: str,
+    directory: Path,
+    before: str | None,
+    skip_lost: bool,
+    only_verify: bool,
+    size: SessionSize,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Archive a topic in a directory, as Parquet files by day, each message once. A next run adds what came since.
+
+    Exit code 1 when --verify finds something wrong.
+    Example: raymq job archive orders /data/archive --before 2026-03-02
+    """
+    if only_verify:
+        _verify(directory, check_topic(topic_name), as_json)
+        return
+    before_ms = None if before is None else parse_time(before, time.time_ns() // 1_000_000)
+    folder = directory.absolute()
+    with (
+        spark_job("archive", address, size, quiet=as_json) as (spark, client),
+        counting(f"archiving {topic_name}", talks=as_json) as counter,
+    ):
+        done = run(
+            spark,
+            client,
+            topic_name,
+            folder,
+            before_ms=before_ms,
+            skip_lost=skip_lost,
+            on_plan=counter.expect,
+            on_written=counter.advance,
+        )
+    added = _rows(done.added)
+    value = {"topic": done.topic, "messages": done.messages, "files": done.files, "bytes": done.bytes, "added": added}
+    text = f"{done.messages:,} messages of {done.topic} archived, {done.files} new files with {done.bytes:,} bytes"
+    print_value(as_json, value, lambda: _show(text, added))
+
+
+def _verify(directory: Path, topic: str, as_json: bool) -> None:
+    if not (directory / topic).is_dir():
+        raise InvalidArgumentError(f"there is no archive of {topic} in {directory}")
+    with counting("checking files", talks=as_json) as counter:
+        counter.expect(sum(1 for _ in (directory / topic).glob("day=*/*")))
+        report = verify(directory, topic, counter.advance)
+    value = {"topic": topic, "messages": report.messages, "queues": _rows(report.queues)}
+    problems = list(report.problems)
+    print_value(as_json, {**value, "problems": problems}, lambda: _show_report(topic, report))
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+def _rows(queues: Iterable[ArchivedQueue]) -> list[dict[str, Any]]:
+    return [asdict(queue) for queue in queues]
+
+
+def _show_report(topic: str, report: ArchiveReport) -> None:
+    for problem in report.problems:
+        say(problem)
+    state = f"{len(report.problems)} problems" if report.problems else "every file is whole, no queue has a gap"
+    _show(f"{report.messages:,} messages of {topic} in the archive: {state}", _rows(report.queues))
+
+
+def _show(text: str, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        table(list(rows[0]), [list(row.values()) for row in rows])
+    say(text)
+
+
+def main() -> None:
+    """The job as a program: ``python -m raydp_jobs.jobs.archive orders /data/archive``."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

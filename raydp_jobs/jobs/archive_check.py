@@ -1,0 +1,146 @@
+"""Checks an archive: each file against its name, its metadata and its rows, and the files of a queue against each
+other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raydp_jobs.jobs.archive_files import Piece, QueueKey, find_pieces, problems_of
+from raydp_jobs.jobs.archive_writer import metadata_of
+from raymq.errors import StoreCorruptError
+
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedQueue:
+    """The part of a queue that an archive has: offsets from `start_offset` up to, not including, `end_offset`. `absent`
+    offsets hold no message: most were deleted before they could be archived."""
+
+    broker_name: str
+    queue_id: int
+    start_offset: int
+    end_offset: int
+    files: int
+    messages: int
+    absent: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport:
+    """The state of an archive: its queues, and each problem in a sentence."""
+
+    queues: tuple[ArchivedQueue, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def messages(self) -> int:
+        """The messages in the archive."""
+        return sum(queue.messages for queue in self.queues)
+
+
+def check_file(path: Path, topic: str, piece: Piece) -> int:
+    """Compare a file's metadata with its piece, and the footer's row count and offsets with both; returns the rows.
+
+    StoreCorruptError if they differ, or if the file is not whole. Reads the footer only.
+    """
+    try:
+        footer = pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreCorruptError(f"{path} cannot be read: {error}") from None
+    told = {key.decode(): value.decode() for key, value in (footer.metadata or {}).items() if key.startswith(b"raymq.")}
+    rows = int(footer.num_rows)
+    if told != metadata_of(topic, piece, rows):
+        raise StoreCorruptError(f"{path} has {rows} rows and its metadata says otherwise: {told}")
+    names = footer.schema.to_arrow_schema().names
+    column = names.index("queue_offset") if "queue_offset" in names else -1
+    if column < 0 or not 0 < rows <= piece.end_offset - piece.start_offset:
+        raise StoreCorruptError(f"{path} cannot have the messages of its offsets: it has {rows} rows")
+    for lowest, highest in _bounds(footer, "queue_offset"):
+        if lowest < piece.start_offset or highest >= piece.end_offset:
+            raise StoreCorruptError(f"{path} has offsets {lowest} to {highest}, which are not those of its name")
+    return rows
+
+
+def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
+    """The least and the greatest value of a column in each row group that has statistics."""
+    for group in range(footer.num_row_groups):
+        columns = [footer.row_group(group).column(index) for index in range(footer.num_columns)]
+        for column in columns:
+            if column.path_in_schema == name and column.statistics is not None and column.statistics.has_min_max:
+                yield column.statistics.min, column.statistics.max
+
+
+def check_rows(path: Path, topic: str, piece: Piece) -> None:
+    """Read a whole file, with its pages' checksums, and check that its rows are the piece's, in order and each once.
+
+    StoreCorruptError if not.
+    """
+    position, day = piece.start_offset, date.fromisoformat(piece.day)
+    queue = {"topic": topic, "broker_name": piece.broker_name, "queue_id": piece.queue_id}
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(BATCH_ROWS):
+                offsets = batch.column("queue_offset")
+                ascending = len(offsets) < 2 or pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py()
+                if not ascending or offsets[0].as_py() < position:
+                    raise StoreCorruptError(f"{path}: offsets are not in order, or twice, after {position - 1}")
+                position = offsets[-1].as_py() + 1
+                for name, value in queue.items():
+                    if batch.column(name).unique().to_pylist() != [value]:
+                        raise StoreCorruptError(f"{path} has messages whose {name} is not {value}")
+                if pc.floor_temporal(batch.column("store_timestamp"), unit="day").cast(
+                    pa.date32()
+                ).unique().to_pylist() != [day]:
+                    raise StoreCorruptError(f"{path} has messages that were not stored on {piece.day}")
+    except (OSError, pa.ArrowException) as error:
+        raise StoreCorruptError(f"{path} is damaged: {error}") from None
+    if position > piece.end_offset:
+        raise StoreCorruptError(f"{path} has offset {position - 1}, which is not one of its name's")
+
+
+def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda count: None) -> ArchiveReport:
+    """Check every file of a topic's archive, all its rows included, and that no queue has a gap.
+
+    `advance` is called after each file with 1. Problems are told, not raised.
+    """
+    problems: list[str] = []
+    folder = directory / topic
+    try:
+        pieces = find_pieces(folder)
+    except StoreCorruptError as error:
+        return ArchiveReport((), (str(error),))
+    rows: dict[Piece, int] = {}
+    for piece in pieces:
+        if piece.day:
+            try:
+                rows[piece] = check_file(folder / piece.path, topic, piece)
+                check_rows(folder / piece.path, topic, piece)
+            except StoreCorruptError as error:
+                problems.append(str(error))
+        advance(1)
+    return ArchiveReport(summary(pieces, rows), (*problems, *problems_of(pieces)))
+
+
+def summary(pieces: list[Piece], rows: dict[Piece, int]) -> tuple[ArchivedQueue, ...]:
+    """The queues of some pieces, whose rows are known."""
+    of_queue: dict[QueueKey, list[Piece]] = {}
+    for piece in sorted(pieces):
+        of_queue.setdefault(piece.queue, []).append(piece)
+    queues = []
+    for key, some in of_queue.items():
+        start, end = some[0].start_offset, some[-1].end_offset
+        messages = sum(rows.get(piece, 0) for piece in some)
+        unread = sum(piece.end_offset - piece.start_offset for piece in some if piece.day and piece not in rows)
+        absent = sum(piece.end_offset - piece.start_offset for piece in some) - messages - unread
+        files = sum(1 for piece in some if piece.day)
+        queues.append(ArchivedQueue(*key, start, end, files, messages, absent))
+    return tuple(queues)

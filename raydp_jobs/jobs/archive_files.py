@@ -1,0 +1,177 @@
+"""The files of an archive: their names, the order they are in, and the offsets that come next.
+
+An archive of topic `orders` in a directory:
+
+    orders/day=2026-03-01/broker-a.3.00000000000000000000-00000000000000001700.parquet
+    orders/day=2026-03-02/broker-a.3.00000000000000001700-00000000000000002034.parquet
+    orders/_absent/broker-a.3.00000000000000002034-00000000000000002100.absent
+    orders/_staging/…         files that are being written; nobody reads them
+    orders/.lock              held while a run works here
+
+A file holds the messages of one queue from its first offset up to, not including, its second, all stored on one day
+(UTC). The files of a queue follow each other without a gap: offsets that held no message any more when their turn came
+have a piece without rows in `_absent`. So the names alone say where the next run goes on. Nothing but whole files ever
+has such a name: each is written in `_staging`, flushed, checked, and renamed, in the order of its offsets.
+
+Pure, beside listing directories. Spark and pandas read the directory as a table with a column `day`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Final
+
+from raymq.errors import DataLossError, StoreCorruptError
+from raymq.message import MessageQueue
+from raymq.protocol.store import QueueBounds
+from raymq.scan.ranges import OffsetRange, split_ranges
+
+ABSENT: Final = "_absent"
+STAGING: Final = "_staging"
+SPLIT_MESSAGES: Final = 50_000
+"""A range is not divided between tasks into parts of fewer messages than this."""
+
+_NAME: Final = re.compile(r"(?P<broker>[^./]+)\.(?P<queue>\d+)\.(?P<start>\d{20})-(?P<end>\d{20})\.(?P<kind>\w+)")
+_DAY: Final = re.compile(r"day=(\d{4}-\d{2}-\d{2})")
+
+QueueKey = tuple[str, int]
+"""A broker group and a queue id."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """A file of an archive, by the messages in it. `day` is as in 2026-03-01, and empty for absent offsets."""
+
+    broker_name: str
+    queue_id: int
+    start_offset: int
+    end_offset: int
+    day: str
+
+    @property
+    def queue(self) -> QueueKey:
+        """The queue whose messages it has."""
+        return self.broker_name, self.queue_id
+
+    @property
+    def path(self) -> Path:
+        """The path of the file below the topic's directory."""
+        folder, kind = (f"day={self.day}", "parquet") if self.day else (ABSENT, "absent")
+        offsets = f"{self.start_offset:020}-{self.end_offset:020}"
+        return Path(folder, f"{self.broker_name}.{self.queue_id}.{offsets}.{kind}")
+
+    @classmethod
+    def parse(cls, path: Path) -> Piece:
+        """The piece of a path below the topic's directory. StoreCorruptError for any other path."""
+        name, day = _NAME.fullmatch(path.name), _DAY.fullmatch(path.parent.name)
+        if name is not None and (day is not None or path.parent.name == ABSENT):
+            piece = cls(name["broker"], int(name["queue"]), int(name["start"]), int(name["end"]), day[1] if day else "")
+            if piece.path == path and piece.start_offset < piece.end_offset:
+                return piece
+        raise StoreCorruptError(f"{path} is not a file of an archive; move it elsewhere")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The next part of a topic to archive: `ranges` to be read, and `absent` offsets that held nothing any more."""
+
+    ranges: tuple[OffsetRange, ...]
+    absent: tuple[Piece, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges or self.absent)
+
+
+def find_pieces(directory: Path) -> list[Piece]:
+    """The pieces in a topic's directory, by queue and offset; none if there is no directory.
+
+    StoreCorruptError for a file that is not the archive's. Hidden files are nobody's.
+    """
+    found = []
+    for folder in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if folder.is_dir() and folder.name != STAGING:
+            files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+            found += [Piece.parse(file.relative_to(directory)) for file in files]
+    return sorted(found)
+
+
+def problems_of(pieces: Iterable[Piece]) -> list[str]:
+    """The gaps and overlaps between the pieces of each queue, each in a sentence."""
+    problems = []
+    for queue, group in groupby(sorted(pieces), key=lambda piece: piece.queue):
+        for one, other in pairwise(group):
+            name = f"{queue[0]}:{queue[1]}"
+            if one.end_offset < other.start_offset:
+                problems.append(f"{name}: no file has offsets {one.end_offset} to {other.start_offset - 1}")
+            elif one.end_offset > other.start_offset:
+                problems.append(f"{name}: offsets from {other.start_offset} on are in {one.path} and in {other.path}")
+    return problems
+
+
+def next_offsets(pieces: Iterable[Piece]) -> dict[QueueKey, int]:
+    """The offset that each queue of the archive goes on with. StoreCorruptError if there is a gap or an overlap."""
+    pieces = list(pieces)
+    for problem in problems_of(pieces):
+        raise StoreCorruptError(f"the archive is damaged: {problem}; bring the file back, or archive anew elsewhere")
+    return {piece.queue: piece.end_offset for piece in sorted(pieces)}
+
+
+def plan_round(
+    queues: Mapping[MessageQueue, QueueBounds],
+    done: Mapping[QueueKey, int],
+    *,
+    most: int,
+    parallelism: int = 1,
+    skip_lost: bool = False,
+) -> Round:
+    """The next `most` messages or fewer, shared between the queues that have some, behind what is `done`.
+
+    A queue that the archive does not have begins with its first message. Offsets behind `done` that a queue no longer
+    holds raise DataLossError, or are absent with `skip_lost`. StoreCorruptError for a queue that ends before `done`.
+    """
+    ranges, absent = [], []
+    waiting = {queue: bounds for queue, bounds in queues.items() if _start(queue, bounds, done) < bounds.max_offset}
+    each = max(most // max(len(waiting), 1), 1)
+    for queue, bounds in sorted(queues.items()):
+        key = queue.broker_name, queue.queue_id
+        start = _start(queue, bounds, done)
+        if bounds.max_offset < start:
+            raise StoreCorruptError(
+                f"{queue} ends at offset {bounds.max_offset} and the archive has it up to {start}: the topic was made "
+                "anew since; archive it in another directory"
+            )
+        if start < bounds.min_offset:
+            lost = f"{queue}: offsets {start} to {bounds.min_offset - 1} were deleted before they were archived"
+            if not skip_lost:
+                raise DataLossError(f"{lost}; go on without them with --skip-lost")
+            absent.append(Piece(*key, start, bounds.min_offset, ""))
+            start = bounds.min_offset
+        end = min(bounds.max_offset, start + each)
+        if start < end:
+            ranges.append(OffsetRange(queue.topic, *key, start, end))
+    total = sum(item.size for item in ranges)
+    parts = split_ranges(ranges, min(parallelism, -(-total // SPLIT_MESSAGES)))
+    return Round(tuple(parts), tuple(absent))
+
+
+def _start(queue: MessageQueue, bounds: QueueBounds, done: Mapping[QueueKey, int]) -> int:
+    return done.get((queue.broker_name, queue.queue_id), bounds.min_offset)
+
+
+def check_cover(ranges: Iterable[OffsetRange], pieces: Iterable[Piece]) -> None:
+    """StoreCorruptError unless the pieces are the ranges, each cut into one piece or more without a gap."""
+    left = sorted(pieces)
+    for item in sorted(ranges, key=lambda one: (one.broker_name, one.queue_id, one.start_offset)):
+        position = item.start_offset
+        while position < item.end_offset and left and left[0].queue == (item.broker_name, item.queue_id):
+            if left[0].start_offset != position:
+                break
+            position = left.pop(0).end_offset
+        if position != item.end_offset:
+            raise StoreCorruptError(f"{item.queue}: offsets {position} to {item.end_offset - 1} were not written")
+    if left:
+        raise StoreCorruptError(f"{left[0].path} was written and not asked for")

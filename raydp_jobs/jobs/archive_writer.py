@@ -1,0 +1,149 @@
+"""The Parquet files of an archive, written by Spark's tasks into the staging directory of one run.
+
+A task gets a range of one queue and writes its messages in their order, a file for each day, or several if a day is
+long. Each file's Parquet metadata says what it holds; pages have checksums. A file gets its name, in staging, when it
+is whole and flushed.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raydp_jobs.jobs.archive_files import Piece
+from raymq.errors import StoreCorruptError
+from raymq.scan.ranges import OffsetRange
+
+ARCHIVE_FILE_BYTES: Final = 512 * 1024 * 1024
+"""About the most bytes of messages in one file, before compression."""
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+"""The bytes of messages that a task holds before it writes them."""
+_DAY_US: Final = 86_400_000_000
+_EPOCH: Final = date(1970, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A whole file in staging: its piece, and how many messages and bytes it has."""
+
+    piece: Piece
+    rows: int
+    bytes: int
+
+
+def metadata_of(topic: str, piece: Piece, rows: int) -> dict[str, str]:
+    """The entries of a file's Parquet metadata: the offsets in it, and what else its name says."""
+    return {
+        "raymq.topic": topic,
+        "raymq.broker_name": piece.broker_name,
+        "raymq.queue_id": str(piece.queue_id),
+        "raymq.start_offset": str(piece.start_offset),
+        "raymq.end_offset": str(piece.end_offset),
+        "raymq.day": piece.day,
+        "raymq.rows": str(rows),
+    }
+
+
+def write_range(
+    item: OffsetRange, batches: Iterable[pa.RecordBatch], staging: Path, *, file_bytes: int = ARCHIVE_FILE_BYTES
+) -> list[Written]:
+    """Write the messages of a range, in the order of their offsets, as files in `staging`; returns them in order.
+
+    Together the files cover the range: offsets without a message belong to the file before them, those at the
+    beginning to the first. Without any message the result is empty. FileNotFoundError when `staging` is gone.
+    """
+    written: list[Written] = []
+    current: _OpenFile | None = None
+    position = item.start_offset
+    for batch in batches:
+        for day, some in _days(batch):
+            first = some.column("queue_offset")[0].as_py()
+            if first < position:
+                raise StoreCorruptError(f"{item.queue}: offset {first} was read after offset {position - 1}")
+            if current is not None and (current.day != day or current.bytes >= file_bytes):
+                written.append(current.close(first))
+                current = None
+            if current is None:
+                start = written[-1].piece.end_offset if written else item.start_offset
+                current = _OpenFile(item, day, start, staging, some.schema)
+            current.write(some)
+            position = some.column("queue_offset")[-1].as_py() + 1
+    if current is not None:
+        written.append(current.close(item.end_offset))
+    return written
+
+
+def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Neighbouring messages that were stored on the same day, with the day."""
+    times = batch.column("store_timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    days = times.to_numpy(zero_copy_only=False) // _DAY_US
+    edges = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(days)]
+    for start, end in pairwise(edges):
+        if start < end:
+            yield (_EPOCH + timedelta(days=int(days[start]))).isoformat(), batch.slice(start, end - start)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """A file that grows, under a name of its own: another attempt of the same task may write the same messages."""
+
+    item: OffsetRange
+    day: str
+    start: int
+    staging: Path
+    schema: pa.Schema
+    bytes: int = 0
+    rows: int = 0
+    _path: Path = field(init=False)
+    _writer: pq.ParquetWriter = field(init=False)
+    _held: list[pa.RecordBatch] = field(init=False, default_factory=list)
+    _held_bytes: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._path = self.staging / f".{uuid.uuid4().hex}.partial"
+        self._writer = pq.ParquetWriter(self._path, self.schema, compression="zstd", write_page_checksum=True)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
+        self.bytes += batch.nbytes
+        self.rows += batch.num_rows
+        if self._held_bytes >= ROW_GROUP_BYTES:
+            self._write_held()
+
+    def close(self, end: int) -> Written:
+        """Finish the file, which holds the offsets before `end`, and give it its name."""
+        self._write_held()
+        piece = Piece(self.item.broker_name, self.item.queue_id, self.start, end, self.day)
+        self._writer.add_key_value_metadata(metadata_of(self.item.topic, piece, self.rows))
+        self._writer.close()
+        size = flush_file(self._path)
+        target = self.staging / piece.path
+        target.parent.mkdir(exist_ok=True)  # not its parents: a run that is over has removed its staging
+        os.replace(self._path, target)
+        return Written(piece, self.rows, size)
+
+    def _write_held(self) -> None:
+        if self._held:
+            self._writer.write_table(pa.Table.from_batches(self._held))
+        self._held, self._held_bytes = [], 0
+
+
+def flush_file(path: Path) -> int:
+    """Have a file's bytes, or a directory's names, on disk; returns the file's size."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,39 @@
+"""Messages of a topic as the batches that a scan gives, made of numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from raymq.kernels.columns import schema_with
+from raymq.scan.ranges import OffsetRange
+
+MARCH_1_MS = 1_772_323_200_000
+"""The first moment of 2026-03-01, UTC."""
+HOUR_MS = 3_600_000
+
+
+def messages_of(item: OffsetRange, *, step: int = 7) -> Iterator[pa.RecordBatch]:
+    """The messages of a range, `step` in a batch: the one at offset n was stored n hours after 2026-03-01 began."""
+    for first in range(item.start_offset, item.end_offset, step):
+        yield batch_of(item, list(range(first, min(first + step, item.end_offset))))
+
+
+def batch_of(item: OffsetRange, offsets: list[int], shift_ms: int = 0) -> pa.RecordBatch:
+    """The messages at these offsets of a queue, stored so many milliseconds later than `messages_of` says."""
+    count = len(offsets)
+    columns = {
+        "topic": [item.topic] * count,
+        "broker_name": [item.broker_name] * count,
+        "queue_id": [item.queue_id] * count,
+        "queue_offset": offsets,
+        "tags": ["late" if offset % 2 else None for offset in offsets],
+        "keys": [[f"o-{offset}"] for offset in offsets],
+        "body": [b"%s:%d:%d" % (item.broker_name.encode(), item.queue_id, offset) for offset in offsets],
+        "properties": [[("number", str(offset))] for offset in offsets],
+        "born_timestamp": [MARCH_1_MS] * count,
+        "store_timestamp": [MARCH_1_MS + offset * HOUR_MS + shift_ms for offset in offsets],
+        "message_id": [f"{offset:032X}" for offset in offsets],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema_with("binary"))
