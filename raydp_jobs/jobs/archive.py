@@ -93,11 +93,10 @@ def run(
 
     check_topic(topic)
     source = ClusterQueues(client.routes, client.storages)
-    queues = {queue: source.bounds(queue) for queue in source.queues(topic)}
+    queues = source.bounds(source.queues(topic))
     if before_ms is not None:
-        queues = {
-            queue: _until(bounds, client.admin.offset_by_time(queue, before_ms)) for queue, bounds in queues.items()
-        }
+        ends = source.offsets_by_time(dict.fromkeys(queues, before_ms))
+        queues = {queue: _until(bounds, ends[queue]) for queue, bounds in queues.items()}
     stage = spark_stage(spark, ray.get_runtime_context().gcs_address)
     with locked(directory / topic) as folder:
         return archive(

@@ -19,8 +19,8 @@ Pure, beside listing directories. Spark and pandas read the directory as a table
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ from typing import Final
 from raymq.errors import DataLossError, StoreCorruptError
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange, split_ranges
+from raymq.scan.ranges import OffsetRange
 
 ABSENT: Final = "_absent"
 STAGING: Final = "_staging"
@@ -154,8 +154,14 @@ def plan_round(
         if start < end:
             ranges.append(OffsetRange(queue.topic, *key, start, end))
     total = sum(item.size for item in ranges)
-    parts = split_ranges(ranges, min(parallelism, -(-total // SPLIT_MESSAGES)))
-    return Round(tuple(parts), tuple(absent))
+    size = max(-(-total // parallelism), SPLIT_MESSAGES)
+    return Round(tuple(part for item in ranges for part in _cut(item, size)), tuple(absent))
+
+
+def _cut(item: OffsetRange, size: int) -> Iterator[OffsetRange]:
+    """A range in parts of `size` offsets, the last one of fewer."""
+    for start in range(item.start_offset, item.end_offset, size):
+        yield replace(item, start_offset=start, end_offset=min(start + size, item.end_offset))
 
 
 def _start(queue: MessageQueue, bounds: QueueBounds, done: Mapping[QueueKey, int]) -> int:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, functions as sf
 
 from raymq.delay import parse_delay_levels, parse_time
 from raymq.errors import InvalidArgumentError
+from raymq.scan.ranges import ScanOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,17 @@ class Period:
     def has(self, time_ms: int) -> bool:
         """True if a time is in it."""
         return (self.start_ms is None or time_ms >= self.start_ms) and (self.end_ms is None or time_ms < self.end_ms)
+
+    def scan_options(self) -> ScanOptions:
+        """The options of a read that covers this time, and little more: offsets follow times only roughly where clocks
+        went back, so `of` comes behind it."""
+        options: ScanOptions = {}
+        if self.start_ms is not None:
+            options["starting_timestamp"] = self.start_ms
+            options["starting_offsets_by_timestamp_strategy"] = "latest"
+        if self.end_ms is not None:
+            options["ending_timestamp"] = self.end_ms
+        return options
 
     def of(self, messages: DataFrame) -> DataFrame:
         """The messages that were stored in this time."""

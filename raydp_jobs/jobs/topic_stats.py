@@ -51,8 +51,15 @@ def run(
     tags by name. InvalidArgumentError when there are more than BUCKETS_MAX buckets; else raises as `read_topic`."""
     from raydp_jobs.source.reader import read_topic
 
-    frames = [lean(period.of(read_topic(spark, topic, tags=tags, client=client))) for topic in topics]
-    counts = counted(reduce(lambda one, other: one.unionByName(other), frames), every_s).persist()
+    messages = read_topic(
+        spark,
+        topics,
+        columns=["topic", "tags", "keys", "body", "store_timestamp"],
+        tags=tags,
+        client=client,
+        **period.scan_options(),
+    )
+    counts = counted(lean(period.of(messages)), every_s).persist()
     try:
         with tasks_counted(spark, f"reading {', '.join(topics)}", quiet=quiet):
             found = counts.select("topic", "start").distinct().count()

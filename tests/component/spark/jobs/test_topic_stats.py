@@ -38,8 +38,8 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
 
 @pytest.fixture
 def topics(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(spark: SparkSession, topic: str, **options: Any) -> DataFrame:
-        return frame(spark, [row for row in ROWS if row[0] == topic])
+    def read(spark: SparkSession, topics: list[str], *, columns: list[str], **options: Any) -> DataFrame:
+        return frame(spark, [row for row in ROWS if row[0] in topics]).select(columns)
 
     monkeypatch.setattr(reader, "read_topic", read)
 
