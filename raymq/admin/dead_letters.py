@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final, TypeVar
 
 from raymq.consumer.group_offsets import GroupOffsets
@@ -77,13 +77,13 @@ class DeadLetters:
         """
         if max_messages < 1:
             raise InvalidArgumentError(f"max_messages must be at least 1, not {max_messages}")
-        letters = []
+        return list(islice(self.each(replayed=replayed), max_messages))
+
+    def each(self, *, replayed: bool = False) -> Iterator[DeadLetter]:
+        """As `letters`, all of them, one after another: those of one broker group after those of another."""
         for queue in self._queues():
             for found in self._read(queue, from_start=replayed):
-                letters.append(found.letter)
-                if len(letters) == max_messages:
-                    return letters
-        return letters
+                yield found.letter
 
     def replay(self, *, rate: float | None = None, max_messages: int | None = None) -> Iterator[Replayed]:
         """Bring dead letters back, one after another, at most `rate` per second; yields the result of each.

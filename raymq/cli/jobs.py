@@ -16,6 +16,7 @@ from raymq.cli.output import Group
 
 _MODULES: Final = {
     "archive": "raydp_jobs.jobs.archive",
+    "dead-letters": "raydp_jobs.jobs.dead_letters",
     "topic-stats": "raydp_jobs.jobs.topic_stats",
 }
 

@@ -1,0 +1,290 @@
+"""Why and when messages died: the dead letters of consumer groups, counted by reason, topic and time.
+
+The reason is a property of the message, `error`, if whoever gave it up has put one there; else it is told from the
+number of attempts and the group's setting.
+
+Needs no Spark: dead letters are few, and an answer in a second is worth more than many at once. They are read one after
+another, and only counts are kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from raydp_jobs.jobs.pictures import bars_over_time, check_picture, literal, save_picture
+from raydp_jobs.jobs.times import ALWAYS, Period, every_option, iso_time, period_options
+from raymq.cli.entry import run_command
+from raymq.cli.output import Command, address_option, client_of, json_option, print_value, say, table
+from raymq.cli.progress import counting
+from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
+from raymq.names import DLQ_PREFIX, check_group
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from raymq.admin.dead_letters import DeadLetter
+    from raymq.client import Client
+
+REASON_PROPERTY: Final = "error"
+"""The property with the reason in words; raymq.serve puts it there, and any program may."""
+REASON_CHARACTERS: Final = 100
+CAUSES_MAX: Final = 500
+"""The most pairs of topic and reason that are counted apart for a group; texts that differ each time have no end."""
+DRAWN_CAUSES: Final = 8
+OTHERS: Final = "(other reasons)"
+_ADVANCE: Final = 1000
+
+Cause = tuple[str, str]
+"""The topic that messages were sent to, and the reason why they died."""
+
+
+@dataclass(slots=True)
+class Deaths:
+    """The dead letters of one group, counted: `letters` in all, `waiting` of them not brought back.
+
+    `causes`: how many died of each cause; `over_time`: how many, by the beginning of the stretch of time in which they
+    died (s since 1970) and by cause; `examples`: the message id of the newest of each cause.
+    """
+
+    group: str
+    letters: int = 0
+    waiting: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    causes: Counter[Cause] = field(default_factory=Counter)
+    over_time: dict[int, Counter[Cause]] = field(default_factory=dict)
+    examples: dict[Cause, str] = field(default_factory=dict)
+
+    def add(self, letter: DeadLetter, reason: str, every_s: int) -> None:
+        """Count one dead letter."""
+        message = letter.message
+        died_ms = message.store_timestamp_ms
+        cause = letter.topic, reason
+        if cause not in self.causes and len(self.causes) >= CAUSES_MAX:
+            cause = letter.topic, OTHERS
+        self.letters += 1
+        self.waiting += not letter.replayed
+        self.first_ms = died_ms if self.first_ms is None else min(self.first_ms, died_ms)
+        self.last_ms = died_ms if self.last_ms is None else max(self.last_ms, died_ms)
+        self.causes[cause] += 1
+        self.examples[cause] = message.message_id
+        start_s = died_ms // 1000 // every_s * every_s
+        self.over_time.setdefault(start_s, Counter())[cause] += 1
+
+
+def run(
+    client: Client,
+    groups: Sequence[str] = (),
+    *,
+    every_s: int = 3600,
+    period: Period = ALWAYS,
+    reason_property: str = REASON_PROPERTY,
+    on_read: Callable[[int], None] = lambda count: None,
+) -> list[Deaths]:
+    """The dead letters of each group, by default of all groups that have some, in order of their names.
+
+    InvalidArgumentError for a group that never had a dead letter. `on_read` is called with numbers of letters read.
+    """
+    named = list(dict.fromkeys(check_group(group) for group in groups))
+    found = []
+    for group in named or groups_with_letters(client.admin.list_topics(internal=True)):
+        letters = client.admin.dead_letters(group).each(replayed=True)
+        try:
+            found.append(count(group, letters, retries_of(client, group), reason_property, every_s, period, on_read))
+        except TopicNotExistError:
+            if named:
+                raise InvalidArgumentError(f"group {group} never had a dead letter") from None
+    return found
+
+
+def groups_with_letters(topics: Iterable[str]) -> list[str]:
+    """The groups that have a dead-letter topic."""
+    return sorted(topic.removeprefix(DLQ_PREFIX) for topic in topics if topic.startswith(DLQ_PREFIX))
+
+
+def retries_of(client: Client, group: str) -> int | None:
+    """The group's limit of retries as it is set now; None for a group that is no longer known."""
+    try:
+        return int(client.admin.group_config(group).retry_max_times)
+    except GroupNotExistError:
+        return None
+
+
+def count(
+    group: str,
+    letters: Iterable[DeadLetter],
+    retry_max_times: int | None,
+    reason_property: str = REASON_PROPERTY,
+    every_s: int = 3600,
+    period: Period = ALWAYS,
+    on_read: Callable[[int], None] = lambda count: None,
+) -> Deaths:
+    """The dead letters of a group, counted, those that died outside of `period` left out."""
+    deaths = Deaths(group)
+    read = 0
+    for letter in letters:
+        if period.has(letter.message.store_timestamp_ms):
+            deaths.add(letter, reason_of(letter, retry_max_times, reason_property), every_s)
+        read += 1
+        if read % _ADVANCE == 0:
+            on_read(_ADVANCE)
+    on_read(read % _ADVANCE)
+    return deaths
+
+
+def reason_of(letter: DeadLetter, retry_max_times: int | None, reason_property: str = REASON_PROPERTY) -> str:
+    """The reason in a line: the first one of the message's property, or else told from its attempts."""
+    told = letter.message.properties.get(reason_property, "").strip()
+    if told:
+        line = told.splitlines()[0]
+        return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 1]}…"
+    attempts = letter.message.reconsume_times
+    times = f"{attempts} attempt" + ("" if attempts == 1 else "s")
+    if retry_max_times is None:
+        return f"dead after {times}"
+    return f"failed in all its {times}" if attempts > retry_max_times else f"given up after {times}"
+
+
+# What people and machines see
+
+
+def deaths_json(found: Iterable[Deaths], every_s: int) -> dict[str, Any]:
+    """The counts as `--json` prints them."""
+    return {"every_s": every_s, "groups": [_group_json(deaths) for deaths in found]}
+
+
+def _group_json(deaths: Deaths) -> dict[str, Any]:
+    return {
+        "group": deaths.group,
+        "dead_letters": deaths.letters,
+        "waiting": deaths.waiting,
+        "first": _iso_ms(deaths.first_ms),
+        "last": _iso_ms(deaths.last_ms),
+        "causes": [
+            {"topic": topic, "reason": reason, "dead_letters": number, "newest": deaths.examples[topic, reason]}
+            for (topic, reason), number in deaths.causes.most_common()
+        ],
+        "over_time": [
+            {
+                "start": iso_time(_time(start_s)),
+                "dead_letters": counts.total(),
+                "causes": [
+                    {"topic": topic, "reason": reason, "dead_letters": number}
+                    for (topic, reason), number in counts.most_common()
+                ],
+            }
+            for start_s, counts in sorted(deaths.over_time.items())
+        ],
+    }
+
+
+def _iso_ms(time_ms: int | None) -> str | None:
+    return None if time_ms is None else iso_time(datetime.fromtimestamp(time_ms / 1000, UTC))
+
+
+def _time(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def show(found: Sequence[Deaths]) -> None:
+    """Print the counts as tables: by group, by cause, and over time."""
+    if not found:
+        say("no group has a dead letter")
+        return
+    groups = [[one.group, one.letters, one.waiting, _iso_ms(one.first_ms), _iso_ms(one.last_ms)] for one in found]
+    table(["group", "dead letters", "not replayed", "first", "last"], groups)
+    causes = [
+        [one.group, topic, reason, number, one.examples[topic, reason]]
+        for one in found
+        for (topic, reason), number in one.causes.most_common()
+    ]
+    if causes:
+        table(["group", "topic", "reason", "dead letters", "newest"], causes)
+    times = [
+        [one.group, iso_time(_time(start_s)), topic, reason, number]
+        for one in found
+        for start_s, counts in sorted(one.over_time.items())
+        for (topic, reason), number in counts.most_common()
+    ]
+    if times:
+        table(["group", "from", "topic", "reason", "dead letters"], times)
+
+
+def draw(figure: Figure, found: Sequence[Deaths], every_s: int) -> None:
+    """Draw the deaths over time, a panel for each group, by the most common causes; the others are stacked on top."""
+    panels = figure.subplots(max(len(found), 1), 1, sharex=True, squeeze=False)
+    figure.suptitle(f"dead letters in {every_s} s")
+    for axes, one in zip(panels[:, 0], found, strict=False):
+        times = sorted(one.over_time)
+        bars_over_time(axes, [_time(start) for start in times], every_s, series_of(one), literal(one.group))
+
+
+def series_of(deaths: Deaths) -> dict[str, list[float]]:
+    """The deaths of each stretch of time by cause: the DRAWN_CAUSES most common, and the others together."""
+    times = sorted(deaths.over_time)
+    common = [cause for cause, _ in deaths.causes.most_common(DRAWN_CAUSES)]
+    series = {f"{topic}: {reason}": _over(deaths, times, {(topic, reason)}) for topic, reason in common}
+    rest = deaths.causes.keys() - set(common)
+    if rest:
+        series[OTHERS] = _over(deaths, times, rest)
+    return series
+
+
+def _over(deaths: Deaths, times: Iterable[int], causes: Iterable[Cause]) -> list[float]:
+    causes = list(causes)
+    return [float(sum(deaths.over_time[start][cause] for cause in causes)) for start in times]
+
+
+@click.command("dead-letters", cls=Command)
+@click.argument("groups", metavar="[GROUP]...", nargs=-1)
+@every_option("1h")
+@period_options
+@click.option(
+    "--reason-property", default=REASON_PROPERTY, show_default=True, help="The message's property with the reason."
+)
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw deaths over time, a PNG file.")
+@address_option
+@json_option
+def command(
+    groups: tuple[str, ...],
+    every_s: int,
+    period: Period,
+    reason_property: str,
+    picture: Path | None,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Show why and when messages died: dead letters of GROUPs, or of all groups, by reason, topic and time.
+
+    Example: raymq job dead-letters billing --from -7d --picture billing.png
+    """
+    check_picture(picture)
+    with client_of(address) as client, counting("reading dead letters", talks=as_json) as counter:
+        found = run(
+            client,
+            groups,
+            every_s=every_s,
+            period=period,
+            reason_property=reason_property,
+            on_read=counter.advance,
+        )
+    if picture is not None:
+        save_picture(picture, lambda figure: draw(figure, found, every_s))
+    value = {**deaths_json(found, every_s), **({"picture": str(picture)} if picture else {})}
+    print_value(as_json, value, lambda: show(found))
+
+
+def main() -> None:
+    """The job as a program: ``python -m raydp_jobs.jobs.dead_letters billing``."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()
