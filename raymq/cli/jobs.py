@@ -17,6 +17,7 @@ from raymq.cli.output import Group
 _MODULES: Final = {
     "archive": "raydp_jobs.jobs.archive",
     "dead-letters": "raydp_jobs.jobs.dead_letters",
+    "replay": "raydp_jobs.jobs.replay",
     "topic-stats": "raydp_jobs.jobs.topic_stats",
 }
 

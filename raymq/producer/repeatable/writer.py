@@ -170,6 +170,11 @@ class RepeatableWriter(Closing):
         self._finished = True
         self._producer.close()
 
+    @property
+    def left_out(self) -> int:
+        """The rows so far that are not sent, because an earlier attempt has stored them."""
+        return self._left_out
+
     def _check_open(self) -> None:
         if self._broken is not None:
             raise ClientStateError(f"this write has failed ({self._broken}); repeat it with another writer")

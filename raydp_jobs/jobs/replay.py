@@ -1,0 +1,260 @@
+"""Parquet files sent to a topic again: an archive, or any with a body column; each row once, however often it is run.
+
+    lines of rows (replay_source)  →  merged, the oldest next row first  →  at the asked rate  →  a writer per line
+
+A line's writer stores each row under the line's identity and the row's number, so that a second run sends what the
+first did not, and nothing twice. The queues that rows go to are fixed by the first run, in the NameServers' KV
+configuration: a topic that gets more queues meanwhile does not move rows. A queue of an archive goes to one queue of
+the topic, in its order.
+
+Needs no Spark: one process sends more than most topics are meant to get at once, and keeps to one rate.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pyarrow as pa
+
+from raydp_jobs.jobs.replay_source import (
+    EVERYTHING,
+    Line,
+    Selection,
+    lines_of,
+    metadata_of_file,
+    producer_id,
+    read_line,
+)
+from raydp_jobs.jobs.times import Period, period_options
+from raymq.cli.entry import run_command
+from raymq.cli.output import Command, address_option, client_of, json_option, print_value, say
+from raymq.cli.progress import counting
+from raymq.consumer.subscription import Subscription
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+
+if TYPE_CHECKING:
+    from raymq.client import Client
+    from raymq.producer.repeatable.writer import RepeatableWriter
+
+OPEN_LINES_MAX: Final = 16
+"""The lines that are read and written at a time; each has a file open and a producer."""
+REPLAYS: Final = "raymq-replays"
+"""The namespace of the NameServers' KV configuration with the queues of each replay."""
+_BURST_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The result: of the `rows` of the files `selected` were to be sent; `sent` were, the other `stored_before` had
+    been by an earlier run under the same `name`."""
+
+    topic: str
+    name: str
+    rows: int
+    selected: int
+    sent: int
+    stored_before: int
+
+
+class Pace:
+    """Holds a sender to a rate: rows per second over any time, and those of a tenth of a second at once."""
+
+    def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        if rate is not None and not rate > 0:
+            raise InvalidArgumentError(f"the rate must be more than 0 per second, not {rate:g}")
+        self._rate, self._clock = rate, clock
+        self._free_s = clock()
+
+    @property
+    def rows_max(self) -> int | None:
+        """The most rows to send in one go; None without a rate."""
+        return None if self._rate is None else max(int(self._rate * _BURST_S), 1)
+
+    def pause_s(self, rows: int) -> float:
+        """The time to wait, in s, after so many rows were sent."""
+        if self._rate is None:
+            return 0.0
+        now_s = self._clock()
+        # Time in which nobody sent is not made up for.
+        self._free_s = max(self._free_s, now_s - _BURST_S) + rows / self._rate
+        return max(self._free_s - now_s, 0.0)
+
+
+def run(
+    client: Client,
+    source: Path,
+    topic: str,
+    *,
+    rate: float | None = None,
+    selection: Selection = EVERYTHING,
+    name: str | None = None,
+    on_plan: Callable[[int], None] = lambda total: None,
+    on_read: Callable[[int], None] = lambda count: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Replay:
+    """Send the selected rows of `source` to a topic that is there, at most `rate` a second, each once.
+
+    On success all are stored, as durably as the cluster's settings say. After any failure a beginning of each line is,
+    and a run with the same source, selection and `name` (default: the source's path) goes on. `on_plan` is called with
+    the number of rows in the files, `on_read` with each number that was read.
+
+    Errors of `lines_of`, `read_line` and `RepeatableWriter`; InvalidArgumentError for a rate that is none.
+    """
+    name = str(source.absolute()) if name is None else name
+    pace, lines = Pace(rate), lines_of(source)
+    on_plan(sum(metadata_of_file(path).num_rows for line in lines for path in line.files))
+    queues = fixed_queues(client, topic, name)
+    done = [0, 0, 0, 0]
+    for first in range(0, len(lines), OPEN_LINES_MAX):
+        with ExitStack() as opened:
+            writers = [
+                (line, opened.enter_context(open_writer(client, queues, line, producer_id(name, line, selection))))
+                for line in lines[first : first + OPEN_LINES_MAX]
+            ]
+            counts = write_lines(writers, selection, pace, on_read, sleep)
+        done = [one + other for one, other in zip(done, counts, strict=True)]
+    return Replay(topic, name, *done)
+
+
+def open_writer(client: Client, queues: Sequence[MessageQueue], line: Line, identity: str) -> RepeatableWriter:
+    """A writer of a line's rows: to one of the topic's queues if they were one queue's, else to all, block by block.
+    Another line of the source, or one less, changes nothing for this one."""
+    topic, place = queues[0].topic, line.place % len(queues)
+    if line.is_queue:
+        return client.repeatable_writer(topic, producer_id=identity, queues=[queues[place]])
+    return client.repeatable_writer(topic, producer_id=identity, queues=queues, first_queue=place)
+
+
+def write_lines(
+    writers: Sequence[tuple[Line, RepeatableWriter]],
+    selection: Selection,
+    pace: Pace,
+    on_read: Callable[[int], None] = lambda count: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[int, int, int, int]:
+    """Write the lines' rows, which are all stored on return; the rows, those selected, sent, and stored before."""
+    rows = selected = 0
+    for index, count, batch in merged([read_line(line, selection) for line, _ in writers]):
+        send(writers[index][1], batch, pace, sleep)
+        rows, selected = rows + count, selected + batch.num_rows
+        on_read(count)
+    stored_before = sum(writer.finish().stored_before for _, writer in writers)
+    return rows, selected, selected - stored_before, stored_before
+
+
+def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Callable[[float], None]) -> None:
+    """Write the rows of a batch at the rate of `pace`; those that were stored before take no time."""
+    step = pace.rows_max or max(batch.num_rows, 1)
+    for first in range(0, batch.num_rows, step):
+        part = batch.slice(first, step)
+        before = writer.left_out
+        writer.write(part)
+        pause_s = pace.pause_s(part.num_rows - (writer.left_out - before))
+        if pause_s > 0:
+            sleep(pause_s)
+
+
+def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    """The batches of all lines, each with its line's index, so that all lines advance alike: in rows that were read."""
+    heap = [(0, index) for index in range(len(lines))]
+    while heap:
+        read, index = heap[0]
+        for count, batch in lines[index]:
+            heapq.heapreplace(heap, (read + count, index))
+            yield index, count, batch
+            break
+        else:
+            heapq.heappop(heap)
+
+
+def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, ...]:
+    """The queues of the topic when a replay of this name was first run, which is now if there was none."""
+    key = f"{topic}/{name}"
+    there = client.write_queues(topic)
+    fixed = client.admin.list_kv(REPLAYS).get(key)
+    if fixed is None:
+        text = json.dumps([[queue.broker_name, queue.queue_id] for queue in there])
+        client.admin.put_kv(REPLAYS, key, text)
+        fixed = client.admin.list_kv(REPLAYS).get(key, text)
+    return tuple(MessageQueue(topic, broker_name, queue_id) for broker_name, queue_id in json.loads(fixed))
+
+
+def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
+    """Queues from ``"broker-a:3"``. InvalidArgumentError for another form."""
+    queues = set()
+    for text in texts:
+        broker_name, _, queue_id = text.rpartition(":")
+        if not broker_name or not queue_id.isdigit():
+            raise InvalidArgumentError(f"{text!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
+        queues.add((broker_name, int(queue_id)))
+    return frozenset(queues)
+
+
+@click.command("replay", cls=Command)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("topic_name", metavar="TOPIC")
+@click.option("--rate", metavar="N", help="At most so many a second, for example 500 or 500/s. Default: no limit.")
+@period_options
+@click.option("--queue", "queues", multiple=True, metavar="BROKER:QUEUE", help="Only of this queue; several times.")
+@click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
+@click.option("--name", help="Another name than the source's path: a replay of another name sends all again.")
+@address_option
+@json_option
+def command(
+    source: Path,
+    topic_name: str,
+    rate: str | None,
+    period: Period,
+    queues: tuple[str, ...],
+    tags: str,
+    name: str | None,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Send Parquet files to a topic again: an archive of a topic, or any with a column "body". Each row is stored once,
+    however often this is run.
+
+    Example: raymq job replay /data/archive/orders orders-again --rate 5000/s --from 2026-03-01
+    """
+    selection = Selection(period, parse_queues(queues), Subscription.parse("any", tags).tags)
+    per_second = None if rate is None else parse_rate(rate)
+    with client_of(address) as client, counting(f"replaying to {topic_name}", talks=as_json) as counter:
+        done = run(
+            client,
+            source,
+            topic_name,
+            rate=per_second,
+            selection=selection,
+            name=name,
+            on_plan=counter.expect,
+            on_read=counter.advance,
+        )
+    value: dict[str, Any] = asdict(done)
+    text = f"{done.sent:,} messages sent to {topic_name}, {done.stored_before:,} were there by an earlier run"
+    print_value(as_json, value, lambda: say(f"{text}; {done.rows - done.selected:,} were not selected"))
+
+
+def parse_rate(text: str) -> float:
+    """A rate per second from ``"500"`` or ``"500/s"``. InvalidArgumentError for another form."""
+    try:
+        return float(text.removesuffix("/s"))
+    except ValueError:
+        raise InvalidArgumentError(f"{text!r} is not a rate; write 500 or 500/s") from None
+
+
+def main() -> None:
+    """The job as a program: ``python -m raydp_jobs.jobs.replay /data/archive/orders orders-again``."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The messages that a replay reads: Parquet files, in lines whose rows always come in the same order.
+
+    an archive            one line per queue: its files, in the order of their offsets
+    any other directory   one line per file, in the order of their names
+
+A line is what a replay can go on with: its rows have numbers, and each row is stored once under its number. So a line
+may grow at its end between two runs; a line whose beginning has changed has another identity, and is another line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raydp_jobs.jobs.archive_files import Piece, find_pieces, next_offsets
+from raydp_jobs.jobs.times import ALWAYS, Period
+from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.kernels.byte_column import text_array
+
+SENT_COLUMNS: Final = ("body", "tags", "keys", "properties", "sharding_key")
+"""The columns that a replayed message has, of those that are there; others are left out."""
+READ_ROWS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Files whose rows follow each other. `name` says which line of its source it is, and where it begins; `place` is a
+    number that lines next to each other have next to each other; `is_queue`: its rows were one queue's."""
+
+    name: str
+    files: tuple[Path, ...]
+    place: int
+    is_queue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The messages to replay: those stored in `period`, of these `queues` (broker group and queue id) and with one of
+    these `tags`; no queues and no tags mean all."""
+
+    period: Period = ALWAYS
+    queues: frozenset[tuple[str, int]] = frozenset()
+    tags: frozenset[str] = frozenset()
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it looks at."""
+        wanted = ["store_timestamp"] if self.period != ALWAYS else []
+        wanted += ["broker_name", "queue_id"] if self.queues else []
+        return wanted + (["tags"] if self.tags else [])
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch that are selected, in their order."""
+        masks = []
+        if self.period != ALWAYS:
+            stored_ms = batch.column("store_timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+            if self.period.start_ms is not None:
+                masks.append(pc.greater_equal(stored_ms, self.period.start_ms))
+            if self.period.end_ms is not None:
+                masks.append(pc.less(stored_ms, self.period.end_ms))
+        if self.tags:
+            masks.append(pc.is_in(batch.column("tags"), value_set=text_array(sorted(self.tags))))
+        if self.queues:
+            of_queues = [
+                pc.and_(pc.equal(batch.column("broker_name"), broker), pc.equal(batch.column("queue_id"), queue_id))
+                for broker, queue_id in sorted(self.queues)
+            ]
+            masks.append(_combined(pc.or_, of_queues))
+        return batch.filter(_combined(pc.and_, masks)) if masks else batch
+
+    def text(self) -> str:
+        """All of it in words, for an identity."""
+        queues = ",".join(f"{broker}:{queue_id}" for broker, queue_id in sorted(self.queues))
+        return f"{self.period.start_ms} {self.period.end_ms} [{queues}] [{','.join(sorted(self.tags))}]"
+
+
+EVERYTHING: Final = Selection()
+"""All rows."""
+
+
+def _combined(combine: pc.Function, masks: list[pa.Array]) -> pa.Array:
+    result = masks[0]
+    for mask in masks[1:]:
+        result = combine(result, mask)
+    return result
+
+
+def lines_of(source: Path) -> list[Line]:
+    """The lines of an archive of one topic, of a directory with Parquet files, or of one such file.
+
+    InvalidArgumentError when there is nothing of that; StoreCorruptError for an archive with a gap.
+    """
+    if source.is_file():
+        return [_file_line(source, source.name)]
+    if not source.is_dir():
+        raise InvalidArgumentError(f"there is no file and no directory {source}")
+    if any(_is_piece(path.relative_to(source)) for path in source.glob("day=*/*.parquet")):
+        return _archive_lines(source)
+    topics = sorted({path.parent.parent.name for path in source.glob("*/day=*/*.parquet")})
+    if topics:
+        raise InvalidArgumentError(
+            f"{source} has archives of several topics: name one of them, such as {source / topics[0]}"
+        )
+    files = sorted(path for path in source.rglob("*.parquet") if not _is_hidden(path.relative_to(source)))
+    if not files:
+        raise InvalidArgumentError(f"there is no Parquet file in {source}")
+    return [_file_line(path, str(path.relative_to(source))) for path in files]
+
+
+def _archive_lines(source: Path) -> list[Line]:
+    pieces = find_pieces(source)
+    next_offsets(pieces)  # an archive with a gap is refused
+    lines = []
+    for (broker_name, queue_id), group in groupby(pieces, key=lambda piece: piece.queue):
+        files = [piece for piece in group if piece.day]
+        if files:
+            # Whoever deletes the oldest files moves the numbers of all rows behind them: then it is another line.
+            name = f"{broker_name}:{queue_id} from {files[0].start_offset}"
+            place = crc32(broker_name.encode()) + queue_id
+            lines.append(Line(name, tuple(source / piece.path for piece in files), place, True))
+    return lines
+
+
+def _file_line(path: Path, name: str) -> Line:
+    footer = metadata_of_file(path)
+    text = f"{name} with {footer.num_rows} rows in {path.stat().st_size} bytes"
+    return Line(text, (path,), crc32(text.encode()), False)
+
+
+def _is_piece(path: Path) -> bool:
+    try:
+        Piece.parse(path)
+    except StoreCorruptError:
+        return False
+    return True
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
+
+
+def metadata_of_file(path: Path) -> pq.FileMetaData:
+    """A file's footer; StoreCorruptError if it has none."""
+    try:
+        return pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreCorruptError(f"{path} cannot be read: {error}") from None
+
+
+def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a line in their order: how many were read, and those of them that are selected, with the columns that
+    a message has.
+
+    InvalidArgumentError for a file without the columns that the selection looks at, or without bodies;
+    StoreCorruptError for a damaged file.
+    """
+    for path in line.files:
+        names = metadata_of_file(path).schema.to_arrow_schema().names
+        missing = [name for name in ("body", *selection.columns) if name not in names]
+        if missing:
+            raise InvalidArgumentError(f"{path} has no column {', '.join(missing)}: it has {', '.join(names)}")
+        sent = [name for name in SENT_COLUMNS if name in names]
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                for batch in file.iter_batches(READ_ROWS, columns=list(dict.fromkeys([*sent, *selection.columns]))):
+                    yield batch.num_rows, selection.of(batch).select(sent)
+        except (OSError, pa.ArrowException) as error:
+            raise StoreCorruptError(f"{path} is damaged: {error}") from None
+
+
+def producer_id(name: str, line: Line, selection: Selection) -> str:
+    """The identity under which the rows of a line are stored once: of 64 characters, another one for another replay,
+    line or selection."""
+    text = f"{name}\n{line.name}\n{selection.text()}"
+    return f"replay/{hashlib.sha256(text.encode()).hexdigest()[:48]}"
