@@ -1,35 +1,54 @@
 """A Spark session on the Ray cluster this process is connected to, made and ended as a whole.
 
-RayDP starts four Java processes: the driver's JVM (a child of this process), an application master and its gateway, and
-one executor per `executors`. Nothing here survives the session: on exit all four are ended and the process's
-environment is as it was.
+    checks      arguments, what runs in this process, the size of the cluster; nothing is started yet
+    places      a placement group of CPUs and memory beside the storage actors (raydp_jobs.executor_places)
+    nodes       Java and Python where the executors will be (raydp_jobs.node_checks)
+    RayDP       four Java processes: the driver's JVM (a child of this process), an application master and its gateway,
+                and one executor per `executors`
+
+Nothing here survives the session: on exit, and when the start fails, all four are ended, the places are given back, and
+the process's environment is as it was.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import Any, Final, cast
 
 import ray
 import raydp
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
+from raydp.spark import ray_cluster
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
+from raydp_jobs.executor_places import check_fits, executor_size, memory_mib, nodes_of, reserved, storage_nodes
+from raydp_jobs.node_checks import check_nodes
 from raymq.cluster.java import java_environment
-from raymq.errors import ClientStateError, InvalidArgumentError
+from raymq.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
+
+START_TIMEOUT_S: Final = 120.0
 
 _LOG4J_FILE: Final = Path(__file__).with_name("log4j2.properties")
 _STOP_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.05
+_APP_MASTER: Final = "RAY_APP_MASTER"
+_MASTER_RESOURCE: Final = "spark.ray.raydp_spark_master.actor.resource."
+_A_BIT: Final = 0.001
 
 # Spark's own list for Java 17 (JavaModuleOptions), and java.math and java.text, without which Ray's Java serializer
 # kills RayDP's application master at the first ray.data.from_spark.
@@ -53,13 +72,13 @@ _JAVA_OPTIONS: Final = " ".join(
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
         "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
         "-Djdk.reflect.useDirectMethodHandle=false",
-        f"-Djava.io.tmpdir={tempfile.gettempdir()}",
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
     ]
 )
+_EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
 _JAVA_OPTION_KEYS: Final = (
     "spark.driver.extraJavaOptions",
-    "spark.executor.extraJavaOptions",
+    _EXECUTOR_OPTIONS,
     "spark.ray.raydp_app_master.extraJavaOptions",
 )
 
@@ -73,41 +92,60 @@ def spark_session(
     executor_memory: str = "1g",
     configs: Mapping[str, str] | None = None,
     ray_data: bool = False,
+    beside_storage: bool = True,
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[SparkSession]:
-    """A Spark session for the length of a `with` block. One at a time per process.
+    """A Spark session for the length of a `with` block. One at a time per process, any number one after another.
 
     `app_name` gets a random end, because RayDP wants a fresh name for each session. `executors` × `executor_cores` CPUs
-    are taken from the Ray cluster, `executor_memory` is each executor's heap. `configs` are Spark's own and win over
-    what is set here; Java options are added to. `ray_data`: let the driver's JVM join Ray, which `ray.data.from_spark`
-    needs; it costs a second, and Ray prints two lines on stderr.
+    and `executors` × `executor_memory` (each executor's heap) are reserved in the Ray cluster before anything starts:
+    with `beside_storage` on the nodes of the broker groups' masters, where reading needs no network; executors that
+    find no room there go elsewhere, with a warning. `configs` are Spark's own and win over what is set here; Java
+    options are added to. `ray_data`: let the driver's JVM join Ray, which `ray.data.from_spark` needs; it costs a
+    second, Ray prints two lines on stderr, and a Ray cluster has one such session at a time. `start_timeout_s` bounds
+    each step of the start.
 
-    Before anything is started: ClientStateError without a connection to Ray, or with a Spark session in this process;
-    InvalidArgumentError for more CPUs than the cluster has. However the block ends, the session is stopped and its
-    processes are ended.
+    Before anything is started: ClientStateError without a connection to Ray, with a Spark session in this process, or
+    where a node has no Java or no raymq; ClusterNotFoundError where `beside_storage` finds no raymq;
+    InvalidArgumentError for executors that the cluster cannot have. ServiceNotAvailableError when others use the CPUs
+    or the memory, RequestTimeoutError when Spark does not come up. However the block ends, and when the start fails,
+    the session is stopped, its processes are ended and nothing is reserved. An error of Spark in a session whose
+    processes have ended meanwhile becomes a ClientStateError that says so; the session and its DataFrames raise one
+    after the block.
     """
-    _check(executors, executor_cores)
+    if executors < 1 or executor_cores < 1:
+        raise InvalidArgumentError(f"executors={executors} and executor_cores={executor_cores} must be at least 1")
+    if start_timeout_s <= 0:
+        raise InvalidArgumentError(f"start_timeout_s={start_timeout_s} must be more than 0")
+    mib = memory_mib(executor_memory)
+    _check_process(ray_data)
+    size = executor_size(executor_cores, mib, configs or {})
+    check_fits(executors, size)
     name = f"{app_name}-{uuid.uuid4().hex[:8]}"
-    jvm_was_there = SparkContext._gateway is not None
-    with _environment(_variables()):
-        try:
-            yield raydp.init_spark(
-                name,
-                executors,
-                executor_cores,
-                executor_memory,
-                fault_tolerant_mode=ray_data,
-                configs=spark_configs(configs or {}),
-            )
-        finally:
-            raydp.stop_spark()
-            _await_end_of(name + RAYDP_SPARK_MASTER_SUFFIX)
-            if not jvm_was_there:
-                _end_driver_jvm()
+    wanted = storage_nodes() if beside_storage else frozenset()
+    with ExitStack() as held:
+        group = held.enter_context(reserved(executors, size, wanted, start_timeout_s))
+        variables = _variables()
+        here = ray.get_runtime_context().get_node_id()
+        check_nodes({here, *nodes_of(group)}, variables["PYSPARK_PYTHON"])
+        held.enter_context(_environment(variables))
+        held.enter_context(_quiet())
+        temporary = held.enter_context(TemporaryDirectory(prefix="raymq-spark-", ignore_cleanup_errors=True))
+        held.callback(_end, name)
+        held.enter_context(_readable_errors())
+        with _deadline(name, start_timeout_s):
+            final = spark_configs(configs or {}, temporary=temporary)
+            spark = _start(name, executors, executor_cores, mib, group, final, ray_data)
+            _await_executors(spark, executors)
+        with _explained(name, SparkContext._gateway):
+            yield spark
 
 
-def spark_configs(configs: Mapping[str, str]) -> dict[str, str]:
+def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -> dict[str, str]:
     """The Spark configuration of a session: the user's, over what RayDP on Java 17 needs and what keeps it quiet.
 
+    `temporary`: a directory on this node for the files of the driver and of RayDP's master, which is kept on this node,
+    too, and without a CPU of its own, for the executors may have them all.
     The address is not here: RayDP binds the driver to the node's IP address as Ray knows it, which is 127.0.0.1 where
     Ray runs on loopback.
     """
@@ -116,24 +154,38 @@ def spark_configs(configs: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log4j.config.file.name": str(_LOG4J_FILE),
     }
+    if temporary is not None:
+        defaults[f"{_MASTER_RESOURCE}CPU"] = "0"
+        defaults[f"{_MASTER_RESOURCE}node:{ray.util.get_node_ip_address()}"] = str(_A_BIT)
     result = {**defaults, **{key: str(value) for key, value in configs.items()}}
     for key in _JAVA_OPTION_KEYS:
-        result[key] = f"{_JAVA_OPTIONS} {result.get(key, '')}".strip()
+        here = temporary is not None and key != _EXECUTOR_OPTIONS
+        places = f"-Djava.io.tmpdir={temporary} -Dray.logging.dir={temporary}" if here else ""
+        result[key] = f"{_JAVA_OPTIONS} {places} {result.get(key, '')}".strip()
     return result
 
 
-def _check(executors: int, executor_cores: int) -> None:
-    if executors < 1 or executor_cores < 1:
-        raise InvalidArgumentError(f"executors={executors} and executor_cores={executor_cores} must be at least 1")
+# Before the start
+
+
+def _check_process(ray_data: bool) -> None:
+    """Refuse what would make the start fail or hang: no Ray, another session here, a JVM that cannot be had anew."""
     if not ray.is_initialized():
         raise ClientStateError("no connection to Ray; call raymq.connect() first and keep it open over the session")
+    if raydp.context._global_spark_context is not None:
+        raise ClientStateError("a spark_session is open in this process already; there is one at a time: end it first")
     if SparkContext._active_spark_context is not None:
-        raise ClientStateError("a Spark session runs in this process already; stop it first")
-    cpus = int(ray.cluster_resources().get("CPU", 0))
-    if executors * executor_cores > cpus:
-        raise InvalidArgumentError(
-            f"{executors} executor(s) with {executor_cores} core(s) need {executors * executor_cores} CPUs and the Ray "
-            f"cluster has {cpus}; Spark would wait for ever. Ask for fewer, or add nodes"
+        raise ClientStateError(
+            "a Spark session that was made without spark_session is alive in this process: call its stop() first"
+        )
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        if getattr(gateway, "proc", None) is None:
+            raise ClientStateError("this process uses a Java process of somebody else (PYSPARK_GATEWAY_PORT); unset it")
+        _end_driver_jvm(gateway)  # of a session that was stopped; it has not RayDP's classes
+    if ray_data and _actor(_APP_MASTER) is not None:
+        raise ServiceNotAvailableError(
+            "a Spark session with ray_data=True runs in this Ray cluster already, and there is one at a time"
         )
 
 
@@ -159,29 +211,223 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[key] = value
 
 
-def _await_end_of(actor_name: str) -> None:
-    """Wait until RayDP's master is gone; it goes last, after the executors, and `stop_spark` does not wait for it."""
-    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
-    while time.monotonic() < deadline_s:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out the two warnings that every `ray.data.from_spark` has, about how RayDP calls PySpark and Ray."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "argument ``parallelism`` is deprecated" not in record.getMessage()
+
+    reader, filters = logging.getLogger("ray.data.read_api"), cast(list[Any], warnings.filters)
+    reader.addFilter(keep)
+    before = filters[:]
+    warnings.filterwarnings("ignore", "DataFrame.sql_ctx is an internal property", UserWarning)
+    ours = [item for item in filters if item not in before]
+    try:
+        yield
+    finally:
+        reader.removeFilter(keep)
+        for item in ours:
+            if item in filters:
+                filters.remove(item)
+
+
+# The start
+
+
+def _start(
+    name: str, executors: int, cores: int, mib: int, group: Any, configs: dict[str, str], ray_data: bool
+) -> SparkSession:
+    with _own_namespace(None if ray_data else name):
+        return raydp.init_spark(
+            name,
+            executors,
+            cores,
+            f"{mib}m",
+            fault_tolerant_mode=ray_data,
+            placement_group=group,
+            placement_group_bundle_indexes=list(range(executors)),
+            configs=configs,
+        )
+
+
+@contextmanager
+def _own_namespace(namespace: str | None) -> Iterator[None]:
+    """Have RayDP's Java actors in a Ray namespace of the session's own.
+
+    Their names are fixed: in the namespace of this process they would be in the way of other programs' sessions.
+    `ray.data.from_spark` looks for them there, so with `namespace` None they stay.
+    """
+    actor_class = ray_cluster.RayDPSparkMaster
+    if namespace is not None:
+        base = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
+
+        def generate(self: Any) -> str:
+            return json.dumps({**json.loads(base._generate_ray_configs(self)), "ray.job.namespace": namespace})
+
+        ray_cluster.RayDPSparkMaster = ray.remote(type(base.__name__, (base,), {"_generate_ray_configs": generate}))
+    try:
+        yield
+    finally:
+        ray_cluster.RayDPSparkMaster = actor_class
+
+
+@contextmanager
+def _deadline(name: str, timeout_s: float) -> Iterator[None]:
+    """Bound a start: RayDP and Spark wait for ever for a process that does not come up, so those are ended then."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        _kill(name)
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            gateway.proc.kill()
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if late.is_set():
+            raise RequestTimeoutError(
+                f"starting Spark (look into the logs of Ray's session: {_logs()})", timeout_s
+            ) from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def _await_executors(spark: SparkSession, executors: int) -> None:
+    """Wait until all are registered; the deadline of the start ends it."""
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # Spark asks for them when there is work
+    status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
+    while status().size() < executors + 1:  # the driver is one of them
+        time.sleep(_POLL_S)
+
+
+# The end
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Give the errors that leave a session their text for good: Spark's ask the JVM for it each time, which ends."""
+    try:
+        yield
+    except Exception as error:
+        one: BaseException | None = error
+        while one is not None:
+            if isinstance(one, CapturedException | Py4JJavaError):
+                _keep_text(one)
+            one = one.__cause__ or one.__context__
+        raise
+
+
+def _keep_text(error: Any) -> None:
+    try:
+        text = str(error)
+    except Exception:  # the JVM has ended already
+        text = str(getattr(error, "desc", None) or getattr(error, "errmsg", ""))
+    kind = type(error)
+    body = {"__str__": lambda self: text, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    error.__class__ = type(kind.__name__, (kind,), body)
+
+
+@contextmanager
+def _explained(name: str, gateway: Any) -> Iterator[None]:
+    """Turn the errors of a session whose processes have ended meanwhile into one that says so."""
+    try:
+        yield
+    except (Py4JError, ConnectionError) as error:
+        reason = _why_dead(name, gateway)
+        if reason:
+            raise ClientStateError(f"the Spark session {name} ended meanwhile: {reason}") from error
+        raise
+
+
+def _why_dead(name: str, gateway: Any) -> str:
+    code = gateway.proc.poll()
+    if code is not None:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return f"the driver's Java process {how}. The kernel kills processes when the machine is out of memory"
+    if not ray.is_initialized():
+        return "this process is no longer connected to Ray; keep raymq.connect() open over the session"
+    if _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None:
+        return f"its application master is gone, with its node or by a kill; the logs of Ray's session: {_logs()}"
+    return ""
+
+
+def _end(name: str) -> None:
+    """End whatever of the session is there. Each step runs, whatever became of the one before."""
+    gateway = SparkContext._gateway
+    failures = []
+    steps: list[Callable[[], None]] = [raydp.stop_spark, lambda: _await_end_of(name)]
+    if gateway is not None:
+        steps.append(lambda: _end_driver_jvm(gateway))
+    for step in steps:
         try:
-            ray.get_actor(actor_name)
-        except ValueError:
+            step()
+        except Exception as error:  # the others are still to be ended
+            failures.append(error)
+    _forget_context()
+    for failure in failures:
+        logging.getLogger(__name__).info("while ending Spark: %s", failure)
+
+
+def _await_end_of(name: str) -> None:
+    """Wait until RayDP's master is gone; it goes last, after the executors, and `stop_spark` does not wait for it."""
+    if not ray.is_initialized():
+        return
+    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+    while _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is not None:
+        if time.monotonic() > deadline_s:
+            _kill(name)
             return
         time.sleep(_POLL_S)
 
 
-def _end_driver_jvm() -> None:
+def _kill(name: str) -> None:
+    """Kill RayDP's master: its gateway notices, and Ray ends the executors of a gateway that is gone."""
+    master = _actor(name + RAYDP_SPARK_MASTER_SUFFIX)
+    if master is not None:
+        ray.kill(master)
+
+
+def _actor(name: str) -> Any:
+    """The actor of a name, None if there is none."""
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        return None
+
+
+def _forget_context() -> None:
+    """Have PySpark forget a context whose JVM is gone: it clears this only after an answer of the JVM."""
+    with SparkContext._lock:
+        SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+
+
+def _end_driver_jvm(gateway: Any) -> None:
     """End the JVM that PySpark keeps for the life of the process, and let it start another for the next session."""
-    gateway = SparkContext._gateway
-    if gateway is None:
-        return
     SparkContext._gateway = None
     SparkContext._jvm = None
     process = gateway.proc
     gateway.shutdown()
+    gateway._gateway_client.send_command = _refuse
     process.stdin.close()
     try:
         process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise ClientStateError("this Spark session has ended; use it and its DataFrames inside the `with` block")
+
+
+def _logs() -> str:
+    return str(ray._private.worker._global_node.get_logs_dir_path()) if ray.is_initialized() else "disconnected"

@@ -1,0 +1,194 @@
+"""Places for Spark's executors in a Ray cluster: a placement group with a bundle per executor, near the storage actors.
+
+A bundle beside the storage actors may be on any node that a broker group's master replica runs on; Ray spreads the
+bundles over those nodes, and puts one again on another of them when its node is lost. Executors that find no room
+there get bundles without a wish for a node.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from raymq.client import connect
+from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.protocol.route import MASTER_ID
+
+NODE_ID_LABEL: Final = "ray.io/node-id"
+"""The label that Ray gives every node."""
+EXECUTOR_RESOURCE_PREFIX: Final = "spark.ray.raydp_spark_executor.actor.resource."
+"""RayDP's prefix for Ray resources of an executor; `cpu` after it replaces the number of cores."""
+MEMORY_MIN_MIB: Final = 450
+"""The smallest heap that Spark starts with."""
+
+_UNITS_MIB: Final = {"": 1.0, "b": 2.0**-20, "k": 2.0**-10, "m": 1.0, "g": 2.0**10, "t": 2.0**20, "p": 2.0**30}
+_SETTLE_S: Final = 2.0
+_SAY_AFTER_S: Final = 5.0
+_POLL_S: Final = 0.05
+_NODES_NAMED: Final = 4
+
+Resources = Mapping[str, float]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSize:
+    """The resources of one executor: CPUs, bytes of memory (its heap), and others by the name that Ray has for them."""
+
+    cpus: float
+    memory_bytes: int
+    others: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """The same for a placement group."""
+        wanted = {"CPU": self.cpus, "memory": float(self.memory_bytes), **dict(self.others)}
+        return {name: amount for name, amount in wanted.items() if amount}
+
+    def fits(self, resources: Resources) -> int:
+        """The number of such executors that a node with these resources takes."""
+        return int(min(resources.get(name, 0.0) // amount for name, amount in self.bundle.items()))
+
+    def __str__(self) -> str:
+        others = "".join(f", {amount:g} {name}" for name, amount in self.others)
+        return f"{self.cpus:g} CPU(s), {self.memory_bytes / 2**20:,.0f} MiB{others}"
+
+
+def executor_size(cores: int, memory_mib: int, configs: Mapping[str, str]) -> ExecutorSize:
+    """The resources that RayDP asks of Ray for an executor of so many cores and so much heap, under these settings."""
+    others = {
+        key.removeprefix(EXECUTOR_RESOURCE_PREFIX): float(value)
+        for key, value in configs.items()
+        if key.startswith(EXECUTOR_RESOURCE_PREFIX)
+    }
+    cpus = [others.pop(name) for name in [*others] if name.lower() == "cpu"]
+    return ExecutorSize(cpus[0] if cpus else float(cores), memory_mib << 20, tuple(sorted(others.items())))
+
+
+def memory_mib(text: str) -> int:
+    """A heap size in MiB from Spark's notation, ``"512m"``, ``"2g"``; without a unit it is MiB.
+
+    InvalidArgumentError for other text, and for less than Spark starts with.
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*([bkmgtp]?)b?\s*", text.lower())
+    if found is None:
+        raise InvalidArgumentError(f'executor_memory={text!r} is not a size; write it as Spark does: "512m", "2g"')
+    size = int(int(found[1]) * _UNITS_MIB[found[2]])
+    if size < MEMORY_MIN_MIB:
+        raise InvalidArgumentError(
+            f"executor_memory={text!r} is {size} MiB, and Spark does not start with less than {MEMORY_MIN_MIB}; "
+            f'ask for "{MEMORY_MIN_MIB}m" or more'
+        )
+    return size
+
+
+def check_fits(count: int, size: ExecutorSize) -> None:
+    """InvalidArgumentError if the cluster cannot take so many executors even when nothing else runs in it."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(size.fits(resources) for resources in nodes)
+    if room < count:
+        raise InvalidArgumentError(
+            f"{count} executor(s) with {size} each do not fit into this Ray cluster, which has room for {room} "
+            f"({_described(nodes)}); Spark would wait for ever. Ask for fewer or smaller ones, or add nodes"
+        )
+
+
+def storage_nodes() -> frozenset[str]:
+    """The ids of the Ray nodes on which a broker group's master replica runs.
+
+    Empty where the route does not say. ClusterNotFoundError when this Ray runs no raymq.
+    """
+    with connect() as client:
+        brokers = client.admin.brokers().values()
+    return frozenset(node for broker in brokers if (node := broker.nodes.get(MASTER_ID, "")))
+
+
+@contextmanager
+def reserved(count: int, size: ExecutorSize, wanted: frozenset[str], timeout_s: float) -> Iterator[PlacementGroup]:
+    """A placement group with a bundle per executor, ready, for the length of the block; `wanted`: the nodes' ids.
+
+    Executors for which these nodes have no room go elsewhere, with a warning in the log. ServiceNotAvailableError if
+    the cluster has no room within `timeout_s`. However the block ends, nothing is reserved afterwards.
+    """
+    near = _room_near(count, size, wanted)
+    selector = {NODE_ID_LABEL: f"in({','.join(sorted(wanted))})"}
+    group = placement_group(
+        [size.bundle] * count,
+        strategy="SPREAD",
+        bundle_label_selector=[selector if index < near else {} for index in range(count)],
+    )
+    try:
+        _await_ready(group, count, size, timeout_s)
+        yield group
+    finally:
+        _remove(group)
+
+
+def nodes_of(group: PlacementGroup) -> list[str]:
+    """The ids of the nodes that a placement group's bundles are on, each once."""
+    return sorted(set(placement_group_table(group)["bundles_to_node_id"].values()))
+
+
+def _room_near(count: int, size: ExecutorSize, wanted: frozenset[str]) -> int:
+    """The number of executors, of `count`, for which the wanted nodes have room; a warning if it is not all."""
+    if not wanted:
+        return 0
+    deadline_s = time.monotonic() + _SETTLE_S
+    while True:  # what an earlier session had may be on its way back
+        free = available_resources_per_node()
+        room = sum(size.fits(free.get(node, {})) for node in wanted)
+        if room >= count:
+            return count
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(_POLL_S)
+    logger.warning(
+        "%d of %d executors run away from the storage actors and read over the network: the %d node(s) with a storage "
+        "actor have room for %d executor(s) with %s (free: %s)",
+        *(count - room, count, len(wanted), room, size),
+        _described([free.get(node, {}) for node in sorted(wanted)]),
+    )
+    return room
+
+
+def _await_ready(group: PlacementGroup, count: int, size: ExecutorSize, timeout_s: float) -> None:
+    if group.wait(min(_SAY_AFTER_S, timeout_s)):
+        return
+    if timeout_s > _SAY_AFTER_S:
+        logger.warning("waiting for room for %d executor(s) with %s each, for up to %.0f s", count, size, timeout_s)
+        if group.wait(timeout_s - _SAY_AFTER_S):
+            return
+    free = available_resources_per_node()
+    raise ServiceNotAvailableError(
+        f"no room for {count} executor(s) with {size} each within {timeout_s:g} s: others use the cluster, which has "
+        f"free {_described(list(free.values()))}. Wait until they end, or ask for fewer or smaller ones"
+    )
+
+
+def _remove(group: PlacementGroup) -> None:
+    """Give the resources back, and wait until they are; without Ray there is nothing to give back."""
+    if not ray.is_initialized():
+        return
+    remove_placement_group(group)
+    deadline_s = time.monotonic() + _SETTLE_S
+    while placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+
+
+def _described(nodes: list[Resources]) -> str:
+    """The CPUs and the memory of some nodes, for a message."""
+    told = [
+        f"{node.get('CPU', 0):g} CPU(s) and {node.get('memory', 0) / 2**20:,.0f} MiB" for node in nodes[:_NODES_NAMED]
+    ]
+    more = f", and {len(nodes) - _NODES_NAMED} more nodes" if len(nodes) > _NODES_NAMED else ""
+    return "; ".join(told) + more if told else "nothing"

@@ -1,0 +1,182 @@
+"""Spark sessions, one after another: quiet, beside the storage actors, and gone afterwards however they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import ray
+from pyspark import SparkContext
+from pyspark.errors import IllegalArgumentException
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+import raymq
+from raydp_jobs import read_topic, session as sessions, spark_session
+from raydp_jobs.executor_places import storage_nodes
+from tests.support.clusters.cluster import assert_gone, descendants, user_environment
+from tests.support.history.waiting import eventually
+
+TOPIC = "session-orders"
+MEMORY = "512m"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+THREE_SESSIONS = f"""
+import sys
+import raymq
+from pyspark.sql import SparkSession
+from raydp_jobs import read_topic, spark_session
+
+with raymq.connect(sys.argv[1]) as mq:
+    for number in range(3):
+        with spark_session("quiet", executor_memory="{MEMORY}") as spark:
+            frame = read_topic(spark, "{TOPIC}", client=mq)
+            assert sorted(row["count"] for row in frame.groupBy("tags").count().collect()) == [10, 20]
+    try:
+        frame.count()
+    except raymq.ClientStateError as error:
+        assert "has ended" in str(error), error
+    else:
+        raise AssertionError("a DataFrame of an ended session is read")
+"""
+
+
+def java_processes() -> list[psutil.Process]:
+    """The Java processes below this one."""
+    found = []
+    for process in descendants():
+        try:
+            if process.name() == "java":
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue  # it ended meanwhile
+    return found
+
+
+def kill_the_driver_and_go_on() -> None:
+    with spark_session("killed", executor_memory=MEMORY) as spark:
+        process = SparkContext._gateway.proc
+        process.kill()
+        process.wait()
+        spark.range(1).count()
+
+
+@pytest.fixture(scope="module")
+def topic(mq: raymq.Client) -> str:
+    mq.admin.create_topic(TOPIC, queues=2)
+    with mq.producer("sessions") as producer:
+        producer.send_batch([raymq.Message(TOPIC, b"x", tags="a" if number % 3 else "b") for number in range(30)])
+    return TOPIC
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(mq: raymq.Client) -> Iterator[None]:
+    """The cluster's CPUs and memory are all free again, no placement group is there, and no Java runs."""
+
+    def free() -> tuple[float, float]:
+        resources = ray.available_resources()
+        return resources.get("CPU", 0.0), resources.get("memory", 0.0)
+
+    before = free()
+    assert java_processes() == []
+    yield
+    assert_gone(java_processes())
+    assert [group for group in placement_group_table().values() if group["state"] != "REMOVED"] == []
+    eventually(lambda: free() == before, "the resources are free again")
+
+
+def test_three_sessions_in_one_process_print_nothing(mq: raymq.Client, topic: str) -> None:
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [sys.executable, "-c", THREE_SESSIONS, address],
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_executors_are_in_bundles_beside_the_storage_actors(
+    mq: raymq.Client, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = storage_nodes()
+    assert nodes == {ray.get_runtime_context().get_node_id()}
+    cpus = int(ray.cluster_resources()["CPU"])
+    with spark_session("all", executors=1, executor_cores=cpus, executor_memory=MEMORY) as spark:
+        [group] = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+        assert set(group["bundles_to_node_id"].values()) == nodes
+        assert ray.available_resources().get("CPU", 0) == 0
+        assert read_topic(spark, topic, client=mq).count() == 30
+        with pytest.raises(raymq.ClientStateError, match="one at a time"), spark_session("second"):
+            pytest.fail("unreachable")
+    assert caplog.messages == []
+
+
+def test_a_session_whose_java_is_killed_says_so_and_the_next_one_works(mq: raymq.Client, topic: str) -> None:
+    with pytest.raises(raymq.ClientStateError, match=r"ended meanwhile: .* killed by signal 9"):
+        kill_the_driver_and_go_on()
+    with spark_session("next", executor_memory=MEMORY) as spark:
+        assert spark.range(7).count() == 7
+
+
+def test_a_start_that_takes_too_long_or_fails_leaves_nothing(mq: raymq.Client) -> None:
+    with (
+        pytest.raises(raymq.RequestTimeoutError, match="starting Spark"),
+        spark_session("late", executor_memory=MEMORY, start_timeout_s=1.0),
+    ):
+        pytest.fail("unreachable")
+    assert_gone(java_processes())
+    broken = {"spark.sql.catalogImplementation": "none-such"}
+    with (
+        pytest.raises(IllegalArgumentException, match="none-such"),
+        spark_session("broken", executor_memory=MEMORY, configs=broken),
+    ):
+        pytest.fail("unreachable")
+
+
+def test_cpus_that_others_use_are_said_to_be_so(mq: raymq.Client, caplog: pytest.LogCaptureFixture) -> None:
+    others = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
+    try:
+        assert others.wait(30)
+        with (
+            pytest.raises(raymq.ServiceNotAvailableError, match="others use the cluster"),
+            spark_session("late", executor_memory=MEMORY, start_timeout_s=0.5),
+        ):
+            pytest.fail("unreachable")
+        assert "1 of 1 executors run away from the storage actors" in caplog.text
+    finally:
+        remove_placement_group(others)
+    assert java_processes() == []
+
+
+@pytest.mark.parametrize("sizes", [{"executors": 1000}, {"executor_memory": "100t"}, {"executor_cores": 1000}])
+def test_executors_that_the_cluster_cannot_have_are_refused(mq: raymq.Client, sizes: dict[str, int]) -> None:
+    with pytest.raises(raymq.InvalidArgumentError, match="do not fit"), spark_session("big", **sizes):  # type: ignore[arg-type]
+        pytest.fail("unreachable")
+
+
+def test_sparks_own_session_is_in_the_way_until_it_is_stopped(
+    mq: raymq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", object())
+    with pytest.raises(raymq.ClientStateError, match=r"call its stop\(\)"), spark_session("ours"):
+        pytest.fail("unreachable")
+
+
+def test_a_node_that_lacks_something_is_named_before_spark_starts(
+    mq: raymq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
+    node = ray.get_runtime_context().get_node_id()
+    with pytest.raises(raymq.ClientStateError, match=rf"node {node[:8]}: no Python at /nowhere/python"):
+        sessions.spark_session("x", executor_memory=MEMORY).__enter__()
+    assert java_processes() == []
