@@ -11,7 +11,6 @@ from the driver to the workers; object references would not do there, for a work
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
@@ -32,6 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from raydp_jobs.source.locality import numbered_partitions, preferred_hosts
 from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.kernels.columns import schema_with
@@ -60,7 +60,8 @@ SPARK_SCHEMA: Final = StructType(
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 
-logger = logging.getLogger(__name__)
+SMALL_COLUMNS_BYTES: Final = 256
+"""The bytes that a message counts for at most in a partition of a read without `body`."""
 
 
 def read_topic(
@@ -99,7 +100,9 @@ def read_topic(
             partition_bytes=partition_bytes,
             min_partitions=min_partitions,
             parallelism=spark.sparkContext.defaultParallelism,
+            message_bytes_max=None if "body" in schema.names else SMALL_COLUMNS_BYTES,
         )
+        hosts = preferred_hosts(connection.routes, partitions)
         address = address_of_cluster()
     if not partitions:
         return spark.createDataFrame([], schema)
@@ -108,7 +111,7 @@ def read_topic(
         chosen = (one for batch in rows for index in batch.column(0).to_pylist() for one in partitions[index].ranges)
         return read_ranges(chosen, address, wanted, fail_on_data_loss, schema.names)
 
-    return spark.range(0, len(partitions), 1, len(partitions)).mapInArrow(read, schema)
+    return numbered_partitions(spark, hosts).mapInArrow(read, schema)
 
 
 def spark_schema(columns: Sequence[str] | None = None) -> StructType:

@@ -46,18 +46,22 @@ def plan_partitions(
     partition_bytes: int | None = None,
     min_partitions: int | None = None,
     parallelism: int = 1,
+    message_bytes_max: int | None = None,
 ) -> list[ScanPartition]:
     """The parts of a read of `ranges`, each offset in exactly one, in order within a queue.
 
     Ranges are cut, and small ones of a broker group put together, to parts of about `partition_bytes`: by default
-    PARTITION_BYTES, or less if that leaves some of `parallelism` tasks idle. There are `min_partitions` at least, as
+    PARTITION_BYTES, or less if that leaves some of `parallelism` tasks idle. No message counts for more than
+    `message_bytes_max`, for a read that moves only small parts of them. There are `min_partitions` at least, as
     far as there are as many offsets. InvalidArgumentError for numbers below 1.
     """
     check_count("partition_bytes", partition_bytes)
     check_count("min_partitions", min_partitions)
     if not ranges:
         return []
-    profiles = sizes.range_bytes(ranges)
+    profiles = [
+        _capped(one, profile, message_bytes_max) for one, profile in zip(ranges, sizes.range_bytes(ranges), strict=True)
+    ]
     total = sum(map(sum, profiles))
     if partition_bytes is None:
         partition_bytes = min(PARTITION_BYTES, max(PARTITION_MIN_BYTES, -(-total // parallelism)))
@@ -70,6 +74,13 @@ def plan_partitions(
         for piece in _cut_by_bytes(one, profile, count)
     ]
     return _merge(pieces, target, wanted)
+
+
+def _capped(item: OffsetRange, profile: Sequence[int], message_bytes_max: int | None) -> Sequence[int]:
+    if message_bytes_max is None:
+        return profile
+    most = -(-item.size * message_bytes_max // len(profile))
+    return [min(size, most) for size in profile]
 
 
 def split_ranges(ranges: Sequence[OffsetRange], min_partitions: int) -> list[OffsetRange]:
@@ -86,10 +97,9 @@ def split_ranges(ranges: Sequence[OffsetRange], min_partitions: int) -> list[Off
 def _piece_counts(
     ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]], target: int, wanted: int
 ) -> list[int]:
-    """The number of pieces of each range, none larger than about `target` bytes, `wanted` in all if there are as many
-    offsets."""
+    """The number of pieces of each range, of about `target` bytes, `wanted` in all if there are as many offsets."""
     sizes = [max(1, sum(profile)) for profile in profiles]
-    counts = [min(one.size, -(-size // target)) for one, size in zip(ranges, sizes, strict=True)]
+    counts = [min(one.size, max(1, round(size / target))) for one, size in zip(ranges, sizes, strict=True)]
     return _share_pieces(counts, sizes, [one.size for one in ranges], wanted)
 
 
