@@ -7,6 +7,7 @@ where the store is and what its queues hold, and `tests.support.spark.daemon` ma
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,24 +15,19 @@ from typing import Any
 
 from raydp_jobs.source.reader import spare_collections
 from raymq.logfiles.log_reader import LogReader
-from raymq.protocol.route import TopicRoute
-from raymq.protocol.store import QueueBounds, QueueSpan
+from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueSpan
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import FakeRoutes, topic_route
 
 
 class Routes(FakeRoutes):
-    """Every topic of the store, each with `queues` queues in broker group `a`."""
+    """The topics of the store, each with `queues` queues in broker group `a`."""
 
-    def __init__(self, queues: int, topics: list[str]) -> None:
-        super().__init__(topic_route(a=queues))
-        self._queues, self._topics = queues, topics
-
-    def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        return self.get(topic)
+    def __init__(self, queues: int, topics: Iterable[str]) -> None:
+        super().__init__(*[topic_route(topic, a=queues) for topic in topics])
 
     def topics(self) -> list[str]:
-        return self._topics
+        return sorted(self.routes)
 
 
 class NearStore:
@@ -39,7 +35,7 @@ class NearStore:
 
     def __init__(self, store: MessageStore, path: Path, queues: int) -> None:
         self._store, self.path, self._queues = store, path, queues
-        self.routes = Routes(queues, sorted(store.topics()))
+        self.routes = Routes(queues, store.topics())
         self.storages = SimpleNamespace(get=lambda name: self)
         self.describe()
 
@@ -47,9 +43,10 @@ class NearStore:
         """Have workers know what the queues hold now."""
         topics = self._store.topics()
         bounds = {
-            f"{topic}:{queue_id}": [self.queue_bounds(topic, queue_id, 1.0).min_offset, 0]
+            f"{topic}:{queue_id}": [found.min_offset, found.max_offset]
             for topic, ids in topics.items()
             for queue_id in ids
+            for found in [self.queue_bounds(topic, queue_id, 1.0)]
         }
         settings = self._store._parts.settings
         said = {
@@ -85,7 +82,7 @@ class WorkerStorage:
             commit_log_file_size=said["commit_log_file_size"],
             consume_queue_file_size=said["consume_queue_file_size"],
         )
-        self.queues: int = said["queues"]
+        self.routes = Routes(said["queues"], {name.split(":")[0] for name in said["bounds"]})
 
     def reader(self) -> LogReader:
         return self._reader
@@ -94,10 +91,17 @@ class WorkerStorage:
         low, high = json.loads(self._path.read_text())["bounds"][f"{topic}:{queue_id}"]
         return QueueBounds(low, high, 0)
 
+    def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
+        answers = []
+        for request in requests:
+            bounds = self.queue_bounds(request.topic, request.queue_id, timeout_s)
+            answers.append(self._reader.fetch(request, bounds.min_offset, bounds.max_offset, max_bytes))
+        return answers
+
 
 @lru_cache(maxsize=8)
 def worker_client(address: str) -> Any:
     """The client of a worker, by the path of the file that describes the store."""
     spare_collections()
     storage = WorkerStorage(Path(address))
-    return SimpleNamespace(routes=Routes(storage.queues, []), storages=SimpleNamespace(get=lambda name: storage))
+    return SimpleNamespace(routes=storage.routes, storages=SimpleNamespace(get=lambda name: storage))
