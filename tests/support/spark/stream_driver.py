@@ -1,0 +1,54 @@
+"""A program with a streaming query that writes the lines of files to a topic, slowly: a driver that tests kill.
+
+python -m tests.support.spark.stream_driver ADDRESS DIRECTORY CHECKPOINT TOPIC
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+import raymq
+from raydp_jobs import topic_sink
+from raydp_jobs.session import spark_configs
+from raymq.cluster.java import java_environment
+
+PAUSE_S = 0.05
+"""The pause before each of Spark's Arrow batches, so that a batch takes a while."""
+ARROW_ROWS = 100
+
+
+def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches, each after a pause: for `DataFrame.mapInArrow`."""
+    for batch in batches:
+        time.sleep(PAUSE_S)
+        yield batch
+
+
+def main(address: str, directory: str, checkpoint: str, topic: str) -> None:
+    """Run the query until this process is killed."""
+    os.environ.update(java_environment())
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master("local[2]")
+    configs = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS), "spark.sql.shuffle.partitions": "2"}
+    for key, value in spark_configs(configs).items():
+        builder = builder.config(key, value)
+    with raymq.connect(address) as mq:
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(directory).withColumnRenamed("value", "body")
+        rows = lines.repartition(2).mapInArrow(slowly, "body string")
+        query = (
+            rows.writeStream.foreachBatch(topic_sink(topic, client=mq)).option("checkpointLocation", checkpoint).start()
+        )
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
