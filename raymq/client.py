@@ -46,7 +46,7 @@ NAME_SERVERS_MAX: Final = 3
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
 """RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
 
-ROUTE_TIMEOUT_S: Final = 20.0
+QUEUES_TIMEOUT_S: Final = 20.0
 """The time to wait for a topic's queues, over a restart of the NameServers."""
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class Client(Closing):
 
         return AsyncProducer(self.producer(group, **settings))
 
-    def write_queues(self, topic: str, timeout_s: float = ROUTE_TIMEOUT_S) -> tuple[MessageQueue, ...]:
+    def write_queues(self, topic: str, timeout_s: float = QUEUES_TIMEOUT_S) -> tuple[MessageQueue, ...]:
         """All queues of a topic, in the order in which sharding keys count them: the list that a repeatable write fixes
         in advance. TopicNotExistError, NoPermissionError if it must not be written, ServiceNotAvailableError while
         nobody knows its queues for `timeout_s`."""

@@ -24,7 +24,7 @@ class Connection(Protocol):
         ...
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
-        """What makes the writers of the tasks."""
+        """The maker of the tasks' writers."""
         ...
 
 

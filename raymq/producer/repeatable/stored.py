@@ -12,7 +12,7 @@ from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
-CALL_TIMEOUT_S: Final = 5.0
+SEQUENCES_CALL_TIMEOUT_S: Final = 5.0
 """Bounds one call; after it another replica may lead."""
 
 
@@ -42,4 +42,4 @@ class StoredSequences:
         return found
 
     def _call(self, names: list[tuple[str, int]], storage: StorageClient, left_s: float) -> list[int]:
-        return storage.next_sequences(*self._identity, names, min(left_s, CALL_TIMEOUT_S))
+        return storage.next_sequences(*self._identity, names, min(left_s, SEQUENCES_CALL_TIMEOUT_S))

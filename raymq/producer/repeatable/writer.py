@@ -41,7 +41,7 @@ from raymq.producer.completion import Acknowledged, Outcome
 from raymq.producer.producer import Producer
 from raymq.producer.queue_selector import Destination, named_queue
 from raymq.producer.repeatable.placement import Part, RowPlacement, check_deliver_times
-from raymq.producer.repeatable.stored import CALL_TIMEOUT_S, StoredSequences
+from raymq.producer.repeatable.stored import SEQUENCES_CALL_TIMEOUT_S, StoredSequences
 from raymq.producer.table import CHECK_ROWS, TABLE_SLICE_ROWS, AcknowledgedRows, QueueRange
 from raymq.producer.table_rows import TableRows
 from raymq.protocol.route import TopicRoute
@@ -204,7 +204,7 @@ class RepeatableWriter(Closing):
             raise failure
         failed = sorted(self._under_way.failed, key=lambda part: part.first_sequence)
         try:
-            known = self._stored.ask({part.stored for part in failed}, CALL_TIMEOUT_S)
+            known = self._stored.ask({part.stored for part in failed}, SEQUENCES_CALL_TIMEOUT_S)
         except RaymqError as error:
             raise failure from error
         left = [rest for part in failed if (rest := part.behind(known[part.stored])) is not None]
