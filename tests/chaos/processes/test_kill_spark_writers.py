@@ -5,6 +5,7 @@ RAYMQ_CHAOS_SPARK_KILLS (default 3, 10 with RAYMQ_SOAK) says how often in each o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,10 +25,11 @@ from raydp_jobs.sink.partitions import WriteSummary
 from raymq.protocol.store import QueueBounds
 from tests.support.clusters.cluster import Sandbox, descendants
 from tests.support.history.waiting import eventually
+from tests.support.spark.stream_driver import FILES_PER_BATCH
 
 KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "3"))
 ROWS_PER_KILL = 2000
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 """The pause of an executor before each of Spark's Arrow batches, of 100 rows, so that a write takes a while."""
 ROOT = Path(__file__).parents[3]
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -115,18 +117,19 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
 def test_drivers_are_killed_and_their_query_restarted(
     mq: raymq.Client, box: Sandbox, topic: str, group: str, tmp_path: Path
 ) -> None:
-    files = KILLS + 1
+    batches = KILLS + 1
     directory = tmp_path / "in"
     directory.mkdir()
-    for file in range(files):
-        lines = range(file * ROWS_PER_KILL, (file + 1) * ROWS_PER_KILL)
+    per_file = ROWS_PER_KILL // FILES_PER_BATCH
+    for file in range(batches * FILES_PER_BATCH):
+        lines = range(file * per_file, (file + 1) * per_file)
         (directory / f"{file:03}.txt").write_text("\n".join(map(str, lines)))
     program = (sys.executable, "-m", "tests.support.spark.stream_driver", ray.get_runtime_context().gcs_address)
     arguments = (str(directory), str(tmp_path / "checkpoint"), topic)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for run in range(files):
+    for run in range(batches):
         driver = psutil.Popen([*program, *arguments], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
-        goal = run * ROWS_PER_KILL + ROWS_PER_KILL // 2 if run < KILLS else files * ROWS_PER_KILL
+        goal = run * ROWS_PER_KILL + ROWS_PER_KILL // 2 if run < KILLS else batches * ROWS_PER_KILL
         try:
             eventually(
                 lambda goal=goal, driver=driver: driver.poll() is not None or stored(mq, topic) >= goal,
@@ -135,9 +138,10 @@ def test_drivers_are_killed_and_their_query_restarted(
             )
             assert driver.poll() is None, "the driver has ended by itself"
         finally:
-            family = [driver, *descendants(driver.pid)]
+            family = [driver, *(descendants(driver.pid) if driver.is_running() else ())]
             for process in family:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             psutil.wait_procs(family, timeout=30)
         print(f"killed driver {driver.pid} at {stored(mq, topic)} rows")
-    assert all_numbers(mq, topic, group) == Counter(range(files * ROWS_PER_KILL))
+    assert all_numbers(mq, topic, group) == Counter(range(batches * ROWS_PER_KILL))

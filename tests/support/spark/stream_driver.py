@@ -20,7 +20,8 @@ from raymq.cluster.java import java_environment
 
 PAUSE_S = 0.05
 """The pause before each of Spark's Arrow batches, so that a batch takes a while."""
-ARROW_ROWS = 100
+ARROW_ROWS = 50
+FILES_PER_BATCH = 2
 
 
 def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -42,8 +43,12 @@ def main(address: str, directory: str, checkpoint: str, topic: str) -> None:
     with raymq.connect(address) as mq:
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
-        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(directory).withColumnRenamed("value", "body")
-        rows = lines.repartition(2).mapInArrow(slowly, "body string")
+        lines = (
+            spark.readStream.option("maxFilesPerTrigger", FILES_PER_BATCH)
+            .text(directory)
+            .withColumnRenamed("value", "body")
+        )
+        rows = lines.mapInArrow(slowly, "body string")
         query = (
             rows.writeStream.foreachBatch(topic_sink(topic, client=mq)).option("checkpointLocation", checkpoint).start()
         )
