@@ -2,6 +2,7 @@
 
     dataset = raymq.data.read_topic("orders", start_offset="earliest", end_offset="latest")
     dataset.select_columns(["offset", "tags"]).groupby("tags").count().show()
+    raymq.data.write_topic(results, "results", key_field="customer")
 
     offsets.py         the options start_offset and end_offset, and the ranges that they mean
     tasks.py           ranges divided among read tasks by their bytes
@@ -9,6 +10,10 @@
     shared_client.py   the connection of a process in which Ray runs read and write tasks
     datasource.py      TopicDatasource
     reading.py         `read_topic`
+    iterating.py       `iter_topic`
+    messages.py        rows as messages
+    datasink.py        TopicDatasink
+    writing.py         `write_topic`
 
 The names are resolved when they are first used, for `import ray.data` takes a second, and needs the extra `data`.
 """
@@ -20,18 +25,25 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from raymq.data.datasink import TopicDatasink as TopicDatasink, WriteSummary as WriteSummary
     from raymq.data.datasource import TopicDatasource as TopicDatasource
+    from raymq.data.iterating import iter_topic as iter_topic
     from raymq.data.reading import read_topic as read_topic
+    from raymq.data.writing import write_topic as write_topic
 
 _HOMES: Final = {
+    "TopicDatasink": "raymq.data.datasink",
     "TopicDatasource": "raymq.data.datasource",
+    "WriteSummary": "raymq.data.datasink",
+    "iter_topic": "raymq.data.iterating",
     "read_topic": "raymq.data.reading",
+    "write_topic": "raymq.data.writing",
 }
 """The module that defines each public name."""
 _NEEDED: Final = ("pandas", "fsspec")
 """The packages that Ray Data needs beside those of raymq."""
 
-__all__ = ["TopicDatasource", "read_topic"]
+__all__ = ["TopicDatasink", "TopicDatasource", "WriteSummary", "iter_topic", "read_topic", "write_topic"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""TopicDatasource: fixed ranges of topics as read tasks of Ray Data.
+"""RangesDatasource and TopicDatasource: fixed ranges of topics as read tasks of Ray Data.
 
 driver   the ranges are fixed when the datasource is made, so every execution reads the same offsets
 task     connects once per worker process, then for each of its ranges: mapped files on the node of the storage
@@ -22,11 +22,11 @@ from raymq.consumer.subscription import ALL, Subscription
 from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
 from raymq.data.offsets import EARLIEST, LATEST, Offsets, resolve_ranges
 from raymq.data.shared_client import driver_client, worker_client
-from raymq.data.tasks import SizedRange, divide, sized
+from raymq.data.tasks import SizedRange, at_most, divide, sized
 from raymq.errors import RequestTimeoutError
 from raymq.scan.batches import open_ranges
 from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import OffsetRange, check_count
+from raymq.scan.ranges import OffsetRange, ScanSource, check_count
 
 ROW_BYTES: Final = 200
 """About the bytes of a message in memory without its body, for Ray's estimates."""
@@ -44,7 +44,70 @@ class ReadOptions:
     timeout_s: float | None
 
 
-class TopicDatasource(Datasource):
+def read_options(
+    tags: str,
+    columns: Sequence[str] | None,
+    fail_on_data_loss: bool,
+    rows_per_block: int | None,
+    timeout_ms: int | None,
+) -> ReadOptions:
+    """The options of `read_topic`, checked; InvalidArgumentError."""
+    wanted = tuple(SCHEMA.names if columns is None else columns)
+    schema_of(wanted)
+    check_count("rows_per_block", rows_per_block)
+    check_count("timeout_ms", timeout_ms)
+    return ReadOptions(
+        tags=Subscription.parse("any", tags).tags,
+        columns=wanted,
+        fail_on_data_loss=fail_on_data_loss,
+        rows_per_block=rows_per_block,
+        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+    )
+
+
+class RangesDatasource(Datasource):
+    """The messages of `ranges`, which `source` tells the bytes of, with the columns and as the options say."""
+
+    def __init__(self, source: ScanSource, ranges: Sequence[OffsetRange], options: ReadOptions) -> None:
+        super().__init__()
+        self._projection_map: dict[str, str] | None = None
+        self._options = options
+        self._pieces = tuple(sized(ranges, source.range_bytes(ranges) if ranges else []))
+        self.ranges: tuple[OffsetRange, ...] = tuple(ranges)
+
+    def get_name(self) -> str:
+        """The name of the read in Ray's progress bars."""
+        return "Topic"
+
+    def estimate_inmemory_data_size(self) -> int:
+        """About the bytes of all rows in memory, with the columns that are read."""
+        return sum(_memory_bytes(piece, self._columns) for piece in self._pieces)
+
+    def supports_projection_pushdown(self) -> bool:
+        """True: columns that a plan does not need are not read."""
+        return True
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
+    ) -> list[ReadTask]:
+        """About `parallelism` tasks that have the same bytes to read; fewer if there are fewer messages, and more if
+        `rows_per_block` makes them smaller."""
+        context = data_context or DataContext.get_current()
+        block_bytes = context.target_max_block_size or _BLOCK_BYTES
+        options = replace(self._options, columns=self._columns)
+        parts = divide(self._pieces, parallelism)
+        if options.rows_per_block is not None:  # Ray puts the small blocks of a task together
+            parts = at_most(parts, options.rows_per_block)
+        return [_read_task(part, options, block_bytes, per_task_row_limit) for part in parts]
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The columns to read: those asked for, as far as the plan needs them."""
+        projected = self._get_data_columns()
+        return self._options.columns if projected is None else tuple(projected)
+
+
+class TopicDatasource(RangesDatasource):
     """Messages of topics for `ray.data.read_datasource`; `raymq.data.read_topic` has the arguments, which are the same,
     and raises the same. The ranges are fixed here: `ranges`."""
 
@@ -61,50 +124,11 @@ class TopicDatasource(Datasource):
         rows_per_block: int | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        super().__init__()
-        self._projection_map: dict[str, str] | None = None
-        wanted = tuple(SCHEMA.names if columns is None else columns)
-        schema_of(wanted)
-        check_count("rows_per_block", rows_per_block)
-        check_count("timeout_ms", timeout_ms)
-        [first, *_] = [topics] if isinstance(topics, str) else [*topics] or [""]
-        self._options = ReadOptions(
-            tags=Subscription.parse(first, tags).tags,
-            columns=wanted,
-            fail_on_data_loss=fail_on_data_loss,
-            rows_per_block=rows_per_block,
-            timeout_s=None if timeout_ms is None else timeout_ms / 1000,
-        )
+        options = read_options(tags, columns, fail_on_data_loss, rows_per_block, timeout_ms)
         with driver_client(address) as client:
             source = ClusterQueues(client.routes, client.storages)
             ranges = resolve_ranges(source, topics, start_offset, end_offset, lenient=not fail_on_data_loss)
-            self._pieces = tuple(sized(ranges, source.range_bytes(ranges) if ranges else []))
-        self.ranges: tuple[OffsetRange, ...] = tuple(ranges)
-
-    def estimate_inmemory_data_size(self) -> int:
-        """About the bytes of all rows in memory, with the columns that are read."""
-        return sum(_memory_bytes(piece, self._columns) for piece in self._pieces)
-
-    def supports_projection_pushdown(self) -> bool:
-        """True: columns that a plan does not need are not read."""
-        return True
-
-    def get_read_tasks(
-        self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
-    ) -> list[ReadTask]:
-        """About `parallelism` tasks that have the same bytes to read, fewer if there are fewer messages."""
-        context = data_context or DataContext.get_current()
-        block_bytes = context.target_max_block_size or _BLOCK_BYTES
-        options = replace(self._options, columns=self._columns)
-        return [
-            _read_task(part, options, block_bytes, per_task_row_limit) for part in divide(self._pieces, parallelism)
-        ]
-
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        """The columns to read: those asked for, as far as the plan needs them."""
-        projected = self._get_data_columns()
-        return self._options.columns if projected is None else tuple(projected)
+            super().__init__(source, ranges, options)
 
 
 def _read_task(part: Sequence[SizedRange], options: ReadOptions, block_bytes: int, row_limit: int | None) -> ReadTask:
@@ -133,7 +157,7 @@ def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
 def read_blocks(
     client: Client, ranges: Sequence[OffsetRange], options: ReadOptions, block_bytes: int
 ) -> Iterator[pa.Table]:
-    """The messages of some ranges, in order, as tables of about `block_bytes`, at most `rows_per_block` rows each.
+    """The messages of some ranges, in order, as tables of about `block_bytes`.
 
     Raises as `raymq.scan.batches.open_ranges`; RequestTimeoutError when it takes longer than the options allow.
     """
@@ -147,10 +171,10 @@ def read_blocks(
         waiting.append(batch)
         waiting_bytes += batch.nbytes
         if waiting_bytes >= block_bytes:
-            yield from _tables(waiting, options.rows_per_block)
+            yield pa.Table.from_batches(waiting)
             waiting, waiting_bytes = [], 0
     if waiting:
-        yield from _tables(waiting, options.rows_per_block)
+        yield pa.Table.from_batches(waiting)
 
 
 def _batches(client: Client, ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -164,9 +188,3 @@ def _batches(client: Client, ranges: Sequence[OffsetRange], options: ReadOptions
     )
     for batch in batches:
         yield to_block(batch, options.columns)
-
-
-def _tables(batches: Sequence[pa.RecordBatch], rows_per_block: int | None) -> Iterator[pa.Table]:
-    table = pa.Table.from_batches(batches)
-    for first in range(0, table.num_rows, rows_per_block or table.num_rows):
-        yield table.slice(first, rows_per_block)

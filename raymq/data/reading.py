@@ -9,7 +9,7 @@ import ray
 from ray.data import DataContext, Dataset
 
 from raymq.consumer.subscription import ALL
-from raymq.data.datasource import TopicDatasource
+from raymq.data.datasource import RangesDatasource, TopicDatasource
 from raymq.data.offsets import EARLIEST, LATEST, Offsets
 from raymq.errors import InvalidArgumentError
 
@@ -49,7 +49,7 @@ def read_topic(
     where queues that are not named start earliest and end latest. An end beyond a queue's end means that end.
 
     `tags` filters like a subscription, ``"paid || refunded"``. `columns` are read only; what a plan selects is pushed
-    down to here anyway. `rows_per_block` bounds blocks, beside the context's `target_max_block_size`. `timeout_ms`
+    down to here anyway. `rows_per_block` bounds the rows of a read task, and so of a block. `timeout_ms`
     bounds each read task. `address` is Ray's, if this process is not connected to it yet. The rest is for the read
     tasks, as in `ray.data.read_datasource`.
 
@@ -78,7 +78,7 @@ def read_topic(
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         memory=memory,
-        override_num_blocks=override_num_blocks or _tasks(source),
+        override_num_blocks=override_num_blocks or number_of_tasks(source),
         label_selector=label_selector,
         fallback_strategy=fallback_strategy,
         max_calls=max_calls,
@@ -88,7 +88,7 @@ def read_topic(
     )
 
 
-def _tasks(source: TopicDatasource) -> int:
+def number_of_tasks(source: RangesDatasource) -> int:
     """The number of read tasks: one per block, but enough for all CPUs. Ray's own number is meant for files of unknown
     size, 200 at least, and most of the time of a small read goes into starting tasks."""
     size_bytes = source.estimate_inmemory_data_size()

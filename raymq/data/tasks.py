@@ -44,6 +44,25 @@ def divide(pieces: Sequence[SizedRange], tasks: int) -> list[list[SizedRange]]:
     return [_joined(part) for part in parts if part]
 
 
+def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[SizedRange]]:
+    """The parts in smaller ones of at most `rows` messages each."""
+    smaller: list[list[SizedRange]] = []
+    for part in parts:
+        smaller.append([])
+        left = rows
+        for item in part:
+            first = item.range.start_offset
+            while first < item.range.end_offset:
+                if not left:
+                    smaller.append([])
+                    left = rows
+                last = min(item.range.end_offset, first + left)
+                size_bytes = max(1, item.size_bytes * (last - first) // item.range.size)
+                smaller[-1].append(SizedRange(replace(item.range, start_offset=first, end_offset=last), size_bytes))
+                first, left = last, left - (last - first)
+    return smaller
+
+
 def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[list[SizedRange]]) -> None:
     """Put a piece into its part, or cut it among several; `before_bytes` are those of the pieces before it."""
     whole = piece.range

@@ -168,8 +168,10 @@ def test_blocks_have_about_the_context_s_size_and_at_most_so_many_rows(cluster: 
     assert len(sizes) > 4
     assert max(sizes) < 200_000 + batch_bytes
     assert min(sizes[:-1]) >= 200_000
-    rows = [table.num_rows for table in blocks_of(TopicDatasource("orders", rows_per_block=100).get_read_tasks(1))]
-    assert (max(rows), sum(rows)) == (100, ROWS)
+    tasks = TopicDatasource("orders", rows_per_block=100).get_read_tasks(2)
+    assert offsets_of(tasks) == EVERYTHING
+    rows = [task.metadata.num_rows for task in tasks]
+    assert (max(rows), sum(rows), len(rows)) == (100, ROWS, 14)
 
 
 def test_a_limit_on_the_rows_of_a_task_is_kept(cluster: FakeCluster) -> None:

@@ -1,0 +1,142 @@
+"""TopicDatasink: rows of a dataset as messages of a topic, each stored once.
+
+driver   fixes the topic's queues and the time from which deliver times count, before the first task is submitted
+task     connects once per worker process; its rows are written under the producer id GROUP/WRITE/TASK, each with
+         its number as sequence (raymq.producer.repeatable), so that a retried task adds nothing
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ray.data._internal.execution.interfaces import TaskContext
+from ray.data._internal.planner.plan_write_op import WRITE_UUID_KWARG_NAME
+from ray.data.block import Block, BlockAccessor
+from ray.data.datasource.datasink import Datasink, WriteResult
+
+from raymq.data.messages import MessageFields, Serializer, to_messages
+from raymq.data.shared_client import driver_client, worker_client
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue
+from raymq.names import check_group, check_user_topic
+from raymq.producer.table import QueueRange
+
+GROUP_MAX_BYTES: Final = 20
+"""The longest producer group: with the ids of the write and the task it makes a producer id of at most 64 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSummary:
+    """The result of a write: all its `rows` are stored, `stored_before` of them by attempts of tasks that were retried.
+    `ranges` are the offsets of the others, sorted by queue and offset."""
+
+    rows: int
+    stored_before: int
+    ranges: tuple[QueueRange, ...]
+
+
+class TopicDatasink(Datasink):
+    """Messages of a topic for `Dataset.write_datasink`; `raymq.data.write_topic` has the arguments, which are the same,
+    and raises the same. `summary` is the result of the last write, None before its end."""
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        address: str | None = None,
+        body_field: str | None = None,
+        value_serializer: Serializer = "json",
+        key_field: str | None = None,
+        key_serializer: Serializer = "string",
+        tags_field: str | None = None,
+        keys_field: str | None = None,
+        properties_field: str | None = None,
+        sharding_key_field: str | None = None,
+        deliver_at_field: str | None = None,
+        producer_group: str = "ray-data",
+        idempotent: bool = True,
+    ) -> None:
+        self._topic, self._address, self._idempotent = check_user_topic(topic), address, idempotent
+        self._group = check_group(producer_group)
+        if len(producer_group.encode()) > GROUP_MAX_BYTES:
+            raise InvalidArgumentError(
+                f"producer_group={producer_group!r} must have at most {GROUP_MAX_BYTES} bytes: it begins the producer "
+                "ids of the write's tasks"
+            )
+        self._fields = MessageFields(
+            body=body_field,
+            key=key_field,
+            tags=tags_field,
+            keys=keys_field,
+            properties=properties_field,
+            sharding_key=sharding_key_field,
+            deliver_at=deliver_at_field,
+            value_serializer=value_serializer,
+            key_serializer=key_serializer,
+        )
+        self.summary: WriteSummary | None = None
+        self._queues: tuple[MessageQueue, ...] = ()
+        self._now_ms = 0
+        self._fix()
+
+    def on_write_start(self, schema: Any = None) -> None:
+        """In the driver, before the first task: check the fields, where the rows' columns are known by then, and fix
+        what all attempts of a task must agree on. Errors as `write_topic`."""
+        if schema is not None and schema.names:
+            self.check_fields(schema.names)
+        self.summary = None
+        self._fix()
+
+    def check_fields(self, names: Sequence[str]) -> None:
+        """InvalidArgumentError unless rows with these columns have every field."""
+        self._fields.check(names)
+
+    def _fix(self) -> None:
+        with driver_client(self._address) as client:
+            self._queues = client.write_queues(self._topic)
+        self._now_ms = time.time_ns() // 1_000_000
+
+    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> WriteSummary:
+        """In a task: write its rows, and wait until they are stored. Errors as `Client.repeatable_writer` and its
+        writer; a task that Ray retries goes on behind what is stored."""
+        write_id = ctx.kwargs[WRITE_UUID_KWARG_NAME] if self._idempotent else uuid.uuid4().hex
+        with (
+            worker_client().use() as client,
+            client.repeatable_writer(
+                self._topic,
+                producer_id=f"{self._group}/{write_id}/{ctx.task_idx}",
+                queues=self._queues,
+                first_queue=ctx.task_idx % len(self._queues),
+                now_ms=self._now_ms,
+            ) as writer,
+        ):
+            for block in blocks:
+                rows = BlockAccessor.for_block(block).to_arrow()
+                if rows.num_rows:
+                    writer.write(to_messages(rows, self._fields))
+            result = writer.finish()
+        return WriteSummary(result.count, result.stored_before, result.ranges)
+
+    def on_write_complete(self, write_result: WriteResult) -> None:
+        """In the driver: add up the tasks' results."""
+        self.summary = _added(write_result.write_returns)
+
+    def get_name(self) -> str:
+        """The name of the write in Ray's progress bars."""
+        return "Topic"
+
+
+def _added(parts: Sequence[WriteSummary]) -> WriteSummary:
+    ranges = sorted((one for part in parts for one in part.ranges), key=lambda one: (one.queue, one.first_offset))
+    joined: list[QueueRange] = []
+    for one in ranges:
+        last = joined[-1] if joined else None
+        if last and last.queue == one.queue and last.first_offset + last.count == one.first_offset:
+            joined[-1] = QueueRange(one.queue, last.first_offset, last.count + one.count)
+        else:
+            joined.append(one)
+    return WriteSummary(sum(part.rows for part in parts), sum(part.stored_before for part in parts), tuple(joined))

@@ -1,0 +1,151 @@
+"""`iter_topic`: what comes to topics, as one dataset after another, committed for a consumer group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import ray
+from ray.data import Dataset
+
+from raymq.consumer.group_offsets import GroupOffsets
+from raymq.consumer.subscription import ALL
+from raymq.data.datasource import RangesDatasource, ReadOptions, read_options
+from raymq.data.reading import number_of_tasks
+from raymq.data.shared_client import driver_client
+from raymq.errors import ClientStateError, InvalidArgumentError
+from raymq.message import ConsumeFromWhere, MessageQueue
+from raymq.names import check_group
+from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.scan.queue_bounds import ClusterQueues
+from raymq.scan.ranges import OffsetRange, ScanSource, bounded_range, check_count, limit_ranges, select_topics
+
+NOT_A_MEMBER: Final = 0
+"""The generation of commits by a program that is no member of the group."""
+_WORDS: Final = {
+    "earliest": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    "latest": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+}
+
+
+def iter_topic(
+    group: str,
+    topics: str | Sequence[str],
+    interval_s: float = 1.0,
+    max_rows: int | None = None,
+    *,
+    address: str | None = None,
+    start_offset: str = "earliest",
+    tags: str = ALL,
+    columns: Sequence[str] | None = None,
+    fail_on_data_loss: bool = True,
+    timeout_ms: int | None = None,
+) -> Iterator[Dataset]:
+    """Datasets of what has come to topics since the last one, each of at most `max_rows` messages, for ever.
+
+        for dataset in raymq.data.iter_topic("scoring", "orders", max_rows=100_000):
+            dataset.map_batches(score).write_parquet(path)
+
+    Each is as `read_topic` makes it, of fixed offsets. A dataset's offsets are committed for `group` when the caller
+    asks for the next one: a program that ends before, or whose loop is left, gets these messages again when it is
+    started anew. A group that has committed nothing begins at `start_offset`, ``"earliest"`` or ``"latest"``. Datasets
+    come at most every `interval_s`; without messages the iterator waits. With `tags`, or without `fail_on_data_loss`,
+    one may be empty. The group is this program's own: it is no member of it, and must not have others.
+
+    Raises as `read_topic`, at the first dataset; ClientStateError when members of the group consume the queues. When a
+    broker is away, the errors of a read or a commit are raised, and the iterator ends.
+    """
+    check_group(group)
+    check_count("max_rows", max_rows)
+    if start_offset not in _WORDS:
+        raise InvalidArgumentError(f"start_offset={start_offset!r} must be one of {', '.join(_WORDS)}")
+    if not interval_s >= 0:
+        raise InvalidArgumentError(f"interval_s={interval_s!r} must not be negative")
+    options = read_options(tags, columns, fail_on_data_loss, None, timeout_ms)
+    return _iterate(Progress(group, _WORDS[start_offset]), topics, interval_s, max_rows, address, options)
+
+
+def _iterate(
+    progress: Progress,
+    topics: str | Sequence[str],
+    interval_s: float,
+    max_rows: int | None,
+    address: str | None,
+    options: ReadOptions,
+) -> Iterator[Dataset]:
+    with driver_client(address) as client:
+        source = ClusterQueues(client.routes, client.storages)
+        names = select_topics(source, topics)
+        for ranges in plans(source, progress, names, interval_s, max_rows, lenient=not options.fail_on_data_loss):
+            planned = RangesDatasource(source, ranges, options)
+            yield ray.data.read_datasource(planned, override_num_blocks=number_of_tasks(planned))
+            progress.commit(ranges)
+
+
+class Progress:
+    """How far a group has come. Errors as GroupOffsets."""
+
+    def __init__(self, group: str, begin: ConsumeFromWhere) -> None:
+        self._group, self._offsets, self._query = group, GroupOffsets(group), StartOffsetQuery(begin)
+        self._starts: dict[MessageQueue, QueueOffset] = {}
+
+    def starts(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """The offset of the next message of each queue. A group without any is made, and begins where it shall."""
+        for broker_name in sorted({queue.broker_name for queue in queues if queue not in self._starts}):
+            self._offsets.ensure_group(broker_name)
+        self._starts |= self._offsets.start_offsets(dict.fromkeys(queues, NOT_A_MEMBER), self._query)
+        return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
+
+    def commit(self, ranges: Sequence[OffsetRange]) -> None:
+        """Commit the ends of ranges, durably. Queues that somebody has reset meanwhile stay as they are."""
+        commits = {
+            one.queue: OffsetCommit(one.end_offset, NOT_A_MEMBER, self._starts[one.queue].reset_version)
+            for one in ranges
+        }
+        fenced = self._offsets.commit_offsets(commits).fenced
+        if fenced:
+            raise ClientStateError(
+                f"group {self._group!r} has members that consume {', '.join(map(str, sorted(fenced)))}; iterate with a "
+                "group of its own"
+            )
+
+
+def plans(
+    source: ScanSource,
+    progress: Progress,
+    topics: Sequence[str],
+    interval_s: float,
+    max_rows: int | None,
+    *,
+    lenient: bool,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[list[OffsetRange]]:
+    """The ranges of one dataset after another, none without messages, at most every `interval_s`."""
+    next_s = clock()
+    while True:
+        pause_s = next_s - clock()
+        if pause_s > 0:
+            sleep(pause_s)
+        next_s = clock() + max(interval_s, PAUSE_MIN_S)
+        queues = sorted(queue for topic in topics for queue in source.queues(topic))
+        starts, bounds = progress.starts(queues), source.bounds(queues)
+        ranges = [
+            bounded_range(
+                queue,
+                bounds[queue],
+                starts[queue],
+                max(starts[queue], bounds[queue].max_offset),
+                fail_on_data_loss=not lenient,
+            )
+            for queue in queues
+            if queue in starts
+        ]
+        chosen = limit_ranges([one for one in ranges if one.size], max_rows)
+        if chosen:
+            yield chosen
+
+
+PAUSE_MIN_S: Final = 0.05
+"""The least time between two looks for messages."""

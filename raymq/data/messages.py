@@ -1,0 +1,173 @@
+"""Rows of a dataset as messages: the fields that name their parts, and the table that a writer takes. Pure.
+
+A message's body is the row as JSON, or one field of it; its key, tags, properties and times come from other fields. The
+table has the columns of `Producer.send_table`, and `deliver_time`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from raymq.errors import InvalidArgumentError, MessageIllegalError
+from raymq.kernels.byte_column import ByteColumn, text_array
+
+Serializer = Literal["json", "string", "bytes"]
+_SERIALIZERS: Final = ("json", "string", "bytes")
+_TEXTS: Final = pa.map_(pa.string(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFields:
+    """The fields of a row that make a message; None where it has no such part. `raymq.data.write_topic` says how."""
+
+    body: str | None = None
+    key: str | None = None
+    tags: str | None = None
+    keys: str | None = None
+    properties: str | None = None
+    sharding_key: str | None = None
+    deliver_at: str | None = None
+    value_serializer: Serializer = "json"
+    key_serializer: Serializer = "string"
+
+    def __post_init__(self) -> None:
+        for option, value in (("value_serializer", self.value_serializer), ("key_serializer", self.key_serializer)):
+            if value not in _SERIALIZERS:
+                raise InvalidArgumentError(f"{option}={value!r} must be one of {', '.join(_SERIALIZERS)}")
+        if self.body is None and self.value_serializer != "json":
+            raise InvalidArgumentError(
+                f"value_serializer={self.value_serializer!r} is for a field: name it with body_field, or write whole "
+                "rows as 'json'"
+            )
+
+    def check(self, names: Sequence[str]) -> None:
+        """InvalidArgumentError unless rows with these columns have every field."""
+        given = [(one.name, getattr(self, one.name)) for one in fields(self) if not one.name.endswith("_serializer")]
+        missing = [f"{option}_field={name!r}" for option, name in given if name is not None and name not in names]
+        if missing:
+            raise InvalidArgumentError(f"the rows have no {', '.join(missing)}; they have {', '.join(names) or 'none'}")
+
+
+def to_messages(rows: pa.Table, chosen: MessageFields) -> pa.Table:
+    """The messages of rows, in their order. InvalidArgumentError for fields that are not there, or of a type that their
+    part of a message cannot have; MessageIllegalError for a value that cannot be serialized."""
+    chosen.check(rows.column_names)
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"body": _bodies(rows, chosen)}
+    if chosen.tags is not None:
+        columns["tags"] = rows[chosen.tags]
+    keys = None if chosen.key is None else _texts(chosen.key, rows[chosen.key], chosen.key_serializer)
+    if keys is not None or chosen.keys is not None:
+        columns["keys"] = _keys(keys, None if chosen.keys is None else rows[chosen.keys])
+    if chosen.sharding_key is not None:
+        columns["sharding_key"] = _texts(chosen.sharding_key, rows[chosen.sharding_key], "string")
+    elif keys is not None:
+        columns["sharding_key"] = keys
+    if chosen.properties is not None:
+        columns["properties"] = _properties(rows[chosen.properties])
+    if chosen.deliver_at is not None:
+        columns["deliver_time"] = _times(chosen.deliver_at, rows[chosen.deliver_at])
+    return pa.table(columns)
+
+
+def _bodies(rows: pa.Table, chosen: MessageFields) -> pa.Array | pa.ChunkedArray:
+    if chosen.body is None:
+        return _json(rows.to_pylist(), "the row")
+    column = rows[chosen.body]
+    if _is_text(column.type) or _is_binary(column.type):
+        return column
+    if chosen.value_serializer == "json":
+        return _json(column.to_pylist(), f"field {chosen.body!r}")
+    return _texts(chosen.body, column, chosen.value_serializer)
+
+
+def _json(values: Sequence[Any], what: str) -> pa.Array:
+    try:
+        return ByteColumn.of(list(map(_ENCODER.encode, values))).array().cast(pa.binary())
+    except (TypeError, ValueError) as error:
+        raise MessageIllegalError(f"{what} cannot be written as JSON ({error}); name a body_field") from None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for a value of another kind: a tensor is a list."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} is nothing that JSON has")
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def _texts(name: str, column: pa.ChunkedArray, serializer: Serializer) -> pa.Array | pa.ChunkedArray:
+    """A column as text, null where it is null. Bytes are UTF-8."""
+    if _is_binary(column.type):
+        try:
+            return column.cast(pa.large_binary()).cast(pa.large_string()).cast(pa.string())
+        except pa.ArrowInvalid:
+            raise MessageIllegalError(f"field {name!r} has bytes that are not UTF-8 text") from None
+    if _is_text(column.type):
+        return column if serializer != "json" else _each(column, lambda value: _ENCODER.encode(value).decode())
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.string())
+    encode = (lambda value: _ENCODER.encode(value).decode()) if serializer == "json" else str
+    return _each(column, encode)
+
+
+def _each(column: pa.ChunkedArray, text_of: Callable[[Any], str]) -> pa.Array:
+    return text_array([None if value is None else text_of(value) for value in column.to_pylist()])
+
+
+def _keys(first: pa.Array | pa.ChunkedArray | None, more: pa.ChunkedArray | None) -> pa.Array | pa.ChunkedArray:
+    """The keys of each message: the first one, and behind it the others without it."""
+    if first is None:
+        assert more is not None
+        return more if _is_list(more.type) or _is_text(more.type) else more.cast(pa.string())
+    if more is None:
+        return first
+    pairs = zip(first.to_pylist(), more.to_pylist(), strict=True)
+    lists = [[*([] if one is None else [one]), *(key for key in _as_list(rest) if key != one)] for one, rest in pairs]
+    return pa.array(lists, pa.list_(pa.string()))
+
+
+def _as_list(keys: Any) -> list[str]:
+    return [] if keys is None else keys.split() if isinstance(keys, str) else list(keys)
+
+
+def _properties(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Properties from a map, or from a struct, in which a null is no property."""
+    if not pa.types.is_struct(column.type):
+        return column.cast(_TEXTS) if pa.types.is_map(column.type) else column
+    rows = [
+        None if row is None else [(name, _property(value)) for name, value in row.items() if value is not None]
+        for row in column.to_pylist()
+    ]
+    return pa.array(rows, _TEXTS)
+
+
+def _property(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _times(name: str, column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    if pa.types.is_timestamp(column.type) or pa.types.is_null(column.type):
+        return column
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.int64()).cast(pa.timestamp("ms"))
+    raise InvalidArgumentError(f"deliver_at_field={name!r} is {column.type}; it must be a timestamp, or ms since 1970")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

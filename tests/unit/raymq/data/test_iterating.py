@@ -1,0 +1,170 @@
+"""The plans of iter_topic: what each dataset covers, and when the next look is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from raymq.data import iterating
+from raymq.data.iterating import Progress, iter_topic, plans
+from raymq.errors import ClientStateError, DataLossError, IllegalNameError, InvalidArgumentError
+from raymq.message import ConsumeFromWhere, MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.scan.ranges import OffsetRange
+from tests.unit.raymq.data.fake_source import FakeSource
+
+A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
+BEGIN = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+
+
+class FakeOffsets:
+    """A group's offsets at the brokers. `fenced`: queues that a member holds."""
+
+    def __init__(self, group: str) -> None:
+        self.committed: dict[MessageQueue, int] = {}
+        self.groups: list[str] = []
+        self.fenced: frozenset[MessageQueue] = frozenset()
+        self.versions: dict[MessageQueue, int] = {}
+
+    def ensure_group(self, broker_name: str) -> None:
+        self.groups.append(broker_name)
+
+    def start_offsets(self, generations: dict[MessageQueue, int], query: StartOffsetQuery) -> dict[Any, QueueOffset]:
+        assert (query, set(generations.values())) == (BEGIN, {0})
+        assert self.groups
+        return {
+            queue: QueueOffset(self.committed.setdefault(queue, 0), self.versions.get(queue, 0))
+            for queue in generations
+        }
+
+    def commit_offsets(self, commits: dict[MessageQueue, OffsetCommit]) -> CommitAnswer:
+        for queue, commit in commits.items():
+            assert commit.queue_offset is not None
+            if queue not in self.fenced and commit.reset_version == self.versions.get(queue, 0):
+                self.committed[queue] = commit.queue_offset
+        return CommitAnswer(fenced=self.fenced & commits.keys())
+
+
+class Clock:
+    """Time that only sleeping moves; `on_sleep` is called with each pause."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept: list[float] = []
+        self.on_sleep: Any = lambda: None
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 3))
+        self.now_s += seconds
+        self.on_sleep()
+
+
+@pytest.fixture
+def offsets(monkeypatch: pytest.MonkeyPatch) -> FakeOffsets:
+    fake = FakeOffsets("g")
+    monkeypatch.setattr(iterating, "GroupOffsets", lambda group: fake)
+    return fake
+
+
+def planned(source: FakeSource, progress: Progress, clock: Clock, **options: Any) -> Iterator[list[OffsetRange]]:
+    merged = {"interval_s": 2.0, "max_rows": None, "lenient": False, **options}
+    return plans(source, progress, ["orders"], sleep=clock.sleep, clock=clock, **merged)
+
+
+def spans(ranges: Sequence[OffsetRange]) -> dict[int, tuple[int, int]]:
+    return {one.queue_id: (one.start_offset, one.end_offset) for one in ranges}
+
+
+def test_each_dataset_begins_where_the_last_one_was_committed(offsets: FakeOffsets) -> None:
+    source, clock = FakeSource({A0: (0, 100), A1: (0, 20)}), Clock()
+    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    looks = planned(source, progress, clock, max_rows=60)
+    first = next(looks)
+    assert (spans(first), clock.slept) == ({0: (0, 50), 1: (0, 10)}, [])
+    progress.commit(first)
+    assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}
+    assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}  # the last one was not committed
+    assert offsets.groups == ["broker-a"]
+    assert clock.slept == [2.0, 2.0]
+
+
+def test_without_messages_it_looks_again_after_the_interval(offsets: FakeOffsets) -> None:
+    bounds = {A0: (0, 0)}
+    source, clock = FakeSource(bounds), Clock()
+
+    def come() -> None:
+        if len(clock.slept) == 3:
+            source._bounds[A0] = (0, 7)
+
+    clock.on_sleep = come
+    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    assert spans(next(planned(source, progress, clock))) == {0: (0, 7)}
+    assert clock.slept == [2.0, 2.0, 2.0]
+
+
+def test_time_that_the_caller_took_counts_and_there_is_always_a_pause(offsets: FakeOffsets) -> None:
+    source, clock = FakeSource({A0: (0, 5)}), Clock()
+    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    looks = planned(source, progress, clock)
+    next(looks)
+    clock.now_s += 1.5
+    next(looks)
+    clock.now_s += 60.0
+    next(looks)
+    assert clock.slept == [0.5]
+    quick = planned(source, progress, clock, interval_s=0.0)
+    next(quick)
+    next(quick)
+    assert clock.slept[1:] == [iterating.PAUSE_MIN_S]
+
+
+def test_new_queues_are_read_from_the_next_dataset_on(offsets: FakeOffsets) -> None:
+    source, clock = FakeSource({A0: (0, 5)}), Clock()
+    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    looks = planned(source, progress, clock)
+    progress.commit(next(looks))
+    source._bounds[A1] = (0, 3)
+    assert spans(next(looks)) == {1: (0, 3)}
+
+
+def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
+    source, clock = FakeSource({A0: (0, 50)}), Clock()
+    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    looks = planned(source, progress, clock)
+    first = next(looks)
+    offsets.committed[A0], offsets.versions[A0] = 20, 1
+    progress.commit(first)  # of before the reset
+    assert spans(next(looks)) == {0: (20, 50)}
+
+
+def test_offsets_that_are_gone_are_an_error_unless_it_is_lenient(offsets: FakeOffsets) -> None:
+    source, clock = FakeSource({A0: (10, 50)}), Clock()
+    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with pytest.raises(DataLossError):
+        next(planned(source, progress, clock))
+    assert spans(next(planned(source, progress, clock, lenient=True))) == {0: (10, 50)}
+
+
+def test_a_group_whose_members_consume_is_refused(offsets: FakeOffsets) -> None:
+    source, clock = FakeSource({A0: (0, 50)}), Clock()
+    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    ranges = next(planned(source, progress, clock))
+    offsets.fenced = frozenset([A0])
+    with pytest.raises(ClientStateError, match="members"):
+        progress.commit(ranges)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_rows": 0}, {"interval_s": -1.0}, {"start_offset": "now"}, {"columns": ["body"]}, {"timeout_ms": 0}],
+)
+def test_options_that_make_no_sense_are_refused_by_the_call(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        iter_topic("g", "orders", **options)
+    with pytest.raises(IllegalNameError):
+        iter_topic("a group", "orders")
