@@ -21,7 +21,7 @@ from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.scan.queue_bounds import ClusterQueues
 from raymq.scan.ranges import OffsetRange, ScanSource, bounded_range, check_count, limit_ranges, select_topics
 
-NOT_A_MEMBER: Final = 0
+PASSER_BY_GENERATION: Final = 0
 """The generation of commits by a program that is no member of the group."""
 _WORDS: Final = {
     "earliest": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
@@ -94,13 +94,13 @@ class Progress:
         """The offset of the next message of each queue. A group without any is made, and begins where it shall."""
         for broker_name in sorted({queue.broker_name for queue in queues if queue not in self._starts}):
             self._offsets.ensure_group(broker_name)
-        self._starts |= self._offsets.start_offsets(dict.fromkeys(queues, NOT_A_MEMBER), self._query)
+        self._starts |= self._offsets.start_offsets(dict.fromkeys(queues, PASSER_BY_GENERATION), self._query)
         return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
         """Commit the ends of ranges, durably. Queues that somebody has reset meanwhile stay as they are."""
         commits = {
-            one.queue: OffsetCommit(one.end_offset, NOT_A_MEMBER, self._starts[one.queue].reset_version)
+            one.queue: OffsetCommit(one.end_offset, PASSER_BY_GENERATION, self._starts[one.queue].reset_version)
             for one in ranges
         }
         fenced = self._offsets.commit_offsets(commits).fenced

@@ -94,7 +94,7 @@ def _json(values: Sequence[Any], what: str) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value of another kind: a tensor is a list."""
+    """A value of another kind as something that JSON has: a tensor is a list."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is nothing that JSON has")
