@@ -46,14 +46,22 @@ class MessageAdmin(AdminBase):
         )
 
     def query_by_key(
-        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        broker_name: str | None = None,
     ) -> list[MessageExt]:
         """The newest messages of `topic` that have `key`, oldest first, stored between two times (ms since 1970).
 
-        Times count by whole seconds, and at most 64 messages come from one broker group (max_msgs_num_batch).
-        TopicNotExistError, InvalidArgumentError.
+        Times count by whole seconds, and at most 64 messages come from one broker group (max_msgs_num_batch). With
+        `broker_name`, only that broker group is asked. TopicNotExistError, InvalidArgumentError.
         """
-        found = self._query(topic, "query_by_key", key, max_messages, begin_ms, end_ms)
+        arguments = (key, max_messages, begin_ms, end_ms)
+        found = self._query(topic, "query_by_key", *arguments, broker_name=broker_name)
         return sorted(found, key=lambda message: message.store_timestamp_ms)[-max_messages:]
 
     def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
@@ -76,17 +84,19 @@ class MessageAdmin(AdminBase):
             lambda storage, left_s: storage.offset_by_time(queue.topic, queue.queue_id, timestamp_ms, left_s, boundary),
         )
 
-    def _query(self, topic: str, method: str, *args: Any) -> list[MessageExt]:
-        """The messages that a query method finds in the stores of all broker groups that have the topic."""
+    def _query(self, topic: str, method: str, *args: Any, broker_name: str | None = None) -> list[MessageExt]:
+        """The messages that a query method finds in the stores of all broker groups that have the topic, or of one."""
         route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
+        if broker_name is not None and broker_name not in route.brokers:
+            raise InvalidArgumentError(f"topic {topic!r} has no queue in {broker_name!r}")
         messages: list[MessageExt] = []
-        for broker_name in route.brokers:
-            storage = self._storages.get(route.master_storage(broker_name))
+        for name in route.brokers if broker_name is None else (broker_name,):
+            storage = self._storages.get(route.master_storage(name))
             result: QueryResult = persist_until(
                 time.monotonic() + ADMIN_TIMEOUT_S,
                 partial(_call_with_time_left, getattr(storage, method), (topic, *args)),
             )
-            messages += decode_records(result.records, broker_name=broker_name)
+            messages += decode_records(result.records, broker_name=name)
         return messages
 
     def _query_by_offset_id(self, topic: str, offset_id: str) -> list[MessageExt]:

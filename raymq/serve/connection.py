@@ -12,12 +12,14 @@ from typing import Final
 
 from raymq.client import Client, connect
 from raymq.consumer.pull.consumer import PullConsumer
-from raymq.errors import GroupNotExistError, TopicExistsError, TopicNotExistError
+from raymq.errors import GroupNotExistError, ServiceNotAvailableError, TopicExistsError, TopicNotExistError
 from raymq.message import ConsumeFromWhere, Message, MessageExt, SendResult
 from raymq.names import retry_topic
+from raymq.producer.queue_selector import select_queue_by_hash
 from raymq.protocol.group import GroupConfig, GroupSummary
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S
 from raymq.serve.config import TaskSettings
-from raymq.serve.states import StateRecord, TaskHistory, decode_state
+from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import Task
 
 STATES_MAX: Final = 64
@@ -74,10 +76,27 @@ class TaskConnection:
 
     def history(self, task_id: str) -> TaskHistory:
         """Everything that is known of a task, including what was stored just now."""
-        found = self._admin.query_by_key(self._settings.results, task_id, max_messages=STATES_MAX)
+        topic = self._settings.results
+        route = self._client.routes.wait(topic, ROUTE_TIMEOUT_S)
+        own = select_queue_by_hash(route.require_all_queues(), Message(topic, b"-"), task_id).broker_name
+        if own not in route.brokers:
+            raise ServiceNotAvailableError(
+                f"{own}, which has the states of task {task_id}, is away; see `raymq status`"
+            )
+        states = self._states(task_id, own)
+        if not any(state.state is TaskState.PENDING for state in states):
+            # Nobody knows the task, or its first state was stored when the topic had other queues.
+            states = self._states(task_id, None)
+        return TaskHistory.of(states)
+
+    def _states(self, task_id: str, broker_name: str | None) -> list[StateRecord]:
+        """The states of a task in one broker group or in all, in the order in which they were stored."""
+        found = self._admin.query_by_key(
+            self._settings.results, task_id, max_messages=STATES_MAX, broker_name=broker_name
+        )
         found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_offset))
         states = [decode_state(message.body) for message in found]
-        return TaskHistory.of(state for state in states if state is not None and state.task_id == task_id)
+        return [state for state in states if state is not None and state.task_id == task_id]
 
     def summary(self) -> GroupSummary:
         """The state of the replicas' group: lag, retries that wait, dead letters."""

@@ -74,8 +74,11 @@ def test_messages_of_all_broker_groups_are_found_by_key_in_the_order_they_were_s
     assert bodies(admin.query_by_key("orders", "k3")) == [b"n3"]
     assert admin.query_by_key("orders", "nothing") == []
     assert bodies(admin.query_by_key("orders", "all", begin_ms=1_700_000_007_500)) == [b"n8", b"n9"]
+    assert bodies(admin.query_by_key("orders", "all", broker_name="broker-b")) == [b"n1", b"n3", b"n5", b"n7", b"n9"]
     with pytest.raises(InvalidArgumentError):
         admin.query_by_key("orders", " ")
+    with pytest.raises(InvalidArgumentError, match="no queue in 'broker-c'"):
+        admin.query_by_key("orders", "all", broker_name="broker-c")
 
 
 def test_a_message_is_found_by_either_of_its_ids(admin):

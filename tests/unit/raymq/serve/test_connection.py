@@ -1,0 +1,241 @@
+"""A process's connection to the raymq of its tasks: which topics are made, what is sent, and where states are found."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from raymq.errors import GroupNotExistError, ServiceNotAvailableError, TopicExistsError, TopicNotExistError
+from raymq.message import ConsumeFromWhere, Message, MessageExt
+from raymq.producer.queue_selector import select_queue_by_hash
+from raymq.protocol.group import GroupConfig
+from raymq.protocol.route import TopicRoute
+from raymq.serve import connection as connection_module
+from raymq.serve.connection import ERROR_PROPERTY_BYTES_MAX, TaskConnection
+from raymq.serve.states import StateRecord, TaskState
+from raymq.serve.task import Task, decode_task
+from tests.support.clients.fakes import topic_route
+from tests.support.clients.task_queues import task_message
+from tests.unit.raymq.serve.test_config import settings
+
+SETTINGS = settings({"queues": 5}, failed_task_queue_name="failed")
+TASK = Task("t1", "resize", (1,), {}, 5.0)
+
+
+class FakeClient:
+    """A client of two broker groups. Messages are kept where their sharding key says; without one at `a`."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicRoute] = {}
+        self.groups: dict[str, GroupConfig] = {}
+        self.sent: list[tuple[Message, dict[str, Any]]] = []
+        self.stored: list[tuple[str, MessageExt]] = []
+        """The broker group of each state, and its message."""
+        self.asked: list[str | None] = []
+        self.consumers: list[FakeConsumer] = []
+        self.closed = False
+        self.subscribe_failure: Exception | None = None
+        self.admin = self.routes = self
+        self._offsets = itertools.count()
+
+    def producer(self, group: str) -> FakeClient:
+        return self
+
+    def pull_consumer(self, group: str, **options: Any) -> FakeConsumer:
+        self.consumers.append(FakeConsumer(group, options, self.subscribe_failure))
+        return self.consumers[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+    # Routes and administration
+
+    def get(self, topic: str) -> TopicRoute:
+        if topic not in self.topics:
+            raise TopicNotExistError(topic)
+        return self.topics[topic]
+
+    def wait(self, topic: str, timeout_s: float) -> TopicRoute:
+        return self.get(topic)
+
+    topic_route = get
+
+    def create_topic(self, topic: str, queues: int) -> None:
+        if topic == "failed":  # somebody else was first
+            self.topics[topic] = topic_route(topic, a=1)
+            raise TopicExistsError(topic, "with 1 queue")
+        self.topics[topic] = topic_route(topic, a=queues - queues // 2, b=queues // 2)
+
+    def group_config(self, group: str) -> GroupConfig:
+        if group not in self.groups:
+            raise GroupNotExistError(group)
+        return self.groups[group]
+
+    def create_group(self, config: GroupConfig) -> None:
+        self.groups[config.group] = config
+
+    def query_by_key(self, topic: str, key: str, *, max_messages: int, broker_name: str | None) -> list[MessageExt]:
+        self.asked.append(broker_name)
+        return [message for broker, message in self.stored if broker_name in (None, broker)]
+
+    # Sending
+
+    def send_async(self, message: Message, **where: Any) -> Future[object]:
+        self.sent.append((message, where))
+        queue = select_queue_by_hash(self.topics[message.topic].all_queues, message, where.get("sharding_key") or "")
+        if message.topic == SETTINGS.results:
+            self.store(message.body, queue.broker_name)
+        future: Future[object] = Future()
+        future.set_result(object())
+        return future
+
+    def send(self, message: Message) -> None:
+        self.send_async(message)
+
+    def store(self, body: bytes, broker_name: str) -> None:
+        self.stored.append((broker_name, task_message(body, next(self._offsets))))
+
+
+class FakeConsumer:
+    def __init__(self, group: str, options: dict[str, Any], failure: Exception | None) -> None:
+        self.group, self.options, self._failure = group, options, failure
+        self.topics: list[str] = []
+        self.closed = False
+
+    def subscribe(self, topic: str) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self.topics.append(topic)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    client = FakeClient()
+    monkeypatch.setattr(connection_module, "connect", lambda address: client)
+    return client
+
+
+@pytest.fixture
+def tasks(client: FakeClient) -> TaskConnection:
+    return TaskConnection.open(SETTINGS)
+
+
+def told(tasks: TaskConnection, *states: TaskState, task_id: str = "t1") -> None:
+    for state in states:
+        record = StateRecord(task_id, state, 1.0)
+        tasks.tell(record, record.encode()).result()
+
+
+def test_topics_and_the_group_are_made_unless_they_exist(client):
+    client.topics["jobs"] = topic_route("jobs", a=2)
+    TaskConnection.open(SETTINGS)
+    assert {topic: len(route.all_queues) for topic, route in client.topics.items()} == {
+        "jobs": 2,
+        "jobs-results": 5,
+        "failed": 1,
+    }
+    assert client.groups == {"serve-jobs": GroupConfig("serve-jobs", retry_queue_nums=3)}
+    client.groups["serve-jobs"] = mine = GroupConfig("serve-jobs", retry_queue_nums=1)
+    TaskConnection.open(SETTINGS)
+    assert client.groups["serve-jobs"] is mine
+
+
+def test_a_connection_that_cannot_be_prepared_is_closed(client, monkeypatch):
+    def refuse(group):
+        raise ServiceNotAvailableError("no broker")
+
+    monkeypatch.setattr(client, "group_config", refuse)
+    with pytest.raises(ServiceNotAvailableError):
+        TaskConnection.open(SETTINGS)
+    assert client.closed
+
+
+def test_a_task_is_sent_with_its_first_state(client, tasks):
+    state = StateRecord.of(TASK, TaskState.PENDING, 5.0)
+    tasks.send(TASK, state, deliver_at_ms=1, sharding_key="user-9")
+    (message, where), (told, to_where) = client.sent
+    assert (message.topic, decode_task(message.body), message.keys) == ("jobs", TASK, ("t1",))
+    assert (message.properties, message.deliver_at_ms, where) == ({"task": "resize"}, 1, {"sharding_key": "user-9"})
+    assert (told.topic, told.tags, told.keys, to_where) == ("jobs-results", "PENDING", ("t1",), {"sharding_key": "t1"})
+
+
+def test_states_are_looked_for_where_they_are_told(client, tasks):
+    places = set()
+    for number in range(20):
+        task_id = f"t{number}"
+        client.stored.clear()
+        told(tasks, TaskState.PENDING, TaskState.STARTED, task_id=task_id)
+        client.asked.clear()
+        latest = tasks.history(task_id).latest
+        assert latest is not None
+        assert latest.state is TaskState.STARTED
+        [place] = client.asked
+        places.add(place)
+    assert places == {"a", "b"}
+
+
+def test_a_task_whose_first_state_is_not_there_is_looked_for_everywhere(client, tasks):
+    told(tasks, TaskState.STARTED)
+    [(own, _)] = client.stored
+    pending = StateRecord("t1", TaskState.REVOKED, 1.0)
+    client.store(pending.encode(), "b" if own == "a" else "a")
+    latest = tasks.history("t1").latest
+    assert latest is not None
+    assert (latest.state, client.asked) == (TaskState.REVOKED, [own, None])
+
+
+def test_messages_of_others_in_the_result_topic_are_passed_over(client, tasks):
+    told(tasks, TaskState.PENDING)
+    [(own, _)] = client.stored
+    client.store(b"no state", own)
+    client.store(StateRecord("t2", TaskState.SUCCESS, 1.0).encode(), own)
+    latest = tasks.history("t1").latest
+    assert latest is not None
+    assert latest.state is TaskState.PENDING
+
+
+def test_a_broker_that_is_away_is_said_so(client, tasks):
+    both = client.topics["jobs-results"]
+    for broker_name in ("a", "b"):
+        brokers = {broker_name: both.brokers[broker_name]}
+        queues = tuple(data for data in both.queues if data.broker_name == broker_name)
+        client.topics["jobs-results"] = TopicRoute("jobs-results", brokers, queues, layout="a:3;b:2")
+        if select_queue_by_hash(both.all_queues, Message("jobs", b"-"), "t1").broker_name != broker_name:
+            with pytest.raises(ServiceNotAvailableError, match="has the states of task t1"):
+                tasks.history("t1")
+        else:
+            assert tasks.history("t1").latest is None
+
+
+def test_a_replica_is_a_member_that_acknowledges_each_task_also_those_that_are_tried_again(client, tasks):
+    tasks.consumer()
+    [consumer] = client.consumers
+    assert (consumer.group, consumer.topics) == ("serve-jobs", ["jobs", "%RETRY%serve-jobs"])
+    assert consumer.options["acknowledge_each"]
+    assert consumer.options["consume_from"] is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    client.subscribe_failure = ServiceNotAvailableError("no broker")
+    with pytest.raises(ServiceNotAvailableError):
+        tasks.consumer()
+    assert client.consumers[-1].closed
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("ValueError: no", "ValueError: no"),
+        ("two\nlines\x01", "two lines"),
+        ("", "-"),
+        ("\ud800", "-"),
+        ("ü" * 5000, "ü" * (ERROR_PROPERTY_BYTES_MAX // 2)),
+    ],
+)
+def test_a_copy_says_why(client, tasks, error, shown):
+    tasks.copy(task_message(b"body", 1), "failed", error)
+    [(message, _)] = client.sent
+    assert (message.topic, message.body, message.properties) == ("failed", b"body", {"error": shown})
