@@ -25,7 +25,7 @@ from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
 from raymq.serve.states import ENDS, StateRecord, TaskState
-from raymq.serve.task import Task
+from raymq.serve.task import Task, is_task_id
 from raymq.serve.worker import Handler, TaskWorker
 
 CONCURRENCY: Final = 5
@@ -217,8 +217,8 @@ def _destination(now_s: float, options: dict[str, Any]) -> tuple[int | None, str
     return deliver_at_ms, options.get("sharding_key")
 
 
-def _task_id(task_id: Any) -> str:
-    if not isinstance(task_id, str) or not task_id.strip() or " " in task_id:
+def _task_id(task_id: object) -> str:
+    if not is_task_id(task_id):
         raise InvalidArgumentError(f"{task_id!r} is not the id of a task")
     return task_id
 

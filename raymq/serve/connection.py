@@ -12,13 +12,20 @@ from typing import Final
 
 from raymq.client import Client, connect
 from raymq.consumer.pull.consumer import PullConsumer
-from raymq.errors import GroupNotExistError, ServiceNotAvailableError, TopicExistsError, TopicNotExistError
+from raymq.errors import (
+    GroupNotExistError,
+    MessageIllegalError,
+    ServiceNotAvailableError,
+    TopicExistsError,
+    TopicNotExistError,
+)
 from raymq.message import ConsumeFromWhere, Message, MessageExt, SendResult
 from raymq.names import retry_topic
 from raymq.producer.queue_selector import select_queue_by_hash
 from raymq.protocol.group import GroupConfig, GroupSummary
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S
 from raymq.serve.config import TaskSettings
+from raymq.serve.lag import tasks_summary
 from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import Task
 
@@ -100,7 +107,7 @@ class TaskConnection:
 
     def summary(self) -> GroupSummary:
         """The state of the replicas' group: lag, retries that wait, dead letters."""
-        return self._admin.group_summary(self._settings.group)
+        return tasks_summary(self._admin, self._settings.group, self._settings.queue)
 
     # A replica's calls
 
@@ -127,9 +134,15 @@ class TaskConnection:
         return self._producer.send_async(message, sharding_key=state.task_id)
 
     def copy(self, message: MessageExt, topic: str, error: str) -> None:
-        """Store a copy of a message in another topic, with the reason; durable on return."""
-        properties = dict(message.properties) | {ERROR_PROPERTY: _property(error)}
-        self._producer.send(Message(topic, message.body, keys=message.keys, properties=properties))
+        """Store a copy of a message in another topic, with the reason; durable on return. Properties of the message
+        that leave no space for that are left out."""
+        reason = {ERROR_PROPERTY: _property(error)}
+        try:
+            self._producer.send(
+                Message(topic, message.body, keys=message.keys, properties={**message.properties, **reason})
+            )
+        except MessageIllegalError:
+            self._producer.send(Message(topic, message.body, properties=reason))
 
 
 def _create(client: Client, settings: TaskSettings) -> None:

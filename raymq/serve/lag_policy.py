@@ -32,6 +32,7 @@ class RaymqLagPolicy:
         address: str | None = None,
         poll_interval_s: float = 10.0,
     ) -> None:
+        self._queue = queue_name
         self._group = group or f"serve-{queue_name}"
         self._address = address
         self._poll_interval_s = poll_interval_s
@@ -58,11 +59,12 @@ class RaymqLagPolicy:
     def _ask(self) -> None:
         """Ask raymq for the tasks that are not finished. Runs in a thread."""
         from raymq.errors import GroupNotExistError, RaymqError
+        from raymq.serve.lag import tasks_summary
 
         try:
             if self._client is None:
                 self._client = self._connect()
-            summary = self._client.admin.group_summary(self._group)
+            summary = tasks_summary(self._client.admin, self._group, self._queue)
             self._lag = summary.lag + summary.retry_lag
         except GroupNotExistError:
             self._lag = 0  # no replica has started yet, and no task was sent

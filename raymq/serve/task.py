@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeGuard
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import MAX_MESSAGE_SIZE_BYTES
+
+ID_CHARACTERS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,26 @@ def decode_task(body: bytes) -> Task:
         raise TaskError("it is not a JSON object")
     task_id, name, created_at_s = fields.get("id"), fields.get("task"), fields.get("created_at", 0.0)
     args, kwargs = fields.get("args", []), fields.get("kwargs", {})
-    if not isinstance(task_id, str) or not task_id.strip() or " " in task_id or not task_id.isprintable():
-        raise TaskError(f"its id is {task_id!r}, not a text without spaces")
+    if not is_task_id(task_id):
+        raise TaskError(f"its id is {str(task_id)[:100]!r}, not a text of up to {ID_CHARACTERS_MAX} without spaces")
     if not isinstance(name, str):
         raise TaskError(f"its task is {name!r}, not the name of a handler")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise TaskError("its args must be a list, and its kwargs an object")
-    if isinstance(created_at_s, bool) or not isinstance(created_at_s, (int, float)):
-        raise TaskError(f"its created_at is {created_at_s!r}, not a time in s since 1970")
+    if isinstance(created_at_s, bool) or not isinstance(created_at_s, (int, float)) or not 0 <= created_at_s < 2**53:
+        raise TaskError("its created_at is not a time in s since 1970")
     return Task(task_id, name, tuple(args), kwargs, float(created_at_s))
+
+
+def is_task_id(value: object) -> TypeGuard[str]:
+    """True for a text that may be a message's key."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= ID_CHARACTERS_MAX
+        and " " not in value
+        and bool(value.strip())
+        and value.isprintable()
+    )
 
 
 def encode_json(fields: Mapping[str, Any], what: str) -> bytes:

@@ -35,6 +35,8 @@ TASK_POLL_S: Final = 0.5
 """How long a poll waits for tasks; also how soon the worker notices that it is to stop."""
 RETRIES_WITHOUT_END: Final = 2**31 - 1
 """TaskRules say when a task is dead, not the broker."""
+LEAVE_MAX_S: Final = 5.0
+"""How long a worker that stops waits until it has left its group."""
 CANCEL_S: Final = 1.0
 """How long coroutines that are cancelled, because the worker has stopped, may take to end."""
 
@@ -135,11 +137,17 @@ class TaskWorker:
         if not ended:
             logger.warning("%s: handlers still run; their tasks go to other replicas", self._rules.worker)
         self._closed = True
+        closing = threading.Thread(target=self._leave, name=f"leave-{self._rules.settings.queue}", daemon=True)
+        closing.start()
+        closing.join(LEAVE_MAX_S)  # without brokers it takes longer: it goes on beside what the process does next
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _leave(self) -> None:
+        """Commit what is acknowledged, and leave the group."""
         try:
             self._source.close()
-        except RaymqError as error:
+        except Exception as error:  # also at the interpreter's exit, when no thread pool works any more
             logger.warning("%s: its last tasks are delivered again: %s", self._rules.worker, error)
-        self._loop.call_soon_threadsafe(self._loop.stop)
 
     # Taking tasks
 
@@ -220,7 +228,7 @@ class TaskWorker:
                 result = self._wait_for(result)
         except (Exception, SystemExit, CancelledError) as error:  # the user's: it is told, and the task tried again
             logger.warning("%s: task %s (%s) raised", self._rules.worker, task.id, task.name, exc_info=True)
-            return Outcome(error=f"{type(error).__name__}: {error}")
+            return Outcome(error=_in_words(error))
         return Outcome(result)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -276,3 +284,11 @@ class TaskWorker:
     def _count(self, state: StateRecord) -> None:
         with self._changed:
             self._counts[state.state.value] += 1
+
+
+def _in_words(error: BaseException) -> str:
+    """An error of a handler, which may not even be able to say what it is."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own method failed
+        return type(error).__name__

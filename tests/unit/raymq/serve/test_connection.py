@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from raymq.errors import GroupNotExistError, ServiceNotAvailableError, TopicExistsError, TopicNotExistError
-from raymq.message import ConsumeFromWhere, Message, MessageExt
+from raymq.admin.topics import QueueDescription
+from raymq.errors import (
+    GroupNotExistError,
+    MessageIllegalError,
+    ServiceNotAvailableError,
+    TopicExistsError,
+    TopicNotExistError,
+)
+from raymq.message import ConsumeFromWhere, Message, MessageExt, MessageQueue
 from raymq.producer.queue_selector import select_queue_by_hash
-from raymq.protocol.group import GroupConfig
+from raymq.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.protocol.route import TopicRoute
 from raymq.serve import connection as connection_module
 from raymq.serve.connection import ERROR_PROPERTY_BYTES_MAX, TaskConnection
@@ -37,6 +45,8 @@ class FakeClient:
         self.asked: list[str | None] = []
         self.consumers: list[FakeConsumer] = []
         self.closed = False
+        self.summaries: list[GroupSummary] = []
+        self.held: list[QueueDescription] = []
         self.subscribe_failure: Exception | None = None
         self.admin = self.routes = self
         self._offsets = itertools.count()
@@ -80,6 +90,12 @@ class FakeClient:
     def query_by_key(self, topic: str, key: str, *, max_messages: int, broker_name: str | None) -> list[MessageExt]:
         self.asked.append(broker_name)
         return [message for broker, message in self.stored if broker_name in (None, broker)]
+
+    def group_summary(self, group: str) -> GroupSummary:
+        return self.summaries[0]
+
+    def describe_topic(self, topic: str) -> list[QueueDescription]:
+        return self.held
 
     # Sending
 
@@ -239,3 +255,31 @@ def test_a_copy_says_why(client, tasks, error, shown):
     tasks.copy(task_message(b"body", 1), "failed", error)
     [(message, _)] = client.sent
     assert (message.topic, message.body, message.properties) == ("failed", b"body", {"error": shown})
+
+
+def test_a_copy_without_space_for_the_reason_has_nothing_else(client, tasks, monkeypatch):
+    send = client.send
+
+    def refuse_long(message):
+        if len(message.properties) > 1:
+            raise MessageIllegalError("properties too long")
+        send(message)
+
+    monkeypatch.setattr(client, "send", refuse_long)
+    original = task_message(b"body", 1)
+    tasks.copy(replace(original, properties={"mine": "long"}), "failed", "no")
+    [(message, _)] = client.sent
+    assert (message.body, message.properties) == (b"body", {"error": "no"})
+
+
+def test_before_the_first_replica_every_task_that_is_held_counts(client, tasks):
+    client.summaries = [GroupSummary("serve-jobs", (), 0, 0, 2, 1)]
+    client.held = [
+        QueueDescription(MessageQueue("jobs", "a", 0), 5, 9),
+        QueueDescription(MessageQueue("jobs", "b", 0), 0, 3),
+    ]
+    summary = tasks.summary()
+    assert (summary.lag, summary.retry_lag, summary.dead_letters) == (7, 2, 1)
+    progress = GroupQueueProgress("serve-jobs", MessageQueue("jobs", "a", 0), 5, 5, 9)
+    client.summaries = [known := GroupSummary("serve-jobs", (progress,), 4, 8, 0, 0)]
+    assert tasks.summary() is known

@@ -12,7 +12,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from raymq import client as client_module
 from raymq.errors import GroupNotExistError, ServiceNotAvailableError
-from raymq.protocol.group import GroupSummary
+from raymq.message import MessageQueue
+from raymq.protocol.group import GroupQueueProgress, GroupSummary
 from raymq.serve import RaymqLagPolicy
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
@@ -40,7 +41,8 @@ class Cluster:
         assert self.gate.wait(WAIT_S)
         if self.failure is not None:
             raise self.failure
-        return GroupSummary(group, (), self.lag, 0, self.retry_lag, 0)
+        progress = GroupQueueProgress(group, MessageQueue("jobs", "a", 0), 0, 0, self.lag)
+        return GroupSummary(group, (progress,), self.lag, 0, self.retry_lag, 0)
 
 
 @pytest.fixture

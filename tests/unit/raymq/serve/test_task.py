@@ -63,6 +63,10 @@ GOOD = {"id": "t1", "task": "resize", "args": [], "kwargs": {}, "created_at": 1.
                 {"kwargs": []},
                 {"created_at": "now"},
                 {"created_at": True},
+                {"created_at": -1},
+                {"created_at": float("nan")},
+                {"created_at": 10**400},
+                {"id": "x" * 201},
             )
         ),
     ],

@@ -109,7 +109,16 @@ def _exit() -> None:
     raise SystemExit(3)
 
 
-@pytest.mark.parametrize("handler", [_cancelled, _exit], ids=["cancelled", "exits"])
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def _mute() -> None:
+    raise MuteError
+
+
+@pytest.mark.parametrize("handler", [_cancelled, _exit, _mute], ids=["cancelled", "exits", "mute"])
 def test_a_handler_that_would_end_its_thread_has_failed(tasks, start, handler):
     start(handler=handler, add=lambda: 1, concurrency=1)
     put(tasks, "handler")
