@@ -159,8 +159,9 @@ class TaskWorker:
                 backoff.reset()
             except ClientStateError:  # closed: the whole connection ends
                 return
-            except Exception:  # a store is away, or a record damaged: tasks go on coming once that has ended
-                logger.exception("%s cannot take tasks now, trying again", self._rules.worker)
+            except Exception as error:  # a store is away, or a record damaged: tasks go on coming once that has ended
+                unexpected = not isinstance(error, RaymqError)
+                logger.warning("%s takes no tasks now: %s", self._rules.worker, error, exc_info=unexpected)
                 self._pause(backoff.next())
                 continue
             with self._changed:
