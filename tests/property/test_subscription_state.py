@@ -1,5 +1,6 @@
 """SubscriptionState against a simple model: a log per queue, a group that grants and revokes, the brokers' real
-rules for commits, an administrator who resets, and a program that polls, seeks, pauses and commits. Answers come late.
+rules for commits, an administrator who resets, and a program that polls, seeks, pauses and commits, or acknowledges
+each message, in any order. Answers come late.
 
 The laws: within a queue a poll returns exactly what comes next, in order; a paused or revoked queue returns nothing; no
 offset is committed that the program has not finished with, none beyond the position, and none goes back but by a seek
@@ -14,6 +15,7 @@ import pytest
 
 from actors.core.broker.offsets import OffsetTable, Owners, judge_commits
 from raymq.consumer.assignment.assigned_queue import AssignmentState
+from raymq.consumer.pull.fetched_records import PolledRecords
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.subscription import Subscription
@@ -31,9 +33,11 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.auto = self.chance.random() < 0.5
+        self.each = self.auto and self.chance.random() < 0.5
         settings = PullSettings(
             GROUP,
             auto_commit=self.auto,
+            acknowledge_each=self.each,
             threshold_count=self.chance.choice([1, 3, 1000]),
             threshold_all_count=self.chance.choice([2, 1000]),
             span_max=self.chance.choice([1, 5, 2000]),
@@ -50,6 +54,7 @@ class Model:
         self.place: dict[MessageQueue, int] = {}  # what the program must get next, of each queue it holds
         self.finished: dict[MessageQueue, int] = {}  # how far it has finished
         self.out: dict[MessageQueue, int] = {}  # up to where the last poll returned
+        self.unacknowledged: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
         self.version: dict[MessageQueue, int] = {}  # of the last reset it has heard of
         self.allowed: set[MessageQueue] = set()  # may go back, by a seek
         self.reads: list[tuple[MessageQueue, int, int]] = []
@@ -83,8 +88,13 @@ class Model:
     def begin(self, queue: MessageQueue, start: QueueOffset) -> None:
         self.place[queue] = self.finished[queue] = start.queue_offset
         self.version[queue] = start.reset_version
-        self.out.pop(queue, None)
+        self.forget(queue)
         self.allowed.discard(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The program need not finish what it has of a queue."""
+        self.out.pop(queue, None)
+        self.unacknowledged[queue].clear()
 
     def release(self) -> None:
         held = self.held()
@@ -182,8 +192,9 @@ class Model:
 
     def poll(self) -> None:
         self.core.poll_begins(self.now_s)
-        self.out.clear()
-        if self.auto:
+        if not self.each:
+            self.out.clear()
+        if self.auto and not self.each:
             for queue in self.held():
                 self.finished[queue] = self.place[queue]
         slices = self.core.peek(self.chance.choice([1, 3, 500]))
@@ -191,9 +202,32 @@ class Model:
             self.chance.choice([self.seek, self.pause, self.reset, self.revoke, self.fall_silent])()
         for part in slices:
             if self.core.is_current(part):
-                self.returned(part.queue, offsets_of(part))
-                self.core.taken(part)
+                self.take(part)
         self.core.poll_ends(self.now_s)
+
+    def take(self, part: PolledRecords) -> None:
+        offsets = offsets_of(part)
+        self.returned(part.queue, offsets)
+        self.core.taken(part, offsets)
+        if self.each:
+            self.unacknowledged[part.queue].update(offsets)
+            self.follow(part.queue)
+
+    def follow(self, queue: MessageQueue) -> None:
+        """The program has finished with what lies before its first message that is not acknowledged."""
+        left = self.unacknowledged[queue]
+        self.finished[queue] = min(left, default=self.place[queue])
+        if not left:
+            self.out.pop(queue, None)
+
+    def acknowledge(self) -> None:
+        """Acknowledge some messages, perhaps of a queue that is lost."""
+        for queue, left in self.unacknowledged.items():
+            some = set(self.chance.sample(sorted(left), self.chance.randint(0, len(left))))
+            self.core.acknowledge({queue: some})
+            if some:
+                left.difference_update(some)
+                self.follow(queue)
 
     def returned(self, queue: MessageQueue, offsets: list[int]) -> None:
         assert queue in self.core.assigned_queues, f"{queue} is not held"
@@ -214,6 +248,7 @@ class Model:
             offset = self.chance.randint(0, self.end[queue])
             self.core.seek(queue, offset)
             self.place[queue] = self.finished[queue] = offset
+            self.forget(queue)
             self.allowed.add(queue)
 
     def pause(self) -> None:
@@ -225,14 +260,15 @@ class Model:
 
     def commit_all(self) -> None:
         self.core.finish_all()
-        self.out.clear()
-        for queue in self.held():
-            self.finished[queue] = self.place[queue]
+        if not self.each:
+            self.out.clear()
+            for queue in self.held():
+                self.finished[queue] = self.place[queue]
         self.commit()
         self.take_answers()
 
     def commit_one(self) -> None:
-        if queue := self.any_held():
+        if not self.each and (queue := self.any_held()):
             offset = self.chance.randint(0, self.core.get(queue).position)
             self.core.finish({queue: offset})
             self.finished[queue] = max(self.finished[queue], offset)
@@ -273,6 +309,8 @@ class Model:
             assigned = self.core._queues.get(queue)
             if assigned is not None and at.reset_version > assigned.reset_version:
                 self.place[queue] = self.finished[queue] = at.queue_offset
+                if self.each:
+                    self.forget(queue)
                 self.version[queue] = at.reset_version
         return answer
 
@@ -285,6 +323,8 @@ class Model:
     def step(self) -> None:
         usual = [self.write, self.ask, self.answer, self.poll, self.start, self.commit, self.take_answers, self.release]
         usual += [self.look, self.read]
+        if self.each:
+            usual += [self.acknowledge]
         unusual = [
             self.change_way,
             self.grant,
@@ -322,10 +362,11 @@ class Model:
             self.read()
             self.core.poll_begins(self.now_s)
             for part in self.core.peek(500):
-                self.returned(part.queue, offsets_of(part))
-                self.core.taken(part)
+                self.take(part)
             self.core.poll_ends(self.now_s)
             self.question()
+        while any(self.unacknowledged.values()):
+            self.acknowledge()
         self.commit_all()
         for queue in NAMES:
             behind = {n for n in self.wanted[queue] if self.place[queue] <= n < self.end[queue]}
