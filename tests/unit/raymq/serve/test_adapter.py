@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -297,3 +300,27 @@ def test_each_call_of_a_program_has_a_twin_for_coroutines(adapter, tasks, name):
         assert answer == expected
     else:
         assert answer == expected
+
+
+AT_EXIT = """
+from ray.serve.schema import TaskProcessorConfig
+from raymq.serve import RaymqTaskProcessorAdapter, adapter as module
+from tests.support.clients.task_queues import FakeTaskConsumer, FakeTaskQueue
+
+close = FakeTaskConsumer.close
+FakeTaskConsumer.close = lambda self: (close(self), print("left the group", flush=True))
+config = TaskProcessorConfig(queue_name="jobs", adapter=RaymqTaskProcessorAdapter, adapter_config=None)
+adapter = RaymqTaskProcessorAdapter(config)
+tasks = FakeTaskQueue(adapter._settings)
+module.TaskConnection.open = lambda settings: tasks
+adapter.initialize()
+adapter.start_consumer()
+"""
+
+
+def test_a_program_that_ends_leaves_the_group():
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], cwd=root, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "left the group\n"), done.stderr
