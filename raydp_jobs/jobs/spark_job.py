@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -24,6 +24,9 @@ from raymq.errors import RaymqError
 if TYPE_CHECKING:
     from raymq.client import Client
 
+PARTITIONS_PER_CORE: Final = 4
+"""Partitions of what jobs aggregate. Spark's 200 are for more than counts of tags and minutes."""
+_SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _LOOK_S: Final = 0.25
 """The time between two looks at Spark's tasks, while a bar shows them."""
 _RAISED: Final = re.compile(r"^(?:Caused by: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
@@ -54,9 +57,10 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def spark_job(
-    name: str, address: str | None, size: SessionSize, *, quiet: bool
+    name: str, address: str | None, size: SessionSize, *, quiet: bool, configs: Mapping[str, str] | None = None
 ) -> Iterator[tuple[SparkSession, Client]]:
-    """A Spark session and a client for the length of a job; with `quiet` nothing is shown meanwhile.
+    """A Spark session, with these `configs` of Spark's, and a client for the length of a job; with `quiet` nothing is
+    shown meanwhile.
 
     Raises as `raymq.connect` and `spark_session` do; errors of Spark's tasks come out as `clear_errors` says.
     """
@@ -66,7 +70,11 @@ def spark_job(
     with ExitStack() as opened:
         client = opened.enter_context(client_of(address))
         session = spark_session(
-            name, executors=size.executors, executor_cores=size.executor_cores, executor_memory=size.executor_memory
+            name,
+            executors=size.executors,
+            executor_cores=size.executor_cores,
+            executor_memory=size.executor_memory,
+            configs={_SHUFFLE: str(PARTITIONS_PER_CORE * size.executors * size.executor_cores), **(configs or {})},
         )
         with steps(quiet=quiet) as progress:
             progress("starting Spark")

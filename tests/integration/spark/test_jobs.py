@@ -1,0 +1,157 @@
+"""The finished jobs through their commands, on a cluster of one machine and in one Spark session."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from click.testing import CliRunner, Result
+from matplotlib.image import imread
+from pyspark.sql import SparkSession
+
+import raymq
+from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats
+from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
+from raydp_jobs.jobs.spark_job import SessionSize, spark_job
+from raymq.cli import cli
+from raymq.message import ConsumeFromWhere
+from tests.support.clusters.cluster import Sandbox
+from tests.support.history.waiting import eventually
+
+TOPIC = "job-orders"
+AGAIN = "job-orders-again"
+GROUP = "job-billing"
+MESSAGES = 3000
+TAGS = ("paid", "late", None)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def sent(mq: raymq.Client) -> list[bytes]:
+    """The bodies in the topic, sorted: 1,000 of each tag and of none, with 50 different keys."""
+    mq.admin.create_topics({TOPIC: 4, AGAIN: 4})
+    return send(mq, range(MESSAGES))
+
+
+def send(mq: raymq.Client, numbers: range) -> list[bytes]:
+    messages = [
+        raymq.Message(TOPIC, b"order %d" % n, tags=TAGS[n % 3], keys=(f"c-{n % 50}",), properties={"n": str(n)})
+        for n in numbers
+    ]
+    with mq.producer("job-test") as producer:
+        for first in range(0, len(messages), 500):
+            producer.send_batch(messages[first : first + 500])
+    return sorted(message.body for message in messages)
+
+
+@pytest.fixture(scope="module")
+def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
+    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
+    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
+    size = SessionSize(executor_memory="512m")
+    with spark_job("jobs-test", None, size, quiet=True, configs=configs) as (session, _):
+        yield session
+
+
+@pytest.fixture
+def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a command of `raymq job` with the module's session and client instead of its own."""
+
+    @contextmanager
+    def session(name: str, address: str | None, size: SessionSize, *, quiet: bool) -> Iterator[Any]:
+        yield spark, mq
+
+    @contextmanager
+    def client(address: str | None) -> Iterator[raymq.Client]:
+        yield mq
+
+    for module in (archive, topic_stats):
+        monkeypatch.setattr(module, "spark_job", session)
+    for other in (dead_letters, replay):
+        monkeypatch.setattr(other, "client_of", client)
+
+    def invoke(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(cli, ["job", *arguments])
+        assert result.exit_code == code, (result.output, result.exception)
+        return result
+
+    return invoke
+
+
+def check_picture(path: Path) -> None:
+    """A PNG of the stated size in which a tenth is coloured."""
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == PICTURE_SIZE_PX
+    pixels = imread(path)[:, :, :3]
+    assert ((pixels.max(axis=2) - pixels.min(axis=2)) > 0.2).mean() > 0.1
+
+
+def test_figures_of_a_topic_are_those_of_what_was_sent(run: Any, sent: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "orders.png"
+    value = json.loads(run("topic-stats", TOPIC, "--json", "--picture", str(path)).output)
+    [topic] = value["topics"]
+    assert (topic["messages"], topic["bytes"], topic["keys"]) == (MESSAGES, sum(map(len, sent)), 50)
+    assert {one["tags"]: one["messages"] for one in topic["tags"]} == dict.fromkeys(TAGS, 1000)
+    assert sum(one["messages"] for one in topic["over_time"]) == MESSAGES
+    check_picture(path)
+
+
+def archived(folder: Path) -> list[bytes]:
+    table = ds.dataset(folder, format="parquet", partitioning="hive", ignore_prefixes=["_", "."]).to_table(["body"])
+    return sorted(table.column("body").to_pylist())
+
+
+def test_a_topic_is_archived_verified_and_replayed_once(
+    run: Any, mq: raymq.Client, sent: list[bytes], tmp_path: Path
+) -> None:
+    first = json.loads(run("archive", TOPIC, str(tmp_path), "--json").output)
+    assert (first["messages"], archived(tmp_path / TOPIC)) == (MESSAGES, sent)
+    assert "0 messages" in run("archive", TOPIC, str(tmp_path)).output
+    verified = json.loads(run("archive", TOPIC, str(tmp_path), "--verify", "--json").output)
+    assert (verified["messages"], verified["problems"]) == (MESSAGES, [])
+
+    for expected in ((MESSAGES, 0), (0, MESSAGES)):
+        done = json.loads(run("replay", str(tmp_path / TOPIC), AGAIN, "--json").output)
+        assert (done["sent"], done["stored_before"]) == expected
+    assert sum(queue.messages for queue in mq.admin.describe_topic(AGAIN)) == MESSAGES
+    [figures] = json.loads(run("topic-stats", AGAIN, "--json").output)["topics"]
+    assert {one["tags"]: one["messages"] for one in figures["tags"]} == dict.fromkeys(TAGS, 1000)
+
+    more = send(mq, range(MESSAGES, MESSAGES + 30))
+    assert json.loads(run("archive", TOPIC, str(tmp_path), "--json").output)["messages"] == 30
+    assert archived(tmp_path / TOPIC) == sorted([*sent, *more])
+    nothing = run("archive", TOPIC, str(tmp_path / "before"), "--before", "2020-01-01", "--json")
+    assert json.loads(nothing.output)["messages"] == 0
+
+
+def test_dead_letters_are_told_with_their_reason(run: Any, mq: raymq.Client, sent: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "deaths.png"
+    with mq.pull_consumer(GROUP, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET) as consumer:
+        consumer.subscribe(TOPIC)
+        seen: list[raymq.MessageExt] = []
+        eventually(lambda: bool(seen.extend(consumer.poll(10, 1.0)) or len(seen) >= 10), "ten messages")
+        for message in seen[:10]:
+            consumer.send_back(message, delay_level=-1)
+    eventually(lambda: len(mq.admin.dead_letters(GROUP).letters()) == 10, "ten dead letters")
+    [group] = json.loads(run("dead-letters", GROUP, "--json", "--picture", str(path)).output)["groups"]
+    assert (group["dead_letters"], group["waiting"]) == (10, 10)
+    [cause] = group["causes"]
+    assert (cause["topic"], cause["reason"]) == (TOPIC, "given up after 1 attempt")
+    check_picture(path)
+    assert GROUP in run("dead-letters").output
+
+
+def test_an_error_is_one_line(run: Any, tmp_path: Path) -> None:
+    for arguments in (("topic-stats", "job-nothing"), ("archive", "job-nothing", str(tmp_path))):
+        assert isinstance(run(*arguments, code=1).exception, raymq.TopicNotExistError)
