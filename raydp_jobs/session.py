@@ -15,6 +15,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -75,6 +77,8 @@ _JAVA_OPTIONS: Final = " ".join(
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
     ]
 )
+# Of the driver and RayDP's gateway. Without the second RayDP's agent writes a log below /tmp/ray for good.
+_DIRECTORY_PROPERTIES: Final = ("java.io.tmpdir", "ray.logging.dir")
 _EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
 _JAVA_OPTION_KEYS: Final = (
     "spark.driver.extraJavaOptions",
@@ -127,7 +131,7 @@ def spark_session(
         group = held.enter_context(reserved(executors, size, wanted, start_timeout_s))
         variables = _variables()
         here = ray.get_runtime_context().get_node_id()
-        check_nodes({here, *nodes_of(group)}, variables["PYSPARK_PYTHON"])
+        check_nodes({here, *nodes_of(group)}, variables["PYSPARK_PYTHON"], _session_directory())
         held.enter_context(_environment(variables))
         held.enter_context(_quiet())
         temporary = held.enter_context(TemporaryDirectory(prefix="raymq-spark-", ignore_cleanup_errors=True))
@@ -159,9 +163,11 @@ def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -
         defaults[f"{_MASTER_RESOURCE}node:{ray.util.get_node_ip_address()}"] = str(_A_BIT)
     result = {**defaults, **{key: str(value) for key, value in configs.items()}}
     for key in _JAVA_OPTION_KEYS:
-        here = temporary is not None and key != _EXECUTOR_OPTIONS
-        places = f"-Djava.io.tmpdir={temporary} -Dray.logging.dir={temporary}" if here else ""
-        result[key] = f"{_JAVA_OPTIONS} {places} {result.get(key, '')}".strip()
+        directories = dict.fromkeys(_DIRECTORY_PROPERTIES, temporary) if temporary is not None else {}
+        if temporary is not None and key == _EXECUTOR_OPTIONS:
+            directories = {_DIRECTORY_PROPERTIES[0]: _session_directory()}
+        places = [f"-D{name}={directory}" for name, directory in directories.items()]
+        result[key] = " ".join([_JAVA_OPTIONS, *places, result.get(key, "")]).strip()
     return result
 
 
@@ -238,8 +244,8 @@ def _quiet() -> Iterator[None]:
 def _start(
     name: str, executors: int, cores: int, mib: int, group: Any, configs: dict[str, str], ray_data: bool
 ) -> SparkSession:
-    with _own_namespace(None if ray_data else name):
-        return raydp.init_spark(
+    with _our_master(None if ray_data else name):
+        spark = raydp.init_spark(
             name,
             executors,
             cores,
@@ -249,27 +255,45 @@ def _start(
             placement_group_bundle_indexes=list(range(executors)),
             configs=configs,
         )
+    _remove_unpacked(SparkContext._gateway.proc.pid)
+    return spark
 
 
 @contextmanager
-def _own_namespace(namespace: str | None) -> Iterator[None]:
-    """Have RayDP's Java actors in a Ray namespace of the session's own.
+def _our_master(namespace: str | None) -> Iterator[None]:
+    """Have RayDP start its master with two differences.
 
-    Their names are fixed: in the namespace of this process they would be in the way of other programs' sessions.
-    `ray.data.from_spark` looks for them there, so with `namespace` None they stay.
+    Its Java actors are in `namespace`, which is the session's own: their names are fixed, and in the namespace of this
+    process they would be in the way of other programs' sessions. `ray.data.from_spark` looks for them there, so with
+    None they stay. And the JNI library that its gateway unpacks into a directory of its own is removed.
     """
     actor_class = ray_cluster.RayDPSparkMaster
-    if namespace is not None:
-        base = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
+    base = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
 
-        def generate(self: Any) -> str:
-            return json.dumps({**json.loads(base._generate_ray_configs(self)), "ray.job.namespace": namespace})
+    def generate(self: Any) -> str:
+        options = json.loads(base._generate_ray_configs(self))
+        return json.dumps(options if namespace is None else {**options, "ray.job.namespace": namespace})
 
-        ray_cluster.RayDPSparkMaster = ray.remote(type(base.__name__, (base,), {"_generate_ray_configs": generate}))
+    def start_up(self: Any, popen_kwargs: Any = None) -> None:
+        base.start_up(self, popen_kwargs)
+        _remove_unpacked(self._gateway.proc.pid)
+
+    body = {"_generate_ray_configs": generate, "start_up": start_up}
+    ray_cluster.RayDPSparkMaster = ray.remote(type(base.__name__, (base,), body))
     try:
         yield
     finally:
         ray_cluster.RayDPSparkMaster = actor_class
+
+
+def _remove_unpacked(pid: int) -> None:
+    """Remove the 40 MB of Ray's JNI library that a JVM which joined Ray as a driver has mapped, and would leave."""
+    try:
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return  # it has ended, or this is not Linux
+    for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
@@ -429,5 +453,10 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise ClientStateError("this Spark session has ended; use it and its DataFrames inside the `with` block")
 
 
+def _session_directory() -> str:
+    """The directory of Ray's session, which has the same path on all nodes."""
+    return str(ray._private.worker._global_node.get_session_dir_path())
+
+
 def _logs() -> str:
-    return str(ray._private.worker._global_node.get_logs_dir_path()) if ray.is_initialized() else "disconnected"
+    return f"{_session_directory()}/logs" if ray.is_initialized() else "this process is not connected to Ray"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import ray
 from pyspark import SparkContext
-from pyspark.errors import IllegalArgumentException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 import raymq
@@ -68,6 +69,12 @@ def kill_the_driver_and_go_on() -> None:
         spark.range(1).count()
 
 
+def select_what_is_not_there() -> None:
+    with spark_session("next", executor_memory=MEMORY) as spark:
+        assert spark.range(7).count() == 7
+        spark.range(7).select("no_such_column")
+
+
 @pytest.fixture(scope="module")
 def topic(mq: raymq.Client) -> str:
     mq.admin.create_topic(TOPIC, queues=2)
@@ -86,7 +93,9 @@ def _nothing_is_left(mq: raymq.Client) -> Iterator[None]:
 
     before = free()
     assert java_processes() == []
+    unpacked = set(Path("/tmp/ray").glob("*/libcore_worker_library_java.so"))
     yield
+    assert set(Path("/tmp/ray").glob("*/libcore_worker_library_java.so")) <= unpacked
     assert_gone(java_processes())
     assert [group for group in placement_group_table().values() if group["state"] != "REMOVED"] == []
     eventually(lambda: free() == before, "the resources are free again")
@@ -124,8 +133,8 @@ def test_executors_are_in_bundles_beside_the_storage_actors(
 def test_a_session_whose_java_is_killed_says_so_and_the_next_one_works(mq: raymq.Client, topic: str) -> None:
     with pytest.raises(raymq.ClientStateError, match=r"ended meanwhile: .* killed by signal 9"):
         kill_the_driver_and_go_on()
-    with spark_session("next", executor_memory=MEMORY) as spark:
-        assert spark.range(7).count() == 7
+    with pytest.raises(AnalysisException, match="no_such_column"):  # also after the session has ended
+        select_what_is_not_there()
 
 
 def test_a_start_that_takes_too_long_or_fails_leaves_nothing(mq: raymq.Client) -> None:
