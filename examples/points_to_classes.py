@@ -1,0 +1,144 @@
+# %% [markdown]
+# # From points to classes
+#
+# A topic holds measurements, two numbers each, as bytes. A small model, trained in numpy, says for each which of three
+# classes it is of. Ray Data reads the topic, in place where it is stored, and runs the model on whole batches.
+
+# %%
+"""A small model labels the messages of a topic with Ray Data; draws `classes.png`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pyarrow as pa
+import ray.data
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+import raymq
+import raymq.data
+
+mpl.use("Agg")
+
+TOPIC = "example-points"
+POINTS = 20_000
+LABELLED = 300
+CENTRES = np.array([[0.0, 2.0], [-1.8, -1.0], [1.8, -1.0]])
+SEED = 11
+
+Points = NDArray[np.float64]
+Classes = NDArray[np.int64]
+
+# %% [markdown]
+# ## The measurements
+# Three clouds of points. A message is 16 bytes: two float64.
+
+
+# %%
+def measure(count: int, seed: int) -> tuple[Points, Classes]:
+    """Points, and the class that each was drawn from."""
+    dice = np.random.default_rng(seed)
+    classes = dice.integers(0, len(CENTRES), count)
+    return CENTRES[classes] + dice.normal(0.0, 0.8, (count, 2)), classes
+
+
+def send(mq: raymq.Client, points: Points) -> None:
+    """Send each point as a message."""
+    size = points.itemsize * points.shape[1]
+    offsets = np.arange(0, points.nbytes + 1, size, dtype=np.int32)
+    bodies = pa.Array.from_buffers(
+        pa.binary(), len(points), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(points.tobytes())]
+    )
+    with mq.producer("sensors") as producer:
+        producer.send_table(TOPIC, pa.table({"body": bodies}))
+
+
+# %% [markdown]
+# ## The model
+# Softmax regression: a matrix of weights, found by 500 steps of gradient descent on a few labelled points.
+
+
+# %%
+def train(points: Points, classes: Classes, steps: int = 500, rate: float = 0.5) -> Points:
+    """The weights: a row per coordinate, and one for the constant; a column per class."""
+    inputs, wanted = with_constant(points), np.eye(len(CENTRES))[classes]
+    weights = np.zeros((inputs.shape[1], len(CENTRES)))
+    for _ in range(steps):
+        scores = np.exp(inputs @ weights)
+        weights += rate / len(points) * inputs.T @ (wanted - scores / scores.sum(axis=1, keepdims=True))
+    return weights
+
+
+def with_constant(points: Points) -> Points:
+    """The points with a third coordinate, which is 1."""
+    return np.hstack([points, np.ones((len(points), 1))])
+
+
+class Classifier:
+    """The model as Ray Data runs it: made once per worker, called with batches of messages."""
+
+    def __init__(self, weights: Points) -> None:
+        self._weights = weights
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        points = np.frombuffer(b"".join(batch["body"]), np.float64).reshape(-1, 2)
+        return {"x": points[:, 0], "y": points[:, 1], "class": (with_constant(points) @ self._weights).argmax(axis=1)}
+
+
+# %% [markdown]
+# ## The run
+# `raymq.data.read_topic` fixes the offsets and reads nothing yet; `columns` leaves out what the model does not look at.
+
+
+# %%
+def main(directory: Path) -> dict[str, float]:
+    """Send the points, have them classified, draw `classes.png` into the directory; returns the figures."""
+    points, classes = measure(POINTS, SEED)
+    with raymq.connect() as mq:
+        mq.admin.create_topic(TOPIC, queues=4)
+        send(mq, points)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        weights = train(*measure(LABELLED, SEED + 1))
+        found = (
+            raymq.data.read_topic(TOPIC, columns=["body"])
+            .map_batches(Classifier, fn_constructor_args=(weights,), concurrency=1, batch_size=4096)
+            .to_pandas()
+        )
+    draw(found[["x", "y"]].to_numpy(), found["class"].to_numpy(), directory / "classes.png")
+    right = correct_share(points, classes, found[["x", "y"]].to_numpy(), found["class"].to_numpy())
+    print(f"{len(found):,} points, {right:.1%} of them in the class they were drawn from")
+    return {"points": float(len(found)), "right": right}
+
+
+def correct_share(points: Points, classes: Classes, seen: Points, found: Classes) -> float:
+    """The share of points whose class was found; the order of messages is not that of sending, so both are sorted."""
+    order, other = np.lexsort(points.T), np.lexsort(seen.T)
+    return float((classes[order] == found[other]).mean())
+
+
+# %% [markdown]
+# ## The picture
+
+
+# %%
+def draw(points: Points, classes: Classes, file: Path) -> None:
+    """The points in the colours of their classes."""
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(points[:, 0], points[:, 1], c=classes, s=1, cmap="viridis")
+    axes.scatter(CENTRES[:, 0], CENTRES[:, 1], c="red", marker="x", label="centre of a class")
+    axes.set_title(f"{len(points):,} messages, classified")
+    axes.legend()
+    figure.savefig(file, dpi=100)
+
+
+# %%
+if __name__ == "__main__":
+    place = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    with raymq.connect(embedded=True, data_dir=place / "store"):
+        main(place)
