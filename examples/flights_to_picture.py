@@ -101,6 +101,7 @@ def draw(rows: list[DataFrame], file: Path) -> None:
     for origin in sorted({row.origin for row in rows}):
         line = [(row.hour, row.delay) for row in rows if row.origin == origin]
         axes.plot(*zip(*line, strict=True), marker="o", label=origin)
+    axes.set_xticks(range(5, 24, 2))
     axes.set_xlabel("hour of departure")
     axes.set_ylabel("mean delay in minutes")
     axes.set_title("Flights from New York in January 2013")

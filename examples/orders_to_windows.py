@@ -43,7 +43,7 @@ def orders() -> Iterator[tuple[str, dict[str, object]]]:
     for number in range(ORDERS):
         at = OPENED + timedelta(seconds=number * SECONDS_BETWEEN)
         shop = SHOPS[number * number % 7 % 3]
-        yield shop, {"shop": shop, "at": at.isoformat(), "euros": 2.5 + number % 8}
+        yield shop, {"shop": shop, "at": at.isoformat(), "euros": 2.5 + number % 8 + number // 500}
 
 
 def send(mq: raymq.Client) -> None:
@@ -134,7 +134,7 @@ def draw(rows: list[DataFrame], file: Path) -> None:
         below = {minute: below[minute] + euros.get(minute, 0.0) for minute in minutes}
     axes.set_ylabel("euros per minute")
     axes.set_title("Sales, by the time of the order")
-    axes.legend()
+    figure.legend(loc="outside right upper")
     figure.savefig(file, dpi=100)
 
 

@@ -24,18 +24,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import consume, copies, delay, memory, produce, scale as many, stores
+from tests.bench import consume, copies, delay, memory, produce, scale as many, spark, stores
 from tests.bench.cluster import embedded
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peers
 
 CLUSTER_SECTIONS = (
-    "produce consume delay producers overload fan-out queues waiting topics groups lone-send memory".split()
+    "produce consume delay producers overload fan-out queues waiting topics groups lone-send memory spark".split()
 )
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
-LIBRARIES = "ray numpy pyarrow isal msgspec redis nats-py".split()
+LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
 
 
 def main() -> None:
@@ -114,6 +114,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "producers": many.producers,
         "fan-out": many.fan_out,
         "queues": many.queues,
+        "spark": spark.spark,
     }
     if section in in_rounds:
         return in_rounds[section](client, rounds=rounds, scale=size)

@@ -98,6 +98,17 @@ class Worker:
                 producer.send(raymq.Message(topic, time.time_ns().to_bytes(8) + filler))
                 next_s += 1 / per_s
 
+    def flow(self, topic: str, size: int, per_s: int, seconds: float) -> None:
+        """Send messages of `size` bytes, `per_s` in a second, in batches every 20 ms, and wait until all are stored."""
+        batch = [raymq.Message(topic, b"x" * size)] * (per_s // 50)
+        with self._client.producer("bench") as producer:
+            start = time.perf_counter()
+            for number in range(int(50 * seconds)):
+                time.sleep(max(0.0, start + number / 50 - time.perf_counter()))
+                for message in batch:
+                    producer.send_async(message)
+            producer.flush()
+
     def wait_for_messages(self, topic: str, consumers: int, group: str) -> int:
         """Open consumers, each in a group of its own, that wait for messages and get none; they stay until `leave`.
         Returns this process's id."""

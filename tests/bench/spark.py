@@ -1,0 +1,303 @@
+"""Spark and Ray Data on a topic, beside the same rows in Parquet; a stream that must keep up; writing; memory.
+
+One executor with one core, so that a figure by the second is one by the core. Parquet is written by Spark from the
+topic, with as many files as the topic has queues, and both are in the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import ray
+
+import raymq
+from tests.bench.cluster import new_topic, workers
+from tests.bench.figures import Figure, Goal
+
+MESSAGES: Final = 1_000_000
+BODY_BYTES: Final = 1024
+TABLE_ROWS: Final = 10_000
+TAGS: Final = ("paid", "refunded", "late", "new")
+STREAM_PER_S: Final = 20_000
+STREAM_S: Final = 20.0
+WRITTEN: Final = 400_000
+QUANTILES: Final = tuple((index + 0.5) / 20 for index in range(20))
+PATIENCE_S: Final = 120.0
+MEMORY_GROWTH_MB: Final = 128.0
+SECTION: Final = "spark"
+
+
+def spark(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
+    """Every figure of this section; `scale` shortens the topic, the stream and the write."""
+    from raydp_jobs import read_topic, spark_session
+
+    count = max(TABLE_ROWS, int(MESSAGES * scale) // TABLE_ROWS * TABLE_ROWS)
+    large, small = new_topic(client, "bench-spark"), new_topic(client, "bench-spark-tenth")
+    fill(client, large, count)
+    fill(client, small, max(TABLE_ROWS, count // 10))
+    configs = {"spark.sql.shuffle.partitions": "4", "spark.sql.files.maxPartitionBytes": str(4 << 30)}
+    with tempfile.TemporaryDirectory(prefix="rmqbs") as home:
+        parquet = str(Path(home) / "rows.parquet")
+        with spark_session("bench", executor_memory="1g", configs=configs) as session:
+            read_topic(session, large, client=client).write.parquet(parquet)
+            yield from reading(session, client, large, parquet, count, rounds)
+            yield memory(session, client, small, large, count)
+            yield from writing(session, client, int(WRITTEN * min(scale, 1.0)), rounds)
+            yield from streaming(session, client, max(5.0, STREAM_S * min(scale, 1.0)), Path(home))
+        yield ray_data(large, parquet, count, rounds)
+        client.admin.delete_topic(large)
+        client.admin.delete_topic(small)
+
+
+def fill(client: raymq.Client, topic: str, count: int) -> None:
+    """Send so many messages of 1 KiB that do not compress, each with one of four tags."""
+    dice = np.random.default_rng(5)
+    data = dice.integers(0, 256, TABLE_ROWS * BODY_BYTES, np.uint8)
+    offsets = np.arange(0, data.nbytes + 1, BODY_BYTES, dtype=np.int32)
+    bodies = pa.Array.from_buffers(pa.binary(), TABLE_ROWS, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    tags = pa.array([TAGS[index % len(TAGS)] for index in range(TABLE_ROWS)])
+    with client.producer("bench") as producer:
+        for _ in range(count // TABLE_ROWS):
+            producer.send_table(topic, pa.table({"body": bodies, "tags": tags}))
+
+
+# Reading
+
+
+def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count: int, rounds: int) -> Iterator[Figure]:
+    """Three queries on the topic and on the same rows in Parquet."""
+    from raydp_jobs import read_topic
+
+    def topic_columns(*columns: str) -> Any:
+        return read_topic(session, topic, columns=list(columns), client=client)
+
+    def parquet_columns(*columns: str) -> Any:
+        return session.read.parquet(parquet).select(*columns)
+
+    def counted(rows: Callable[..., Any]) -> float:
+        return seconds(
+            lambda: check(sum(row["count"] for row in rows("tags").groupBy("tags").count().collect()), count)
+        )
+
+    def projected(rows: Callable[..., Any]) -> float:
+        return seconds(lambda: drain(rows("queue_id", "queue_offset", "tags", "store_timestamp")))
+
+    def whole(rows: Callable[..., Any]) -> float:
+        return count / seconds(lambda: drain(rows("queue_id", "queue_offset", "tags", "body")))
+
+    name = f"{count:,} x 1 KiB"
+    per_tag = Figure(SECTION, f"count per tag of {name}", "s", False, [Goal("<=", 2, "parquet")])
+    without = Figure(SECTION, f"projection without body of {name}", "s", False, [Goal("<=", 1.2, "parquet")])
+    bodies = Figure(SECTION, f"with body, {name}, one core", "msg/s", True, [Goal(">=", 300_000)])
+    for figure, measure in ((per_tag, counted), (without, projected), (bodies, whole)):
+        measure(topic_columns)  # classes are loaded, and the worker is connected
+        measure(parquet_columns)
+        for _ in range(rounds):
+            figure.add_round(lambda: measure(topic_columns), {"parquet": lambda: measure(parquet_columns)})
+        yield figure
+
+
+def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
+    """Whole rows through Ray Data, counted where they are read."""
+    import ray.data
+
+    import raymq.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+
+    def rows_per_s(dataset: Callable[[], Any]) -> float:
+        def run() -> None:
+            counts = dataset().map_batches(count_rows, batch_format="pyarrow", batch_size=None)
+            check(counts.sum("rows"), count)
+
+        return count / seconds(run)
+
+    figure = Figure(SECTION, f"Ray Data, {count:,} x 1 KiB", "msg/s", True, [Goal(">=", 0.5, "parquet")])
+    for _ in range(rounds):
+        figure.add_round(
+            lambda: rows_per_s(lambda: raymq.data.read_topic(topic)),
+            {"parquet": lambda: rows_per_s(lambda: ray.data.read_parquet(parquet))},
+        )
+    return figure
+
+
+def count_rows(batch: pa.Table) -> pa.Table:
+    """A batch's number of rows; it looks at nothing else."""
+    return pa.table({"rows": [batch.num_rows]})
+
+
+# Memory
+
+
+def memory(session: Any, client: raymq.Client, small: str, large: str, count: int) -> Figure:
+    """The peak of the executors and their Python workers over the whole topic, less that over a tenth of it."""
+    from raydp_jobs import read_topic
+
+    def peak_mb(topic: str) -> float:
+        with PeakMemory() as peak:
+            drain(read_topic(session, topic, client=client))
+        return peak.bytes / 1e6
+
+    figure = Figure(
+        SECTION, f"executor memory, {count:,} by a tenth, growth", "MB", False, [Goal("<=", MEMORY_GROWTH_MB)]
+    )
+    before = max(peak_mb(small) for _ in range(3))
+    figure.add_round(lambda: max(0.0, peak_mb(large) - before), {})
+    return figure
+
+
+class PeakMemory:
+    """The most private memory that the executors' JVMs and their Python workers had at a time, in `bytes`.
+
+    Private is resident without shared: a store's mapped files are the page cache's, not the reader's.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        executors = [process for process in psutil.Process().children(recursive=True) if _is_executor(process)]
+        while not self._stop.wait(0.05):
+            self.bytes = max(self.bytes, sum(map(_private_bytes, executors)))
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "java" and any("DefaultWorker" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _private_bytes(executor: psutil.Process) -> int:
+    total = 0
+    try:
+        for process in (executor, *executor.children(recursive=True)):
+            info = process.memory_info()
+            total += info.rss - info.shared
+    except psutil.NoSuchProcess:
+        pass  # a worker that ended in the middle
+    return total
+
+
+# Writing and streaming
+
+
+def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iterator[Figure]:
+    """Rows that the executor makes itself, written to a topic, and as Parquet."""
+    from pyspark.sql import functions as f
+
+    from raydp_jobs import write_topic
+
+    topic = new_topic(client, "bench-spark-written")
+    rows = session.range(0, count, 1, 2).select(
+        f.lit(bytes(os.urandom(BODY_BYTES))).alias("body"), f.lit("paid").alias("tags"), f.col("id")
+    )
+
+    def to_topic() -> float:
+        return count / seconds(lambda: write_topic(rows.drop("id"), topic, client=client))
+
+    def to_parquet() -> float:
+        with tempfile.TemporaryDirectory(prefix="rmqbs") as home:
+            return count / seconds(lambda: rows.write.parquet(str(Path(home) / "written")))
+
+    figure = Figure(SECTION, "writing 1 KiB, one core", "msg/s", True, [Goal(">=", 100_000)])
+    to_topic()
+    for _ in range(rounds):
+        figure.add_round(to_topic, {"parquet": to_parquet})
+    yield figure
+    client.admin.delete_topic(topic)
+
+
+def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -> Iterator[Figure]:
+    """A query that sees 20,000 messages of 1 KiB a second: how many it keeps up with, and how old they are when their
+    batch is done."""
+    from pyspark.sql import functions as f
+
+    from raydp_jobs import stream_topic
+
+    topic = new_topic(client, "bench-spark-stream")
+    batches = list[tuple[int, list[float]]]()
+    total = int(STREAM_PER_S * length_s)
+
+    def take(batch: Any, _: int) -> None:
+        born = f.percentile_approx(f.unix_millis("born_timestamp"), list(QUANTILES), 1000)
+        [row] = batch.agg(f.count("*").alias("count"), born.alias("born")).collect()
+        if row["count"]:
+            now_ms = time.time() * 1000
+            batches.append((row["count"], [(now_ms - one) / 1000 for one in row["born"]]))
+
+    frame = stream_topic(session, topic, starting_offsets="earliest", client=client)
+    checkpoint = str(home / "checkpoint")
+    query = frame.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).start()
+    with workers(1) as [worker]:
+        warm = int(STREAM_PER_S * 3)
+        ray.get(worker.flow.remote(topic, BODY_BYTES, STREAM_PER_S, 3.0), timeout=PATIENCE_S)
+        await_count(batches, warm, query)
+        batches.clear()
+        start = time.monotonic()
+        sending = worker.flow.remote(topic, BODY_BYTES, STREAM_PER_S, length_s)
+        await_count(batches, total, query)
+        took_s = time.monotonic() - start
+        ray.get(sending, timeout=PATIENCE_S)
+    query.stop()
+    ages = sorted((age, count / len(QUANTILES)) for count, batch in batches for age in batch)
+    median_s = next(
+        age for (age, _), so_far in zip(ages, accumulate(w for _, w in ages), strict=True) if so_far >= total / 2
+    )
+    name = f"stream of {STREAM_PER_S:,} x 1 KiB a second"
+    held = Figure(SECTION, f"{name}: keeps up with", "msg/s", True, [Goal(">=", 0.9 * STREAM_PER_S)])
+    held.add_round(lambda: total / took_s, {})
+    yield held
+    late = Figure(SECTION, f"{name}: end to end, p50", "s", False, [Goal("<=", 2)])
+    late.add_round(lambda: median_s, {})
+    yield late
+    client.admin.delete_topic(topic)
+
+
+def await_count(batches: list[tuple[int, list[float]]], count: int, query: Any) -> None:
+    """Wait until the batches have so many messages."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while sum(one for one, _ in batches) < count:
+        if query.exception() is not None:
+            raise query.exception()
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{sum(one for one, _ in batches):,} of {count:,} messages after {PATIENCE_S:.0f} s")
+        time.sleep(0.02)
+
+
+def drain(rows: Any) -> None:
+    """Have Spark compute every column of every row, and keep nothing."""
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def check(found: Any, expected: int) -> None:
+    """Raise unless every row was there."""
+    if found != expected:
+        raise AssertionError(f"{found:,} rows instead of {expected:,}")
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """The time that a call takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
