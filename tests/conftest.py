@@ -35,6 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
+RAY_CHAOS = [("chaos", "processes"), ("chaos", "ray_libraries"), ("chaos", "spark")]
 NICE_MAX = 19
 SHARED = "shared"
 """What pytest-xdist calls the tests on the SharedCluster, which all run in one worker."""
@@ -45,7 +46,7 @@ def group_of(path: Path) -> str:
     folders = path.relative_to(TESTS).parts[:-1]
     if folders[:2] == ("chaos", "nodes"):
         return "nodes"
-    return "ray" if folders[:1] == ("integration",) or folders[:2] == ("chaos", "processes") else ""
+    return "ray" if folders[:1] == ("integration",) or folders[:2] in RAY_CHAOS else ""
 
 
 def shares(path: Path) -> bool:

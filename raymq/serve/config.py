@@ -11,7 +11,7 @@ from raymq.delay import DELAY_LEVELS_MAX
 from raymq.errors import ConfigError
 from raymq.names import check_group, check_user_topic
 
-GROUP_PREFIX: Final = "serve-"
+TASK_GROUP_PREFIX: Final = "serve-"
 RESULTS_SUFFIX: Final = "-results"
 
 
@@ -72,7 +72,7 @@ class TaskSettings:
             raise ConfigError(f"max_retries must be 0 or more, or None to try for ever, not {retries}")
         settings = cls(
             check_user_topic(config.queue_name),
-            check_group(options.group or GROUP_PREFIX + config.queue_name),
+            check_group(options.group or TASK_GROUP_PREFIX + config.queue_name),
             check_user_topic(options.result_topic or config.queue_name + RESULTS_SUFFIX),
             retries,
             config.failed_task_queue_name or None,
