@@ -108,3 +108,14 @@ def test_the_starts_of_more_queues_than_one_call_takes_are_asked_in_several(brok
     starts = GroupOffsets("g").start_offsets(dict.fromkeys(queues, 1), StartOffsetQuery())
     assert starts == {queues[0]: QueueOffset(1), queues[5]: QueueOffset(2)}
     assert [sorted(call[3]) for call in brokers.calls] == [["x", "y"], ["z"]]
+
+
+def test_the_committed_offsets_of_many_queues_take_one_call_for_each_topic_and_broker(brokers):
+    other = MessageQueue("payments", "a", 0)
+    brokers.answers = {"a": [{0: 7, 999: 1}, {}], "b": [{0: 9}]}
+    assert GroupOffsets("g").committed_offsets([A, other, B]) == {A: 7, B: 9}
+    assert brokers.calls == [
+        ("a", "committed_offsets", "g", "orders"),
+        ("a", "committed_offsets", "g", "payments"),
+        ("b", "committed_offsets", "g", "orders"),
+    ]
