@@ -32,10 +32,11 @@ from pyspark.sql.types import (
 )
 
 from raydp_jobs.source.locality import numbered_partitions, preferred_hosts
+from raydp_jobs.source.losses import count_losses
 from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.kernels.columns import schema_with
-from raymq.scan.batches import open_ranges
+from raymq.scan.batches import OnLoss, open_ranges
 from raymq.scan.partitions import plan_partitions
 from raymq.scan.queue_bounds import ClusterQueues
 from raymq.scan.ranges import OffsetRange, ScanOptions, plan_ranges
@@ -87,7 +88,7 @@ def read_topic(
 
     Order holds within a queue and partition. Raises as `plan_ranges`, `plan_partitions` and `Subscription.parse` do,
     before any Spark job. With `fail_on_data_loss` a job fails when messages of the plan have been deleted meanwhile;
-    without, it leaves them out with a warning in the executor's log.
+    without, it leaves them out, and a warning in the driver's log (`raydp_jobs.source.losses`) says which.
     """
     wanted = Subscription.parse("any", tags).tags
     schema = spark_schema(columns)
@@ -107,9 +108,11 @@ def read_topic(
     if not partitions:
         return spark.createDataFrame([], schema)
 
+    losses = count_losses(spark)
+
     def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         chosen = (one for batch in rows for index in batch.column(0).to_pylist() for one in partitions[index].ranges)
-        return read_ranges(chosen, address, wanted, fail_on_data_loss, schema.names)
+        return read_ranges(chosen, address, wanted, fail_on_data_loss, schema.names, lambda lost: losses.add([lost]))
 
     return numbered_partitions(spark, hosts).mapInArrow(read, schema)
 
@@ -125,12 +128,20 @@ def read_ranges(
     tags: frozenset[str],
     fail_on_data_loss: bool,
     columns: Sequence[str] | None = None,
+    on_loss: OnLoss = lambda lost: None,
 ) -> Iterator[pa.RecordBatch]:
-    """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all."""
+    """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all. `on_loss` is told
+    what was left out."""
     client = _worker_client(address)
     schema = _arrow_schema(columns)
     batches = open_ranges(
-        client.routes, client.storages, ranges, fail_on_data_loss=fail_on_data_loss, columns=columns, tags=tags
+        client.routes,
+        client.storages,
+        ranges,
+        fail_on_data_loss=fail_on_data_loss,
+        columns=columns,
+        tags=tags,
+        on_loss=on_loss,
     )
     for batch in batches:
         yield batch.cast(schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import Counter
@@ -272,8 +273,8 @@ def test_columns_have_the_names_of_sparks_kafka_source_where_they_are_the_same()
 # Last: it deletes the oldest messages
 
 
-def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out(
-    spark: SparkSession, topics: Topics
+def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_and_named(
+    spark: SparkSession, topics: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
     strict = read_topic(spark, "orders", client=topics.near)
     lenient = read_topic(spark, "orders", fail_on_data_loss=False, client=topics.near)
@@ -289,4 +290,9 @@ def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out(
     with pytest.raises(PySparkException, match=r"DataLossError: orders@a:0: offsets 0 to 119 are gone"):
         strict.collect()
     expected = [number for number in range(COUNT) if number // QUEUES >= kept[number % QUEUES]]
-    assert numbers(lenient) == expected
+    with caplog.at_level(logging.WARNING):
+        assert numbers(lenient) == expected
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("losses")] == [
+        f"orders@a:{queue_id}: a Spark task has left out offsets 0 to {first - 1}, which are gone"
+        for queue_id, first in kept.items()
+    ]
