@@ -154,7 +154,6 @@ class TopicSource:
         starts = self._cluster.starts(queues) if previous is None else None
         if previous is not None:
             previous = self._without_deleted(previous, queues)
-            queues = sorted({*queues, *previous.offsets})
         bounds = self._cluster.bounds(queues, all_of_them=previous is None)
         query.polled_s = self._clock()
         query.latest |= {queue: one.max_offset for queue, one in bounds.items()}

@@ -1,0 +1,170 @@
+"""TopicSource's answers to Spark's questions, without Spark: commits, pauses, fixed ends, topics that are deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raydp_jobs.stream.offsets import StreamOffsets
+from raydp_jobs.stream.planner import BatchLimits
+from raydp_jobs.stream.source import IDLE_POLL_INTERVAL_S, TopicSource
+from raymq.errors import DataLossError, InvalidArgumentError, ServiceNotAvailableError
+from raymq.message import MessageQueue
+from tests.support.spark.fake_topics import FakeTopics
+
+A0, B0, PAID = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0), MessageQueue("payments", "a", 0)
+
+
+class Query:
+    """A query as Spark runs it: each batch is done before it asks for the next. `pauses`: what the source slept."""
+
+    def __init__(self, topics: FakeTopics, *, query_id: str = "q", source: TopicSource | None = None, **limits: Any):
+        self.now_s, self.pauses = 0.0, [0.0][:0]
+        self.source = source or TopicSource(
+            topics, BatchLimits(**limits), max_trigger_delay_s=60.0, clock=lambda: self.now_s, sleep=self._sleep
+        )
+        self.id, self.position = query_id, None
+
+    position: str | None
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds:
+            self.pauses.append(seconds)
+            self.now_s += seconds
+
+    def batch(self, *, unlimited: bool = False) -> dict[MessageQueue, range] | None:
+        """The offsets of the next batch; None if there is none."""
+        end = self.source.latest_offset(self.id, self.position, unlimited=unlimited)
+        if end is None or end == self.position:
+            return None
+        parts, _ = self.source.batch(self.position, end)
+        self.position = end
+        return {one.queue: range(one.start_offset, one.end_offset) for part, _ in parts for one in part.ranges}
+
+
+def test_a_batch_is_committed_when_spark_asks_for_the_next_one_and_only_once() -> None:
+    topics = FakeTopics({A0: (0, 5)})
+    query = Query(topics)
+    assert query.batch() == {A0: range(5)}
+    assert topics.committed == []
+    assert [query.batch() for _ in range(3)] == [None] * 3
+    assert topics.committed == [{A0: 5}]
+
+
+def test_a_commit_that_failed_is_tried_again_and_delays_no_batch() -> None:
+    topics = FakeTopics({A0: (0, 5)})
+    query = Query(topics)
+    query.batch()
+    topics.commits_fail = True
+    topics.append(A0, 1)
+    assert query.batch() == {A0: range(5, 6)}
+    topics.commits_fail = False
+    assert query.batch() is None
+    assert topics.committed == [{A0: 6}]
+
+
+def test_an_idle_query_pauses_between_its_questions_to_the_cluster() -> None:
+    topics = FakeTopics({A0: (0, 5)})
+    query = Query(topics)
+    for _ in range(4):
+        query.batch()
+    assert topics.asked == 4
+    assert query.pauses == pytest.approx([IDLE_POLL_INTERVAL_S] * 3)
+
+
+def test_a_batch_waits_for_enough_messages_but_not_for_ever() -> None:
+    topics = FakeTopics({A0: (0, 5)})
+    query = Query(topics, min_offsets=10)
+    assert query.batch() == {A0: range(5)}  # a query's first batch fixes where it begins
+    topics.append(A0, 9)
+    assert query.batch() is None
+    topics.append(A0, 1)
+    assert query.batch() == {A0: range(5, 15)}
+    topics.append(A0, 1)
+    assert query.batch() is None
+    query.now_s += 60.0
+    assert query.batch() == {A0: range(15, 16)}
+
+
+def test_a_trigger_that_wants_everything_gets_it_in_one_batch() -> None:
+    query = Query(FakeTopics({A0: (0, 50)}), max_offsets=10)
+    assert query.batch(unlimited=True) == {A0: range(50)}
+
+
+def test_a_fixed_end_holds_for_its_own_query_and_needs_every_broker_group() -> None:
+    topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
+    query = Query(topics)
+    other = Query(topics, query_id="other", source=query.source)
+    query.source.prepare_available_now("q")
+    topics.append(A0, 5)
+    assert query.batch() == {A0: range(5), B0: range(5)}
+    assert query.batch() is None
+    assert other.batch() == {A0: range(10), B0: range(5)}
+    topics.silent = {"b"}
+    with pytest.raises(ServiceNotAvailableError):
+        query.source.prepare_available_now("q")
+
+
+def test_a_new_query_needs_every_broker_group_to_know_where_it_begins() -> None:
+    topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
+    topics.silent = {"b"}
+    query = Query(topics)
+    with pytest.raises(ServiceNotAvailableError):
+        query.batch()
+    topics.silent.clear()
+    assert query.batch() == {A0: range(5), B0: range(5)}
+
+
+def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
+    topics = FakeTopics({A0: (0, 5), PAID: (0, 5)})
+    query, strict = Query(topics, fail_on_data_loss=False), Query(topics)
+    query.batch(), strict.batch()
+    del topics.held[PAID]
+    topics.append(A0, 1)
+    assert query.batch() == {A0: range(5, 6)}  # nobody has said that it is deleted
+    topics.gone = {PAID}
+    topics.append(A0, 1)
+    assert query.batch() == {A0: range(6, 7)}
+    assert StreamOffsets.from_json(query.position or "").offsets == {A0: 7}
+    with pytest.raises(DataLossError, match="payments: deleted"):
+        strict.batch()
+
+
+def test_the_cluster_is_closed_with_the_last_query() -> None:
+    topics = FakeTopics({A0: (0, 5)})
+    query = Query(topics)
+    other = Query(topics, query_id="other", source=query.source)
+    query.batch(), other.batch()
+    query.source.stop("q")
+    assert topics.closed == 0
+    query.source.stop("other")
+    assert topics.closed == 1
+
+
+def test_progress_tells_what_the_query_has_seen() -> None:
+    topics = FakeTopics({A0: (0, 5), B0: (2, 4)})
+    query = Query(topics, max_offsets=3)
+    query.batch()
+    assert StreamOffsets.from_json(query.source.report_latest_offset("q")).offsets == {A0: 5, B0: 4}
+    assert query.source.metrics("q", query.position) == {
+        "offsetsBehindLatest": "4",
+        "minOffsetsBehindLatest": "1",
+        "maxOffsetsBehindLatest": "3",
+        "avgOffsetsBehindLatest": "2.0",
+    }
+    assert query.source.metrics("another", None)["offsetsBehindLatest"] == "0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "12", '{"version": 1}', '{"orders": {"0": 12}}', '{"version":1,"offsets":{"a":3},"starts":{}}'],
+)
+def test_offsets_of_another_source_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="checkpoint location of its own"):
+        StreamOffsets.from_json(text)
+
+
+def test_offsets_of_a_later_version_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="version 2"):
+        StreamOffsets.from_json('{"version": 2}')
