@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
+from raydp_jobs.source.locality import preferred_hosts
 from raydp_jobs.stream.group_commit import GroupCommits
 from raydp_jobs.stream.source import StreamCluster
 from raymq.client import Client, connect
@@ -22,6 +23,7 @@ from raymq.errors import RaymqError, TopicNotExistError
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.scan.offsets import streaming_edge
+from raymq.scan.partitions import ScanPartition
 from raymq.scan.queue_bounds import ClusterQueues
 from raymq.scan.ranges import ScanSource, require_matches, select_topics
 
@@ -144,8 +146,14 @@ class TopicCluster(StreamCluster):
                     gone.add(topic)
         return [queue for queue in queues if queue.topic in gone]
 
-    def hosts(self, broker_name: str) -> Sequence[str]:
-        return ()
+    def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
+        with self._lock:
+            routes = self._connected().routes
+        try:
+            return preferred_hosts(routes, parts)
+        except RaymqError as error:
+            logger.warning("%s: a batch is read anywhere, its best places are not known: %s", self._choice, error)
+            return [[] for _ in parts]
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
         if self._commits is None:
@@ -212,7 +220,7 @@ class _Connection:
     """A client, and the threads that ask through it."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self._client, self.routes = client, client.routes
         self.queues = ClusterQueues(client.routes, client.storages)
         self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
 

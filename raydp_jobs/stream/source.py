@@ -47,8 +47,8 @@ class StreamCluster(Protocol):
         """The queues among these whose topic does not exist any more."""
         ...
 
-    def hosts(self, broker_name: str) -> Sequence[str]:
-        """The hosts on whose disks a broker group's messages are."""
+    def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
+        """The hosts on which each part is best read."""
         ...
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
@@ -132,7 +132,8 @@ class TopicSource:
         """The parts of the batch between two offsets, each with the hosts to read it on, and its tags."""
         after = StreamOffsets.from_json(end)
         parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
-        return [(part, self._cluster.hosts(part.broker_name)) for part in parts], after.tags
+        hosts = self._cluster.hosts(parts) if parts else []
+        return list(zip(parts, hosts, strict=True)), after.tags
 
     def stop(self, query_id: str) -> None:
         """Forget a query that has ended. The last one closes the cluster."""

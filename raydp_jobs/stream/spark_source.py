@@ -67,10 +67,10 @@ class SparkSource:
         }
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        try:
-            return self.__dict__["_methods"][name]  # type: ignore[no-any-return]  # __dict__ has no types
-        except KeyError:
-            raise AttributeError(f"Spark's source has no method {name!r}") from None
+        methods: dict[str, Callable[..., Any]] = self.__dict__.get("_methods", {})
+        if name not in methods:
+            raise AttributeError(f"Spark's source has no method {name!r}")
+        return methods[name]
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The streaming DataFrame of this source."""

@@ -15,6 +15,7 @@ from raymq.errors import DataLossError, ServiceNotAvailableError
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.scan.offsets import EARLIEST
+from raymq.scan.partitions import ScanPartition
 from raymq.scan.ranges import OffsetRange
 
 SCHEMA = StructType(
@@ -65,8 +66,8 @@ class FakeTopics(StreamCluster):
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
         return [queue for queue in queues if queue in self.gone]
 
-    def hosts(self, broker_name: str) -> Sequence[str]:
-        return self.near.get(broker_name, ())
+    def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
+        return [self.near.get(part.broker_name, ()) for part in parts]
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
         if not self.commits_fail:

@@ -42,5 +42,6 @@ def local_spark(directory: Path) -> Iterator[SparkSession]:
         finally:
             for query in session.streams.active:
                 query.stop()
+            gateway = session.sparkContext._gateway
             session.stop()
-            _end_driver_jvm()
+            _end_driver_jvm(gateway)
