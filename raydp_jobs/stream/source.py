@@ -122,11 +122,11 @@ class TopicSource:
 
     def report_latest_offset(self, query_id: str) -> str:
         """The queues' ends as the query last saw them, for its progress."""
-        return StreamOffsets(self._query(query_id).latest).to_json()
+        return StreamOffsets(self._latest(query_id)).to_json()
 
     def metrics(self, query_id: str, end: str | None) -> dict[str, str]:
         """The lag of a query that has read up to `end`, for its progress."""
-        return lag_metrics(StreamOffsets.from_json(end) if end is not None else None, self._query(query_id).latest)
+        return lag_metrics(StreamOffsets.from_json(end) if end is not None else None, self._latest(query_id))
 
     def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str]:
         """The parts of the batch between two offsets, each with the hosts to read it on, and its tags."""
@@ -142,6 +142,11 @@ class TopicSource:
             last = not self._queries
         if last:
             self._cluster.close()
+
+    def _latest(self, query_id: str) -> Mapping[MessageQueue, int]:
+        """The queues' ends as a query last saw them; nothing once it has ended."""
+        with self._lock:
+            return self._queries[query_id].latest if query_id in self._queries else {}
 
     def _query(self, query_id: str) -> _Query:
         with self._lock:

@@ -129,6 +129,13 @@ def test_a_running_query_picks_up_messages_new_queues_and_broker_groups_that_com
         assert all(after[queue] >= offset for queue, offset in before.items())
 
 
+def test_the_trigger_once_reads_everything_in_one_batch(spark: SparkSession, tmp_path: Path) -> None:
+    topics, batches = FakeTopics({A0: (0, 60)}), Batches()
+    query = start(stream(spark, topics, max_offsets=10), batches, tmp_path / "checkpoint", once=True)
+    assert query.awaitTermination(BATCH_S)
+    assert {number: set(found) for number, found in batches.rows.items()} == {0: topics.messages}
+
+
 def test_progress_has_offsets_messages_and_lag(spark: SparkSession, tmp_path: Path) -> None:
     topics, batches = FakeTopics({A0: (5, 105), B0: (0, 40)}), Batches()
     query = start(stream(spark, topics, max_offsets=70), batches, tmp_path / "checkpoint", availableNow=True)

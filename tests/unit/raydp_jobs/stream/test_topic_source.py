@@ -138,6 +138,7 @@ def test_the_cluster_is_closed_with_the_last_query() -> None:
     query.batch(), other.batch()
     query.source.stop("q")
     assert topics.closed == 0
+    assert query.source.metrics("q", None)["offsetsBehindLatest"] == "0"  # a late question does not bring it back
     query.source.stop("other")
     assert topics.closed == 1
 
