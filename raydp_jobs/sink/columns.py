@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
@@ -10,6 +11,9 @@ from pyspark.sql import Column, DataFrame, functions, types
 from raymq.errors import InvalidArgumentError
 
 Sort = Literal["auto", "always", "never"]
+
+_SHUFFLE: Final = re.compile("(?<!Broadcast)Exchange")
+"""A step of a plan after which rows come in any order; one that broadcasts the small side of a join is none."""
 
 
 def _is_texts(kind: types.DataType) -> bool:
@@ -99,7 +103,7 @@ def has_exchange(df: DataFrame) -> bool:
     """True if rows come from another stage's tasks, in whatever order those end."""
     execution = df._jdf.queryExecution()
     plan = execution.executedPlan().toString()
-    if "Exchange" in plan:
+    if _SHUFFLE.search(plan):
         return True
     if "ExistingRDD" not in plan:  # which hides what it was made by, as a streaming query's batch does
         return False

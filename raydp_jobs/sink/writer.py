@@ -34,6 +34,9 @@ from raymq.names import check_user_topic
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
 """Spark makes the run's id the job group of a streaming query's jobs."""
+_QUERIES_MAX: Final = 1000
+"""Queries of this process of which the last batch is remembered."""
+_NAME: Final = re.compile("[A-Za-z0-9_-]*")
 _RAISED: Final = re.compile(r"raymq\.errors\.(\w+): (.+)")
 
 Progress = Callable[[int, WriteSummary], object]
@@ -117,6 +120,8 @@ def topic_sink(
     each of its sinks a `name` of its own.
     """
     check_user_topic(topic)
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(f"a sink's name has letters, digits, - and _, not {name!r}: it names a directory")
     write = _BatchWrite(ClusterConnection(client, settings), topic, sort, check_first=check_first)
     return _StreamWrite(write, name, plan_location, on_batch)
 
@@ -170,22 +175,26 @@ class _StreamWrite:
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Write a batch."""
         query, run = _present_query(df)
-        self._note(query, run, batch)
+        self._refuse_second(query, run, batch)
         root = self._place if self._place is not None else f"{_checkpoint_of(query)}/raymq-sink"
         place = "/".join(filter(None, (root.rstrip("/"), self._write.topic, self._name)))
         summary = self._write.write(df, f"stream/{query}/{self._name}", batch, place, fixes_time=True)
+        with self._lock:
+            self._written[query, self._write.topic, self._name] = run, batch
+            if len(self._written) > _QUERIES_MAX:
+                del self._written[next(iter(self._written))]
         if self._on_batch is not None:
             self._on_batch(batch, summary)
 
-    def _note(self, query: str, run: str, batch: int) -> None:
-        key = query, self._write.topic, self._name
+    def _refuse_second(self, query: str, run: str, batch: int) -> None:
+        """ClientStateError if this run has written the batch to the topic already. One that failed may be tried
+        again."""
         with self._lock:
-            if self._written.get(key) == (run, batch):
+            if self._written.get((query, self._write.topic, self._name)) == (run, batch):
                 raise ClientStateError(
                     f"batch {batch} of this query is written to {self._write.topic!r} twice, and the second write "
                     "would be taken for a repeat of the first: give each its own topic_sink with another name=…"
                 )
-            self._written[key] = run, batch
 
 
 def _check(topic: str, batches: Any) -> Any:
@@ -210,14 +219,14 @@ def _present_query(df: DataFrame) -> tuple[str, str]:
 
 def _checkpoint_of(query: str) -> str:
     """The directory of a running query's checkpoint."""
-    spark: Any = SparkSession.getActiveSession() or SparkSession._instantiatedSession
-    found = None if spark is None else spark._jsparkSession.streams().get(query)
-    if found is None:
-        raise ClientStateError(
-            "this query's checkpoint was not found, since another SparkSession started it: give topic_sink a "
-            "plan_location=…, a directory beside the checkpoint"
-        )
-    return str(found.streamingQuery().resolvedCheckpointRoot())
+    for spark in (SparkSession.getActiveSession(), SparkSession._instantiatedSession):
+        found: Any = None if spark is None else spark._jsparkSession.streams().get(query)
+        if found is not None:
+            return str(found.streamingQuery().resolvedCheckpointRoot())
+    raise ClientStateError(
+        "this query's checkpoint was not found, since another SparkSession started it: give topic_sink a "
+        "plan_location=…, a directory beside the checkpoint"
+    )
 
 
 def _collect(df: DataFrame) -> WriteSummary:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from raydp_jobs.session import _end_driver_jvm, spark_configs
@@ -41,9 +42,10 @@ def spark() -> Iterator[SparkSession]:
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("OFF")
+        gateway = SparkContext._gateway
         yield session
         session.stop()
-        _end_driver_jvm()
+        _end_driver_jvm(gateway)
 
 
 @pytest.fixture
