@@ -135,7 +135,7 @@ def _keys(first: pa.Array | pa.ChunkedArray | None, more: pa.ChunkedArray | None
 
 
 def _as_list(keys: Any) -> list[str]:
-    return [] if keys is None else keys.split() if isinstance(keys, str) else list(keys)
+    return [] if keys is None else [keys] if isinstance(keys, str) else list(keys)
 
 
 def _properties(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -34,8 +34,9 @@ def write_topic(
     Options as in `Dataset.write_kafka`. The body is the whole row as JSON; or `body_field`: bytes and text as they are,
     other types by `value_serializer`. `key_field` is the message's first key, by `key_serializer`, and its sharding
     key, so messages of one key go to one queue in the order of the rows; `sharding_key_field` is another one for that.
-    `tags_field` is text; `keys_field` a list of text; `properties_field` a map or a struct of text; `deliver_at_field`
-    a timestamp, or ms since 1970, null for a message that does not wait. JSON has bytes in base64, times in ISO 8601.
+    `tags_field` is text; `keys_field` text, or a list of it; `properties_field` a map or a struct of text;
+    `deliver_at_field` a timestamp, or ms since 1970, null for a message that does not wait. JSON has bytes in base64,
+    times in ISO 8601.
 
     A row is stored once, though Ray retries its task: the store knows it by `producer_group`, the write, the task and
     its number there. For that a retried task must make the same rows in the same order. Where it may not, as behind a
