@@ -150,8 +150,9 @@ def _read_task(part: Sequence[SizedRange], options: ReadOptions, block_bytes: in
 
 
 def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
-    row_bytes = ROW_BYTES if columns else 0
-    return piece.size_bytes + piece.range.size * row_bytes if "value" in columns else piece.range.size * row_bytes
+    """About the bytes of a range's rows: a record has a header of about the size that the small columns have. Never 0,
+    which Ray Data takes for no rows."""
+    return piece.size_bytes if "value" in columns else min(piece.size_bytes, piece.range.size * ROW_BYTES)
 
 
 def read_blocks(

@@ -34,7 +34,7 @@ class FakeSource:
         return {queue: QueueBounds(*self._bounds[queue], 0) for queue in queues}
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
-        return [[one.size * 100 // PARTS] * PARTS for one in ranges]
+        return [[one.size * 1000 // PARTS] * PARTS for one in ranges]
 
     def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
         return {
