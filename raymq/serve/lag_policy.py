@@ -32,8 +32,10 @@ class RaymqLagPolicy:
         address: str | None = None,
         poll_interval_s: float = 10.0,
     ) -> None:
+        from raymq.serve.config import TASK_GROUP_PREFIX
+
         self._queue = queue_name
-        self._group = group or f"serve-{queue_name}"
+        self._group = group or TASK_GROUP_PREFIX + queue_name
         self._address = address
         self._poll_interval_s = poll_interval_s
         self._lag = 0
