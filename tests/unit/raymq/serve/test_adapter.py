@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from ray._common.utils import import_attr
 from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResult
+from ray.serve.task_consumer import instantiate_adapter_from_config
 
 from raymq.errors import (
     ClientStateError,
@@ -119,6 +120,8 @@ def test_without_a_raymq_initialize_says_so(monkeypatch):
     monkeypatch.setattr(adapter_module.TaskConnection, "open", missing)
     with pytest.raises(ClusterNotFoundError, match="raymq up"):
         RaymqTaskProcessorAdapter(config()).initialize()
+    with pytest.raises(RuntimeError, match="Failed to initialize RaymqTaskProcessorAdapter: .*raymq up"):
+        instantiate_adapter_from_config(config())
     with pytest.raises(InvalidArgumentError, match="1 or more"):
         RaymqTaskProcessorAdapter(config()).initialize(0)
 
@@ -154,6 +157,12 @@ def test_two_handlers_with_one_name_are_refused(adapter):
 
 
 # Programs
+
+
+def test_a_program_makes_an_adapter_of_the_config_of_a_deployment():
+    made = instantiate_adapter_from_config(config(adapter="raymq.serve.RaymqTaskProcessorAdapter"))
+    assert isinstance(made, RaymqTaskProcessorAdapter)
+    assert made.enqueue_task_sync("add").status == "PENDING"
 
 
 def test_a_task_is_pending_until_a_consumer_runs_it(adapter):
