@@ -120,7 +120,7 @@ def test_without_a_raymq_initialize_says_so(monkeypatch):
     monkeypatch.setattr(adapter_module.TaskConnection, "open", missing)
     with pytest.raises(ClusterNotFoundError, match="raymq up"):
         RaymqTaskProcessorAdapter(config()).initialize()
-    with pytest.raises(RuntimeError, match="Failed to initialize RaymqTaskProcessorAdapter: .*raymq up"):
+    with pytest.raises(RuntimeError, match=r"Failed to initialize RaymqTaskProcessorAdapter: .*raymq up"):
         instantiate_adapter_from_config(config())
     with pytest.raises(InvalidArgumentError, match="1 or more"):
         RaymqTaskProcessorAdapter(config()).initialize(0)
