@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import threading
 import time
 import uuid
@@ -32,6 +33,8 @@ CONCURRENCY: Final = 5
 """Ray Serve's default, for programs that do not consume."""
 REPLICA_STOP_TIMEOUT_S: Final = 10.0
 OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -168,6 +171,15 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             atexit.unregister(self.stop_consumer)
             _apart(partial(worker.stop, timeout))
 
+    def close(self) -> None:
+        """Stop the consumer and close the connection; the adapter may be initialized again. Idempotent. Nobody needs to
+        call it: an adapter that is dropped, and a process that ends, do the same."""
+        self.stop_consumer()
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            _apart(connection.close)
+
     # The same for coroutines
 
     async def enqueue_task_async(
@@ -254,4 +266,11 @@ def _apart(call: Callable[[], T]) -> T:
 
 def _close_later(connection: TaskConnection) -> None:
     """Close a connection whose adapter is gone. In a thread: the garbage collector may have called from any place."""
-    threading.Thread(target=connection.close, name="raymq-serve-close", daemon=True).start()
+    threading.Thread(target=_close, args=(connection,), name="raymq-serve-close", daemon=True).start()
+
+
+def _close(connection: TaskConnection) -> None:
+    try:
+        connection.close()
+    except RaymqError as error:
+        logger.warning("%s: its connection ended with an error: %s", connection.name, error)

@@ -50,5 +50,5 @@ def test_every_task_succeeds_although_the_servers_are_killed(mq: raymq.Client) -
         print(f"{sum(runs.values()) - TASKS} of {TASKS} tasks ran more than once")
         eventually(lambda: program.get_metrics_sync()["lag"] == 0, "everything committed")
     finally:
-        for worker in workers:
-            worker.stop_consumer()
+        for adapter in (*workers, program):
+            adapter.close()

@@ -64,6 +64,7 @@ def test_replicas_follow_the_lag(mq: raymq.Client, box: Any) -> None:
         gate.touch()
         for task in tasks:
             eventually(lambda task=task: adapter.get_task_status_sync(task).status == "SUCCESS", "success", 90.0)
+        adapter.close()
         eventually(lambda: replicas() == 1, "one replica again", 90.0)
     finally:
         serve.shutdown()

@@ -79,7 +79,9 @@ def adapter(mq: raymq.Client) -> Iterator[RaymqTaskProcessorAdapter]:
     serve.start(proxy_location="Disabled")
     try:
         serve.run(application(), name="jobs", route_prefix=None)
-        yield instantiate_adapter_from_config(CONFIG)
+        adapter = instantiate_adapter_from_config(CONFIG)
+        yield adapter
+        adapter.close()
     finally:
         serve.shutdown()
 

@@ -136,6 +136,17 @@ def test_the_connection_is_closed_when_nobody_has_the_adapter(tasks):
     eventually(lambda: tasks.closed, "the end of the connection", WAIT_S)
 
 
+def test_a_closed_adapter_has_no_connection_until_it_is_initialized_again(adapter, tasks):
+    adapter.start_consumer()
+    adapter.close()
+    adapter.close()
+    assert (tasks.closed, adapter._worker) == (True, None)
+    with pytest.raises(ClientStateError, match="initialize"):
+        adapter.enqueue_task_sync("add")
+    adapter.initialize()
+    assert adapter.enqueue_task_sync("add").status == "PENDING"
+
+
 # Handlers
 
 
