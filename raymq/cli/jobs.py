@@ -19,6 +19,7 @@ _MODULES: Final = {
     "dead-letters": "raydp_jobs.jobs.dead_letters",
     "replay": "raydp_jobs.jobs.replay",
     "topic-stats": "raydp_jobs.jobs.topic_stats",
+    "windowed-counts": "raydp_jobs.jobs.windowed_counts",
 }
 
 

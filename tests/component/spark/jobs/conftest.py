@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from raydp_jobs.session import _end_driver_jvm
@@ -44,8 +45,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     session.sparkContext.setLogLevel("OFF")
     yield session
+    gateway = SparkContext._gateway
     session.stop()
-    _end_driver_jvm()
+    _end_driver_jvm(gateway)
     for name, value in before.items():
         if value is None:
             os.environ.pop(name)

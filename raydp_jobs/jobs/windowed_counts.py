@@ -1,0 +1,335 @@
+"""A stream of topics counted by tag or key in windows of time; the counts are messages of another topic.
+
+    stream_topic → counted → as_messages → topic_sink
+                   a window is counted until the watermark has passed its end; then it is sent, once and for ever
+
+A restart goes on from the checkpoint: no message is counted twice or left out, and no count is sent twice. Messages
+that come when their window was sent already are left out, and told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+from pyspark.sql import DataFrame, SparkSession, functions as sf
+from pyspark.sql.streaming import StreamingQuery
+
+from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
+from raydp_jobs.jobs.times import seconds_of
+from raymq.cli.entry import run_command
+from raymq.cli.output import Command, address_option, json_option, print_value, say
+from raymq.cli.progress import counting
+from raymq.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from raydp_jobs.sink.partitions import WriteSummary
+    from raymq.client import Client
+
+OPTIONS_FILE: Final = "raymq-windowed-counts.json"
+"""The file in a checkpoint that says which windows are counted there."""
+_LOOK_S: Final = 1
+
+By = Literal["tags", "keys"]
+Time = Literal["store", "born"]
+Sink = Callable[[DataFrame, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The counting: of messages by tag or key (`by`), in windows of `length_s` seconds of their `time`, a new one each
+    `slide_s` seconds, that close `late_s` seconds after their end."""
+
+    length_s: int = 60
+    slide_s: int = 60
+    late_s: int = 10
+    by: By = "tags"
+    time: Time = "store"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slide_s <= self.length_s:
+            raise InvalidArgumentError(
+                f"a new window each {self.slide_s} s leaves out messages between windows of {self.length_s} s: "
+                "--slide is at most --window"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The result of a run: the `counts` that it sent, each of a window and a tag or key, in so many batches. At least
+    `late` messages came when their window was sent already: Spark counts some of them together."""
+
+    target: str
+    batches: int
+    counts: int
+    late: int
+
+
+def run(
+    spark: SparkSession,
+    client: Client,
+    topics: Sequence[str],
+    target: str,
+    checkpoint: Path,
+    *,
+    windows: Windows,
+    start: Literal["first", "last"] = "first",
+    trigger_s: int = 5,
+    available_now: bool = False,
+    max_offsets_per_trigger: int | None = None,
+    commit_group: str | None = None,
+    on_counts: Callable[[int], None] = lambda count: None,
+) -> Counted:
+    """Count `topics` into `target` until somebody stops the query; with `available_now` what is there now.
+
+    `checkpoint`: a directory of this job's own, which it goes on from; `start`, where it begins without one.
+    `on_counts` is called with each number of counts that are stored. However this ends, the query is stopped.
+    InvalidArgumentError for a checkpoint of other windows; else errors as `stream_topic` and `topic_sink`.
+    """
+    from raydp_jobs.sink.writer import topic_sink
+    from raydp_jobs.stream.topic_stream import stream_topic
+
+    if target in topics:
+        raise InvalidArgumentError(f"the counts of {target} would be counted again: send them to another topic")
+    client.write_queues(target)  # so that an error is told now and not in the first batch
+    messages = stream_topic(
+        spark,
+        topics,
+        columns=["topic", windows.by, f"{windows.time}_timestamp"],
+        starting_offsets="earliest" if start == "first" else "latest",
+        max_offsets_per_trigger=max_offsets_per_trigger,
+        commit_group=commit_group,
+        client=client,
+    )
+    stored = Progress(on_counts)
+    sink = topic_sink(target, client=client, on_batch=stored.add)
+    fix_options(checkpoint, {"topics": sorted(topics), "target": target, **asdict(windows)})
+    query = begin(messages, windows, sink, checkpoint, trigger_s=trigger_s, available_now=available_now)
+    return await_end(query, target, stored)
+
+
+class Progress:
+    """Adds up what a query has stored."""
+
+    def __init__(self, on_counts: Callable[[int], None]) -> None:
+        self._on_counts = on_counts
+        self.batches = self.counts = 0
+
+    def add(self, batch: int, summary: WriteSummary) -> None:
+        """Note a batch that is stored."""
+        self.batches += 1
+        self.counts += summary.rows
+        self._on_counts(summary.rows)
+
+
+def begin(
+    messages: DataFrame, windows: Windows, sink: Sink, checkpoint: Path, *, trigger_s: int, available_now: bool
+) -> StreamingQuery:
+    """Start the query that counts `messages` and gives the counts, as messages, to `sink`."""
+    counts = as_messages(counted(messages, windows), windows.by)
+    writer = counts.writeStream.foreachBatch(sink).outputMode("append").option("checkpointLocation", str(checkpoint))
+    writer = (
+        writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=f"{trigger_s} seconds")
+    )
+    return writer.start()
+
+
+def await_end(query: StreamingQuery, target: str, stored: Progress) -> Counted:
+    """Wait for the end of a query, which is stopped when this is interrupted. Raises as the query."""
+    late, seen = 0, -1
+    try:
+        ended = False
+        while not ended:
+            ended = bool(query.awaitTermination(_LOOK_S))
+            new = [one for one in query.recentProgress if one["batchId"] > seen]
+            late += sum(map(late_messages, new))
+            seen = max([seen, *(one["batchId"] for one in new)])
+    finally:
+        query.stop()
+    return Counted(target, stored.batches, stored.counts, late)
+
+
+def late_messages(progress: Any) -> int:
+    """The rows that a batch left out because their windows were sent already, after it put equal ones together."""
+    return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
+
+
+# Steps: DataFrame → DataFrame
+
+
+def counted(messages: DataFrame, windows: Windows) -> DataFrame:
+    """One row per topic, window and tag or key (`value`, null for messages without): `start`, `end` and `messages`. A
+    message with several keys is counted for each."""
+    value = sf.col("tags") if windows.by == "tags" else sf.explode_outer(sf.array_distinct("keys"))
+    time = sf.col(f"{windows.time}_timestamp").alias("time")
+    window = sf.window("time", f"{windows.length_s} seconds", f"{windows.slide_s} seconds")
+    counts = (
+        messages.select("topic", time, value.alias("value"))
+        .withWatermark("time", f"{windows.late_s} seconds")
+        .groupBy("topic", window, "value")
+        .agg(sf.count("*").alias("messages"))
+    )
+    return counts.select("topic", "window.start", "window.end", "value", "messages")
+
+
+def as_messages(counts: DataFrame, by: By) -> DataFrame:
+    """The rows of `counted` as messages: a JSON object, with the tag or key that is counted as its own, and the counts
+    of each in one queue, in their order."""
+    body = sf.to_json(
+        sf.struct(
+            "topic",
+            sf.unix_millis("start").alias("start_ms"),
+            sf.unix_millis("end").alias("end_ms"),
+            sf.col("value").alias(by),
+            "messages",
+        ),
+        {"ignoreNullFields": "false"},
+    )
+    has_value = sf.col("value").isNotNull()
+    return counts.select(
+        body.alias("body"),
+        (sf.col("value") if by == "tags" else sf.lit(None).cast("string")).alias("tags"),
+        sf.when(has_value, sf.array("value")).alias("keys"),
+        sf.concat_ws("\n", "topic", "value").alias("sharding_key"),
+    )
+
+
+# The checkpoint
+
+
+def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
+    """Note in a checkpoint what is counted there, or compare it with what is noted: Spark itself would go on with the
+    windows of before under new names. InvalidArgumentError if it is something else."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    path, text = checkpoint / OPTIONS_FILE, json.dumps(options, sort_keys=True)
+    if not path.exists():
+        partial = checkpoint / f".{uuid.uuid4().hex}.partial"
+        partial.write_text(text)
+        try:
+            os.link(partial, path)  # whole or not there, and the first one counts
+        except FileExistsError:
+            pass
+        finally:
+            partial.unlink()
+    noted = json.loads(path.read_text())
+    other = {name: value for name, value in noted.items() if json.loads(text).get(name) != value}
+    if other:
+        told = ", ".join(f"{name}={value}" for name, value in sorted(other.items()))
+        raise InvalidArgumentError(
+            f"checkpoint {checkpoint} is of another count ({told}): give each a directory of its own"
+        )
+
+
+# The command
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else seconds_of(text)
+
+
+@click.command("windowed-counts", cls=Command)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Directory from which a restart goes on.",
+)
+@click.option(
+    "--window", default="1m", show_default=True, callback=_seconds, metavar="TIME", help="Length of a window."
+)
+@click.option("--slide", callback=_seconds, metavar="TIME", help="A new window each TIME. Default: its length.")
+@click.option(
+    "--watermark",
+    default="10s",
+    show_default=True,
+    callback=_seconds,
+    metavar="TIME",
+    help="How late messages may be. A window is sent that much after its end.",
+)
+@click.option(
+    "--by", type=click.Choice(["tags", "keys"]), default="tags", show_default=True, help="Count each of these."
+)
+@click.option(
+    "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="The messages' time."
+)
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["first", "last"]),
+    default="first",
+    show_default=True,
+    help="Where a count without a checkpoint begins.",
+)
+@click.option(
+    "--trigger", default="5s", show_default=True, callback=_seconds, metavar="TIME", help="A batch each TIME."
+)
+@click.option("--available-now", is_flag=True, help="Count what is there, and end. Default: go on until ctrl-C.")
+@click.option("--max-offsets", type=click.IntRange(1), help="The most messages in a batch.")
+@click.option("--commit-group", metavar="GROUP", help="Consumer group whose lag shows how far the count is.")
+@spark_options
+@address_option
+@json_option
+def command(
+    topics: tuple[str, ...],
+    target: str,
+    checkpoint: Path,
+    window: int,
+    slide: int | None,
+    watermark: int,
+    by: By,
+    time: Time,
+    start: Literal["first", "last"],
+    trigger: int,
+    available_now: bool,
+    max_offsets: int | None,
+    commit_group: str | None,
+    size: SessionSize,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Count TOPICs by tag or key in windows of time, as they come; each count is a message of topic TARGET.
+
+    Example: raymq job windowed-counts orders order-counts --checkpoint /data/order-counts --window 5m
+    """
+    windows = Windows(window, window if slide is None else slide, watermark, by, time)
+    with (
+        spark_job("windowed-counts", address, size, quiet=as_json) as (spark, client),
+        counting(f"counts sent to {target}", talks=as_json) as counter,
+    ):
+        done = run(
+            spark,
+            client,
+            list(dict.fromkeys(topics)),
+            target,
+            checkpoint.absolute(),
+            windows=windows,
+            start=start,
+            trigger_s=trigger,
+            available_now=available_now,
+            max_offsets_per_trigger=max_offsets,
+            commit_group=commit_group,
+            on_counts=counter.advance,
+        )
+    print_value(as_json, asdict(done), lambda: say(_text(done)))
+
+
+def _text(done: Counted) -> str:
+    late = f"; at least {done.late:,} messages came too late" if done.late else ""
+    return f"{done.counts:,} counts sent to {done.target} in {done.batches:,} batches{late}"
+
+
+def main() -> None:
+    """The job as a program: ``python -m raydp_jobs.jobs.windowed_counts orders counts --checkpoint /data/counts``."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()
