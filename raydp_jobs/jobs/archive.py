@@ -40,6 +40,7 @@ from raymq.errors import ClientStateError, InvalidArgumentError, StoreCorruptErr
 from raymq.message import MessageQueue
 from raymq.names import check_topic
 from raymq.protocol.store import QueueBounds
+from raymq.scan.partitions import ScanPartition
 from raymq.scan.ranges import OffsetRange
 
 if TYPE_CHECKING:
@@ -87,8 +88,6 @@ def run(
     were archived, unless `skip_lost`; StoreCorruptError for an archive with gaps or foreign files, or of an older topic
     of this name; else raises as `read_topic` does.
     """
-    import ray
-
     from raymq.scan.queue_bounds import ClusterQueues
 
     check_topic(topic)
@@ -97,7 +96,7 @@ def run(
     if before_ms is not None:
         ends = source.offsets_by_time(dict.fromkeys(queues, before_ms))
         queues = {queue: _until(bounds, ends[queue]) for queue, bounds in queues.items()}
-    stage = spark_stage(spark, ray.get_runtime_context().gcs_address)
+    stage = spark_stage(spark, client)
     with locked(directory / topic) as folder:
         return archive(
             folder,
@@ -235,25 +234,37 @@ def locked(folder: Path) -> Iterator[Path]:
 # In Spark
 
 
-def spark_stage(spark: SparkSession, address: str) -> Stage:
-    """Writes each range in a task of its own, in an executor that reads it from the cluster at `address`."""
-    from raydp_jobs.source.reader import read_ranges
+def spark_stage(spark: SparkSession, client: Client) -> Stage:
+    """Writes each range in a task of its own, in an executor that reads it from the client's cluster: on the node whose
+    disk holds it, if an executor there is free."""
+    from raydp_jobs.source.locality import preferred_hosts
+    from raydp_jobs.source.reader import address_of_cluster, read_ranges
+
+    address = address_of_cluster()
 
     def read(item: OffsetRange) -> Iterator[pa.RecordBatch]:
         return read_ranges([item], address, frozenset(), True)
 
-    return stage_with(spark, read)
+    def hosts(ranges: Sequence[OffsetRange]) -> list[list[str]]:
+        return preferred_hosts(client.routes, [ScanPartition((item,), 0) for item in ranges])
+
+    return stage_with(spark, read, hosts)
 
 
-def stage_with(spark: SparkSession, read: Callable[[OffsetRange], Iterator[pa.RecordBatch]]) -> Stage:
-    """Writes each range, as `read` gives its messages, in a task of its own."""
+def stage_with(
+    spark: SparkSession,
+    read: Callable[[OffsetRange], Iterator[pa.RecordBatch]],
+    hosts: Callable[[Sequence[OffsetRange]], list[list[str]]] = lambda ranges: [[] for _ in ranges],
+) -> Stage:
+    """Writes each range, as `read` gives its messages, in a task of its own, if possible on one of its `hosts`."""
+    from raydp_jobs.source.locality import numbered_partitions
 
     def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
         def write(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for index in (index for batch in rows for index in batch.column(0).to_pylist()):
                 yield from map(_report, write_range(ranges[index], read(ranges[index]), staging))
 
-        reports = spark.range(0, len(ranges), 1, len(ranges)).mapInArrow(write, _REPORT).collect()
+        reports = numbered_partitions(spark, hosts(ranges)).mapInArrow(write, _REPORT).collect()
         return [Written(Piece(*row[:5]), row["rows"], row["bytes"]) for row in reports]
 
     return stage

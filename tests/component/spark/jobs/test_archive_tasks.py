@@ -30,7 +30,7 @@ def _workers_get_the_test_modules_code() -> Iterator[None]:
 
 
 def test_ranges_read_in_tasks_are_archived_and_spark_reads_them_by_day(spark: SparkSession, tmp_path: Path) -> None:
-    stage = stage_with(spark, topic_batches.messages_of)
+    stage = stage_with(spark, topic_batches.messages_of, lambda ranges: [["127.0.0.1"] for _ in ranges])
     with locked(tmp_path / "orders") as folder:
         done = archive(folder, "orders", QUEUES, stage, parallelism=2)
     assert (done.messages, done.files) == (120, 6)
