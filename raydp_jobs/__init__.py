@@ -3,6 +3,7 @@
     session.py    a Spark session from RayDP, with the Java and the settings it needs
     source/       `read_topic`: the parts of a read (raymq.scan), read by Python workers in Spark's executors
     stream/       `stream_topic`: topics as a streaming DataFrame, and the progress of its queries
+    jobs/         finished jobs, each with a command under `raymq job`
     sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once
 
 The names are resolved when they are first used, so that other modules here can be imported without Spark.

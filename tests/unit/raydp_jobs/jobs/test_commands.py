@@ -1,0 +1,181 @@
+"""The commands of jobs that run on Spark: their options as their `run` gets them, and what they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raydp_jobs.jobs import archive, topic_stats, windowed_counts
+from raydp_jobs.jobs.archive import Archived
+from raydp_jobs.jobs.archive_check import ArchivedQueue
+from raydp_jobs.jobs.spark_job import SessionSize
+from raydp_jobs.jobs.times import Period
+from raydp_jobs.jobs.topic_figures import TopicFigures
+from raydp_jobs.jobs.windowed_counts import Counted, Progress, Windows, await_end
+from raymq.errors import ClientStateError, ConfigError, InvalidArgumentError, RaymqError
+
+
+class Job:
+    """A job whose `run` notes its arguments and gives `result`."""
+
+    def __init__(self, module: ModuleType, result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._module, self._result = module, result
+        self.sessions: list[tuple[Any, ...]] = []
+        self.arguments: tuple[Any, ...] = ()
+        self.options: dict[str, Any] = {}
+        monkeypatch.setattr(module, "spark_job", self._session)
+        monkeypatch.setattr(module, "run", self._run)
+
+    @contextmanager
+    def _session(self, *arguments: Any, quiet: bool) -> Iterator[tuple[str, str]]:
+        self.sessions.append((*arguments, quiet))
+        yield "spark", "client"
+
+    def _run(self, *arguments: Any, **options: Any) -> Any:
+        self.arguments = arguments
+        self.options = {name: value for name, value in options.items() if not name.startswith("on_")}
+        return self._result
+
+    def __call__(self, *arguments: str) -> Result:
+        return CliRunner().invoke(self._module.command, list(arguments), catch_exceptions=False)
+
+
+def test_topic_stats_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    empty = TopicFigures("orders", 0, 0, 0, None, None, 0, {}, 0, [])
+    job = Job(topic_stats, [empty], monkeypatch)
+    picture = tmp_path / "orders.png"
+    result = job(
+        "orders", "bills", "orders", "--every", "1h", "--top", "3", "--tags", "paid || late", "--to", "2026-03-01"
+    )
+    assert job.arguments == ("spark", "client", ["orders", "bills"])
+    assert job.options == {
+        "every_s": 3600,
+        "top": 3,
+        "tags": "paid || late",
+        "period": Period(None, 1_772_323_200_000),
+        "quiet": False,
+    }
+    assert job.sessions == [("topic-stats", None, SessionSize(), False)]
+    assert "orders" in result.output
+    value = json.loads(job("orders", "--json", "--executors", "2", "--picture", str(picture)).output)
+    assert (value["topics"][0]["messages"], value["picture"]) == (0, str(picture))
+    assert job.sessions[1] == ("topic-stats", None, SessionSize(executors=2), True)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_archive_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    added = ArchivedQueue("broker-a", 3, 0, 17, 2, 17, 0)
+    job = Job(archive, Archived("orders", 17, 2, 4096, (added,)), monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    text = job("orders", "archive", "--before", "2026-03-01", "--skip-lost").output
+    assert job.arguments == ("spark", "client", "orders", tmp_path / "archive")
+    assert job.options == {"before_ms": 1_772_323_200_000, "skip_lost": True}
+    assert "17 messages of orders archived, 2 new files with 4,096 bytes" in text
+    value = json.loads(job("orders", "archive", "--json").output)
+    assert (value["messages"], value["files"], value["added"][0]["end_offset"]) == (17, 2, 17)
+
+
+def test_windowed_counts_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = Job(windowed_counts, Counted("counts", 3, 12, 4), monkeypatch)
+    arguments = ["orders", "bills", "counts", "--checkpoint", str(tmp_path)]
+    text = job(*arguments).output
+    assert job.arguments == ("spark", "client", ["orders", "bills"], "counts", tmp_path)
+    assert job.options == {
+        "windows": Windows(60, 60, 10, "tags", "store"),
+        "start": "first",
+        "trigger_s": 5,
+        "available_now": False,
+        "max_offsets_per_trigger": None,
+        "commit_group": None,
+    }
+    assert text == "12 counts sent to counts in 3 batches; at least 4 messages came too late\n"
+    more = ["--window", "1h", "--slide", "5m", "--watermark", "1m", "--by", "keys", "--time", "born", "--available-now"]
+    more += ["--max-offsets", "9", "--commit-group", "g", "--from", "last", "--trigger", "1s", "--json"]
+    value = json.loads(job(*arguments, *more).output)
+    assert value == {"target": "counts", "batches": 3, "counts": 12, "late": 4}
+    assert job.options == {
+        "windows": Windows(3600, 300, 60, "keys", "born"),
+        "start": "last",
+        "trigger_s": 1,
+        "available_now": True,
+        "max_offsets_per_trigger": 9,
+        "commit_group": "g",
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "error"),
+    [
+        (topic_stats, ("orders", "--every", "soon"), InvalidArgumentError),
+        (topic_stats, ("orders", "--picture", "/nowhere/x.png"), InvalidArgumentError),
+        (archive, ("orders", "/x", "--before", "soon"), InvalidArgumentError),
+        (windowed_counts, ("a", "b", "--checkpoint", "/x", "--slide", "2m"), InvalidArgumentError),
+    ],
+)
+def test_wrong_options_are_refused_before_spark_is_started(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, arguments: tuple[str, ...], error: type[RaymqError]
+) -> None:
+    job = Job(module, None, monkeypatch)
+    with pytest.raises(error):
+        job(*arguments)
+    assert job.sessions == []
+
+
+def test_a_picture_without_matplotlib_is_refused_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(topic_stats, None, monkeypatch)
+    monkeypatch.setattr("raydp_jobs.jobs.pictures.find_spec", lambda name: None)
+    with pytest.raises(ConfigError):
+        job("orders", "--picture", "orders.png")
+    assert job.sessions == []
+
+
+def test_counting_a_topic_into_itself_is_refused() -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidArgumentError, match="would be counted again"):
+        windowed_counts.run(nothing, nothing, ["orders"], "orders", Path("/x"), windows=Windows())
+
+
+class Query:
+    """A streaming query that ends, or raises, at the third look."""
+
+    def __init__(self, end: BaseException | None = None) -> None:
+        self._end = end
+        self.looks = 0
+        self.stopped = False
+
+    def awaitTermination(self, timeout: int) -> bool:
+        self.looks += 1
+        if self.looks == 3 and self._end is not None:
+            raise self._end
+        return self.looks == 3
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:
+        """Each look sees one batch more; each batch leaves out as many rows as its number says."""
+        return [
+            {"batchId": batch, "stateOperators": [{"numRowsDroppedByWatermark": batch}]} for batch in range(self.looks)
+        ]
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_late_messages_of_each_batch_are_added_once() -> None:
+    query: Any = Query()
+    assert await_end(query, "counts", Progress(lambda count: None)) == Counted("counts", 0, 0, 0 + 1 + 2)
+    assert query.stopped
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ClientStateError("the executors are gone")])
+def test_a_query_is_stopped_however_it_ends(error: BaseException) -> None:
+    query: Any = Query(error)
+    with pytest.raises(type(error)):
+        await_end(query, "counts", Progress(lambda count: None))
+    assert query.stopped
