@@ -86,13 +86,14 @@ class Classifier:
         self._weights = weights
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        points = np.frombuffer(b"".join(batch["body"]), np.float64).reshape(-1, 2)
+        points = np.frombuffer(b"".join(batch["value"]), np.float64).reshape(-1, 2)
         return {"x": points[:, 0], "y": points[:, 1], "class": (with_constant(points) @ self._weights).argmax(axis=1)}
 
 
 # %% [markdown]
 # ## The run
 # `raymq.data.read_topic` fixes the offsets and reads nothing yet; `columns` leaves out what the model does not look at.
+# The names are those of `ray.data.read_kafka`: the body of a message is its `value`.
 
 
 # %%
@@ -105,7 +106,7 @@ def main(directory: Path) -> dict[str, float]:
         ray.data.DataContext.get_current().enable_progress_bars = False
         weights = train(*measure(LABELLED, SEED + 1))
         found = (
-            raymq.data.read_topic(TOPIC, columns=["body"])
+            raymq.data.read_topic(TOPIC, columns=["value"])
             .map_batches(Classifier, fn_constructor_args=(weights,), concurrency=1, batch_size=4096)
             .to_pandas()
         )
