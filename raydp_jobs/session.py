@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -47,6 +48,8 @@ START_TIMEOUT_S: Final = 120.0
 
 _LOG4J_FILE: Final = Path(__file__).with_name("log4j2.properties")
 _STOP_TIMEOUT_S: Final = 10.0
+_SETTLE_S: Final = 1.0
+_WATCH_S: Final = 2.0
 _POLL_S: Final = 0.05
 _APP_MASTER: Final = "RAY_APP_MASTER"
 _MASTER_RESOURCE: Final = "spark.ray.raydp_spark_master.actor.resource."
@@ -133,6 +136,7 @@ def spark_session(
         here = ray.get_runtime_context().get_node_id()
         check_nodes({here, *nodes_of(group)}, variables["PYSPARK_PYTHON"], _session_directory())
         held.enter_context(_environment(variables))
+        held.enter_context(_interrupts_as_before())
         held.enter_context(_quiet())
         temporary = held.enter_context(TemporaryDirectory(prefix="raymq-spark-", ignore_cleanup_errors=True))
         held.callback(_end, name)
@@ -141,7 +145,7 @@ def spark_session(
             final = spark_configs(configs or {}, temporary=temporary)
             spark = _start(name, executors, executor_cores, mib, group, final, ray_data)
             _await_executors(spark, executors)
-        with _explained(name, SparkContext._gateway):
+        with _explained(name, SparkContext._gateway), _watched(name, SparkContext._gateway):
             yield spark
 
 
@@ -215,6 +219,17 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
+
+
+@contextmanager
+def _interrupts_as_before() -> Iterator[None]:
+    """Take back PySpark's handler of ctrl-C, which would ask a JVM that has ended to cancel its jobs."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -360,11 +375,35 @@ def _keep_text(error: Any) -> None:
 
 
 @contextmanager
+def _watched(name: str, gateway: Any) -> Iterator[None]:
+    """Kill the driver's JVM when the application master is gone: Spark would wait for its executors for ever."""
+    stopping = threading.Event()
+
+    def watch() -> None:
+        while not stopping.wait(_WATCH_S):
+            try:
+                gone = ray.is_initialized() and _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None
+            except ray.exceptions.RayError:
+                continue  # Ray itself does not answer: the next look tells
+            if gone:
+                gateway.proc.kill()
+                return
+
+    thread = threading.Thread(target=watch, name="spark-session-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(_STOP_TIMEOUT_S)
+
+
+@contextmanager
 def _explained(name: str, gateway: Any) -> Iterator[None]:
     """Turn the errors of a session whose processes have ended meanwhile into one that says so."""
     try:
         yield
-    except (Py4JError, ConnectionError) as error:
+    except (Py4JError, ConnectionError) as error:  # not Spark's own: PySpark turns those into other classes
         reason = _why_dead(name, gateway)
         if reason:
             raise ClientStateError(f"the Spark session {name} ended meanwhile: {reason}") from error
@@ -372,15 +411,17 @@ def _explained(name: str, gateway: Any) -> Iterator[None]:
 
 
 def _why_dead(name: str, gateway: Any) -> str:
-    code = gateway.proc.poll()
-    if code is not None:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"the driver's Java process {how}. The kernel kills processes when the machine is out of memory"
+    """The first that is gone of what a session needs; empty if all of it is there."""
     if not ray.is_initialized():
         return "this process is no longer connected to Ray; keep raymq.connect() open over the session"
     if _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None:
-        return f"its application master is gone, with its node or by a kill; the logs of Ray's session: {_logs()}"
-    return ""
+        return f"its application master is gone, with its node or by a kill; look into the logs of Ray: {_logs()}"
+    try:
+        code = gateway.proc.wait(_SETTLE_S)  # its connections end a moment before
+    except subprocess.TimeoutExpired:
+        return ""
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    return f"the driver's Java process {how}. The kernel kills processes when the machine is out of memory"
 
 
 def _end(name: str) -> None:

@@ -6,6 +6,7 @@ topic, with as many files as the topic has queues, and both are in the page cach
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import threading
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import psutil
@@ -114,20 +115,27 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
     import raymq.data
 
     ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def rows_per_s(dataset: Callable[[], Any]) -> float:
         def run() -> None:
             counts = dataset().map_batches(count_rows, batch_format="pyarrow", batch_size=None)
-            check(counts.sum("rows"), count)
+            check(sum(row["rows"] for row in counts.iter_rows()), count)
 
         return count / seconds(run)
 
     figure = Figure(SECTION, f"Ray Data, {count:,} x 1 KiB", "msg/s", True, [Goal(">=", 0.5, "parquet")])
+
+    def ours() -> float:
+        return rows_per_s(lambda: raymq.data.read_topic(topic))
+
+    def theirs() -> float:
+        return rows_per_s(lambda: ray.data.read_parquet(parquet))
+
+    ours()  # workers are started, and modules imported
+    theirs()
     for _ in range(rounds):
-        figure.add_round(
-            lambda: rows_per_s(lambda: raymq.data.read_topic(topic)),
-            {"parquet": lambda: rows_per_s(lambda: ray.data.read_parquet(parquet))},
-        )
+        figure.add_round(ours, {"parquet": theirs})
     return figure
 
 
@@ -236,15 +244,15 @@ def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -
     from raydp_jobs import stream_topic
 
     topic = new_topic(client, "bench-spark-stream")
-    batches = list[tuple[int, list[float]]]()
+    batches = list[Batch]()
     total = int(STREAM_PER_S * length_s)
 
     def take(batch: Any, _: int) -> None:
         born = f.percentile_approx(f.unix_millis("born_timestamp"), list(QUANTILES), 1000)
         [row] = batch.agg(f.count("*").alias("count"), born.alias("born")).collect()
         if row["count"]:
-            now_ms = time.time() * 1000
-            batches.append((row["count"], [(now_ms - one) / 1000 for one in row["born"]]))
+            now_s = time.time()
+            batches.append(Batch(now_s, row["count"], [now_s - one / 1000 for one in row["born"]]))
 
     frame = stream_topic(session, topic, starting_offsets="earliest", client=client)
     checkpoint = str(home / "checkpoint")
@@ -254,34 +262,41 @@ def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -
         ray.get(worker.flow.remote(topic, BODY_BYTES, STREAM_PER_S, 3.0), timeout=PATIENCE_S)
         await_count(batches, warm, query)
         batches.clear()
-        start = time.monotonic()
         sending = worker.flow.remote(topic, BODY_BYTES, STREAM_PER_S, length_s)
         await_count(batches, total, query)
-        took_s = time.monotonic() - start
         ray.get(sending, timeout=PATIENCE_S)
     query.stop()
-    ages = sorted((age, count / len(QUANTILES)) for count, batch in batches for age in batch)
-    median_s = next(
-        age for (age, _), so_far in zip(ages, accumulate(w for _, w in ages), strict=True) if so_far >= total / 2
-    )
+    first, span_s = batches[0], batches[-1].done_s - batches[0].done_s
     name = f"stream of {STREAM_PER_S:,} x 1 KiB a second"
-    held = Figure(SECTION, f"{name}: keeps up with", "msg/s", True, [Goal(">=", 0.9 * STREAM_PER_S)])
-    held.add_round(lambda: total / took_s, {})
+    held = Figure(SECTION, f"{name}: done a second", "msg/s", True, [Goal(">=", 0.95 * STREAM_PER_S)])
+    held.add_round(lambda: (total - first.count) / span_s if span_s else 0.0, {})
     yield held
+    ages = sorted((age, batch.count / len(QUANTILES)) for batch in batches for age in batch.ages_s)
+    so_far = accumulate(weight for _, weight in ages)
+    median_s = next(age for (age, _), weight in zip(ages, so_far, strict=True) if weight >= total / 2)
     late = Figure(SECTION, f"{name}: end to end, p50", "s", False, [Goal("<=", 2)])
     late.add_round(lambda: median_s, {})
     yield late
     client.admin.delete_topic(topic)
 
 
-def await_count(batches: list[tuple[int, list[float]]], count: int, query: Any) -> None:
+class Batch(NamedTuple):
+    """A batch of a stream: when it was done, in s since 1970, its messages, and how old they were then by QUANTILES."""
+
+    done_s: float
+    count: int
+    ages_s: list[float]
+
+
+def await_count(batches: list[Batch], count: int, query: Any) -> None:
     """Wait until the batches have so many messages."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while sum(one for one, _ in batches) < count:
+    while sum(batch.count for batch in batches) < count:
         if query.exception() is not None:
             raise query.exception()
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{sum(one for one, _ in batches):,} of {count:,} messages after {PATIENCE_S:.0f} s")
+            done = sum(batch.count for batch in batches)
+            raise TimeoutError(f"{done:,} of {count:,} messages after {PATIENCE_S:.0f} s")
         time.sleep(0.02)
 
 
