@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -79,15 +78,11 @@ def with_constant(points: Points) -> Points:
     return np.hstack([points, np.ones((len(points), 1))])
 
 
-class Classifier:
-    """The model as Ray Data runs it: made once per worker, called with batches of messages."""
-
-    def __init__(self, weights: Points) -> None:
-        self._weights = weights
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        points = np.frombuffer(b"".join(batch["value"]), np.float64).reshape(-1, 2)
-        return {"x": points[:, 0], "y": points[:, 1], "class": (with_constant(points) @ self._weights).argmax(axis=1)}
+def classify(batch: pa.Table, weights: Points) -> pa.Table:
+    """The model as Ray Data runs it, on a batch of messages: points with their classes."""
+    points = np.frombuffer(b"".join(batch.column("value").to_pylist()), np.float64).reshape(-1, 2)
+    classes = (with_constant(points) @ weights).argmax(axis=1)
+    return pa.table({"x": points[:, 0], "y": points[:, 1], "class": classes})
 
 
 # %% [markdown]
@@ -107,7 +102,7 @@ def main(directory: Path) -> dict[str, float]:
         weights = train(*measure(LABELLED, SEED + 1))
         found = (
             raymq.data.read_topic(TOPIC, columns=["value"])
-            .map_batches(Classifier, fn_constructor_args=(weights,), concurrency=1, batch_size=4096)
+            .map_batches(classify, fn_kwargs={"weights": weights}, batch_format="pyarrow", batch_size=4096)
             .to_pandas()
         )
     draw(found[["x", "y"]].to_numpy(), found["class"].to_numpy(), directory / "classes.png")
