@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,7 +15,7 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.protocol.store import QueueBounds
+from raymq.protocol.store import QueueBounds, QueueSpan
 from raymq.remoting import lane_pool, storage_client
 from raymq.remoting.lane import server as lane_server
 from raymq.remoting.lane.calls import ControlCalls
@@ -59,6 +60,19 @@ def client(monkeypatch):
     yield make
     for made in clients:
         made.close()
+
+
+def test_the_bytes_of_spans_go_over_a_lane(client, servers):
+    def bytes_of_spans(spans: Sequence[QueueSpan]) -> list[list[int]]:
+        return [[span.queue_id, span.end_offset - span.start_offset] for span in spans]
+
+    server = servers({"bytes_of_spans": bytes_of_spans})
+    storage, actor = client(describe=lambda: description(server.address))
+    assert storage.bytes_of_spans([QueueSpan("orders", 3, 5, 9), QueueSpan("bills", 0, 0, 2)], WAIT_S) == [
+        [3, 4],
+        [0, 2],
+    ]
+    assert actor.calls == ["describe"]
 
 
 def test_on_the_stores_node_calls_go_over_a_lane_that_is_kept(client, servers):
