@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from matplotlib.image import imread
 from pyspark.sql import SparkSession
 
 import raymq
-from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats
+from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats, windowed_counts
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job
 from raymq.cli import cli
@@ -77,7 +78,7 @@ def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
     def client(address: str | None) -> Iterator[raymq.Client]:
         yield mq
 
-    for module in (archive, topic_stats):
+    for module in (archive, topic_stats, windowed_counts):
         monkeypatch.setattr(module, "spark_job", session)
     for other in (dead_letters, replay):
         monkeypatch.setattr(other, "client_of", client)
@@ -150,6 +151,57 @@ def test_dead_letters_are_told_with_their_reason(run: Any, mq: raymq.Client, sen
     assert (cause["topic"], cause["reason"]) == (TOPIC, "given up after 1 attempt")
     check_picture(path)
     assert GROUP in run("dead-letters").output
+
+
+def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]:
+    """The counts in a topic, by the beginning of their window in ms and by tag; none is there twice."""
+    found: dict[tuple[int, str | None], int] = {}
+    for queue in mq.admin.describe_topic(topic):
+        for message in mq.admin.pull(queue.queue, 0, max_messages=1000).messages if queue.messages else ():
+            body = json.loads(message.body)
+            assert (body["start_ms"], body["tags"]) not in found
+            assert message.tags == body["tags"]
+            found[body["start_ms"], body["tags"]] = body["messages"]
+    return found
+
+
+def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
+    """Windows of a second; one is sent when a message comes that was stored after its end."""
+    source, target = "job-events", "job-event-counts"
+    mq.admin.create_topics({source: 2, target: 2})
+    arguments = (
+        "windowed-counts",
+        source,
+        target,
+        "--checkpoint",
+        str(tmp_path),
+        "--window",
+        "1s",
+        "--watermark",
+        "1s",
+    )
+    sent = Counter[str]()
+    for number in range(2):
+        tag = f"part-{number}"
+        with mq.producer("job-test") as producer:
+            results = producer.send_batch([raymq.Message(source, b"event", tags=tag)] * (10 + number))
+            sent[tag] += len(results)
+        done = json.loads(run(*arguments, "--available-now", "--json").output)
+        assert done["late"] == 0
+
+    def all_sent() -> bool:
+        """A later message closes the windows of those before it."""
+        with mq.producer("job-test") as producer:
+            producer.send(raymq.Message(source, b"event", tags="end"))
+        run(*arguments, "--available-now", "--json")
+        found = Counter[str]()
+        for (_, tag), count in counts_in(mq, target).items():
+            found[str(tag)] += count
+        return {tag: found[tag] for tag in sent} == dict(sent)
+
+    eventually(all_sent, "every window of the first messages")
+    other = run(*arguments[:-4], "--window", "5s", code=1)
+    assert "is of another count" in str(other.exception)
 
 
 def test_an_error_is_one_line(run: Any, tmp_path: Path) -> None:
