@@ -1,0 +1,40 @@
+"""A streaming query whose driver is killed ten times goes on from its checkpoint: its sink has every message once.
+
+Spark is real, and so are the kills; the topics are nothing but numbers. RAYMQ_CHAOS_SEED repeats the moments of a run's
+kills.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.spark.batch_files import PLACE, BatchFiles
+from tests.support.spark.killed_driver import Driver, kill_again_and_again
+from tests.support.spark.numbers_program import LATER, GrowingTopics
+
+SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+KILLS = 10
+PROGRAM = "tests.support.spark.numbers_program"
+
+
+@pytest.mark.timeout(600)  # eleven JVMs
+def test_rows_missing_0_doubled_0_after_ten_kills_of_the_driver(tmp_path: Path) -> None:
+    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    sink = BatchFiles(tmp_path / "sink", PLACE)
+    (tmp_path / "began").write_text(str(time.time()))
+    kill_again_and_again(lambda: Driver(PROGRAM, tmp_path, str(tmp_path)), sink, random.Random(SEED), KILLS)
+    (tmp_path / "ended").write_text(str(time.time()))
+    Driver(PROGRAM, tmp_path, str(tmp_path), "end").finish()
+    expected = {row[1:] for row in GrowingTopics(tmp_path).messages}
+    counts = Counter(sink.rows())
+    print(f"{len(expected)} messages in {sink.count('json')} batches, {sink.count('begun')} begun")
+    assert any(row[:2] == (LATER.broker_name, LATER.queue_id) for row in expected)
+    assert (len(expected - counts.keys()), len(counts.keys() - expected)) == (0, 0)
+    assert {row: count for row, count in counts.items() if count > 1} == {}
+    assert sink.count("different") == 0

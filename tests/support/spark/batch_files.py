@@ -1,0 +1,61 @@
+"""A sink for `foreachBatch` that may be killed at any time: a file for each batch, which is either whole or not there.
+
+DIRECTORY/17.begun        the sink was called for batch 17
+DIRECTORY/17.json         the rows of batch 17, one line: [[broker_name, queue_id, queue_offset, body], …]
+DIRECTORY/17.different    batch 17 came again, with other rows
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+Row = tuple[str | int, ...]
+"""Broker name, queue id and offset of a message, and its body if the sink keeps bodies."""
+
+PLACE: Final = ("broker_name", "queue_id", "queue_offset")
+PLACE_AND_BODY: Final = (*PLACE, "cast(body as string)")
+
+
+class BatchFiles:
+    """The files below `directory`, which is made, with `columns` of the messages."""
+
+    def __init__(self, directory: Path, columns: Sequence[str] = PLACE_AND_BODY) -> None:
+        self._directory, self._columns = directory, columns
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        (self._directory / f"{number}.begun").touch()
+        found = batch.selectExpr(*self._columns).collect()
+        text = json.dumps([list(row) for row in found])
+        whole = self._directory / f"{number}.json"
+        if whole.exists():
+            if whole.read_text() != text:
+                (self._directory / f"{number}.different").write_text(text)
+            return
+        part = self._directory / f"{number}.part"
+        part.write_text(text)
+        os.replace(part, whole)
+
+    def forget_unfinished(self) -> None:
+        """Remove the marks of batches that were begun and not finished."""
+        for begun in self._directory.glob("*.begun"):
+            if not begun.with_suffix(".json").exists():
+                begun.unlink()
+
+    def count(self, suffix: str) -> int:
+        """The number of files with a suffix."""
+        return sum(1 for _ in self._directory.glob(f"*.{suffix}"))
+
+    def rows(self) -> list[Row]:
+        """The rows of all batches."""
+        numbers = sorted(int(path.stem) for path in self._directory.glob("*.json"))
+        assert numbers == list(range(len(numbers)))
+        texts = [(self._directory / f"{number}.json").read_text() for number in numbers]
+        return [tuple(row) for row in chain(*map(json.loads, texts))]

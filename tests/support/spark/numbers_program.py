@@ -1,0 +1,70 @@
+"""A program with a streaming query over topics that are nothing but numbers, to be killed. No Ray, no store:
+
+    python -m tests.support.spark.numbers_program DIRECTORY [end]
+
+The queues get longer with the time since DIRECTORY/began was written, and stay as they are at the time in
+DIRECTORY/ended. With `end` the query reads what there is and ends, else it reads for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raydp_jobs.stream.planner import BatchLimits
+from raydp_jobs.stream.source import TopicSource
+from raydp_jobs.stream.spark_source import stream_frame
+from raymq.message import MessageQueue
+from raymq.protocol.store import QueueBounds
+from tests.support.spark.batch_files import PLACE, BatchFiles
+from tests.support.spark.fake_topics import SCHEMA, FakeTopics, read
+from tests.support.spark.local_spark import local_spark
+
+RATES = {MessageQueue("orders", "a", 0): 60, MessageQueue("orders", "a", 1): 20, MessageQueue("orders", "b", 0): 35}
+"""Messages per second."""
+LATER = MessageQueue("orders", "b", 1)
+LATER_AFTER_S = 10.0
+"""A queue that is new after so many seconds, and gets 10 messages in each."""
+
+
+class GrowingTopics(FakeTopics):
+    """Queues that get longer with time, as the files in `directory` say."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        super().__init__(self._now())
+
+    def queues(self) -> Sequence[MessageQueue]:
+        self.held = self._now()
+        return super().queues()
+
+    def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
+        self.held |= self._now()
+        return super().bounds(queues, all_of_them=all_of_them)
+
+    def _now(self) -> dict[MessageQueue, tuple[int, int]]:
+        ended = self._directory / "ended"
+        now_s = float(ended.read_text()) if ended.exists() else time.time()
+        age_s = max(0.0, now_s - float((self._directory / "began").read_text()))
+        held = {queue: (0, int(age_s * rate)) for queue, rate in RATES.items()}
+        if age_s > LATER_AFTER_S:
+            held[LATER] = (0, int((age_s - LATER_AFTER_S) * 10))
+        return held
+
+
+def main(directory: Path, *, end: bool) -> None:
+    """Read into DIRECTORY/sink, with the checkpoint DIRECTORY/checkpoint."""
+    with local_spark(directory / "spark") as spark:
+        limits = BatchLimits(max_offsets=20_000 if end else 400, min_partitions=2)
+        source = TopicSource(GrowingTopics(directory), limits, max_trigger_delay_s=1.0)
+        frame = stream_frame(spark, source, read, SCHEMA, "numbers")
+        writer = frame.writeStream.foreachBatch(BatchFiles(directory / "sink", PLACE))
+        writer = writer.option("checkpointLocation", str(directory / "checkpoint"))
+        query = (writer.trigger(availableNow=True) if end else writer).start()
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), end=sys.argv[2:] == ["end"])
