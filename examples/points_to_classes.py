@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
@@ -78,11 +79,16 @@ def with_constant(points: Points) -> Points:
     return np.hstack([points, np.ones((len(points), 1))])
 
 
-def classify(batch: pa.Table, weights: Points) -> pa.Table:
-    """The model as Ray Data runs it, on a batch of messages: points with their classes."""
-    points = np.frombuffer(b"".join(batch.column("value").to_pylist()), np.float64).reshape(-1, 2)
-    classes = (with_constant(points) @ weights).argmax(axis=1)
-    return pa.table({"x": points[:, 0], "y": points[:, 1], "class": classes})
+def model(weights: Points) -> Callable[[pa.Table], pa.Table]:
+    """The model as Ray Data runs it. A function inside a function is shipped by value, so that workers need not have
+    this file; it uses nothing else of it."""
+
+    def classify(batch: pa.Table) -> pa.Table:
+        points = np.frombuffer(b"".join(batch.column("value").to_pylist()), np.float64).reshape(-1, 2)
+        scores = np.hstack([points, np.ones((len(points), 1))]) @ weights
+        return pa.table({"x": points[:, 0], "y": points[:, 1], "class": scores.argmax(axis=1)})
+
+    return classify
 
 
 # %% [markdown]
@@ -102,7 +108,7 @@ def main(directory: Path) -> dict[str, float]:
         weights = train(*measure(LABELLED, SEED + 1))
         found = (
             raymq.data.read_topic(TOPIC, columns=["value"])
-            .map_batches(classify, fn_kwargs={"weights": weights}, batch_format="pyarrow", batch_size=4096)
+            .map_batches(model(weights), batch_format="pyarrow", batch_size=4096)
             .to_pandas()
         )
     draw(found[["x", "y"]].to_numpy(), found["class"].to_numpy(), directory / "classes.png")
