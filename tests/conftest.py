@@ -1,7 +1,8 @@
 """Fixtures of several kinds of tests.
 
 For those that start Ray: one embedded raymq per test module, in a sandbox checked at the end, with two broker groups
-unless the module's `SETTINGS` say otherwise; the modules of tests/integration/clients share one.
+unless the module's `SETTINGS` say otherwise; the modules of tests/integration/clients share one, and so do those of
+tests/integration/spark, which share a Spark session, too.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 TESTS = Path(__file__).parent
 RAY_CHAOS = [("chaos", "processes"), ("chaos", "ray_libraries"), ("chaos", "spark")]
 NICE_MAX = 19
-SHARED = "shared"
-"""What pytest-xdist calls the tests on the SharedCluster, which all run in one worker."""
+SHARING = ("clients", "spark")
+"""The folders of tests/integration whose modules share a cluster; each folder's tests run in one worker."""
 
 
 def group_of(path: Path) -> str:
@@ -49,9 +50,10 @@ def group_of(path: Path) -> str:
     return "ray" if folders[:1] == ("integration",) or folders[:2] in RAY_CHAOS else ""
 
 
-def shares(path: Path) -> bool:
-    """True if the file's tests run on the SharedCluster, as those of tests/integration/clients do."""
-    return path.relative_to(TESTS).parts[:2] == ("integration", "clients")
+def shares(path: Path) -> str:
+    """The folder whose SharedCluster the file's tests run on; empty if they have a cluster of their own, or none."""
+    folders = path.relative_to(TESTS).parts[:-1]
+    return folders[1] if folders[:1] == ("integration",) and folders[1] in SHARING else ""
 
 
 class RayApart(LoadScopeScheduling):
@@ -66,8 +68,8 @@ class RayApart(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if shares(TESTS.parent / file):
-            return SHARED
+        if shared := shares(TESTS.parent / file):
+            return shared
         return {"ray": file, "nodes": "nodes", "": nodeid}[group_of(TESTS.parent / file)]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -79,7 +81,7 @@ class RayApart(LoadScopeScheduling):
 
 @cache
 def _group_of_scope(scope: str) -> str:
-    if scope == SHARED:
+    if scope in SHARING:
         return "ray"
     return scope if scope == "nodes" else group_of(TESTS.parent / scope.partition("::")[0])
 
@@ -98,15 +100,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 class SharedCluster:
-    """An embedded raymq with the default settings, in a sandbox, for one test module after the other.
+    """An embedded raymq with the default settings, in a sandbox, for one test module of a folder after the other.
 
-    It is started for the first that wants it and ended, with the checks of a sandbox, before the first that does not.
+    It is started for the first that wants it and ended, with the checks of a sandbox, before the first of elsewhere.
     """
 
     def __init__(self) -> None:
+        self.folder = ""
+        """The folder whose modules share the cluster now."""
         self._open = ExitStack()
         self._box: Sandbox | None = None
         self._client: raymq.Client | None = None
+        self._spark: Any = None
 
     def box(self) -> Sandbox:
         """The sandbox, which is made if there is none."""
@@ -120,10 +125,19 @@ class SharedCluster:
             self._client = self._open.enter_context(embedded(self.box()))
         return self._client
 
+    def spark(self) -> Any:
+        """The Spark session on the cluster, which is started if there is none."""
+        if self._spark is None:
+            self.client()
+            from tests.support.clusters.spark import session_without_leftovers  # most tests need no Spark
+
+            self._spark = self._open.enter_context(session_without_leftovers(self.box()))
+        return self._spark
+
     def close(self) -> None:
         """End the cluster and remove its sandbox."""
         opened, self._open = self._open, ExitStack()
-        self._box = self._client = None
+        self._box = self._client = self._spark = None
         opened.close()
 
 
@@ -138,8 +152,10 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedC
 @pytest.fixture(scope="module", autouse=True)
 def _no_cluster_of_others(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> None:
     """A module that does not share the cluster does not find it running."""
-    if not shares(request.path):
+    folder = shares(request.path)
+    if folder != shared_cluster.folder:
         shared_cluster.close()
+        shared_cluster.folder = folder
 
 
 @pytest.fixture(scope="module")

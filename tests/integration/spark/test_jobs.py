@@ -19,10 +19,9 @@ from pyspark.sql import SparkSession
 import raymq
 from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats, windowed_counts
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
-from raydp_jobs.jobs.spark_job import SessionSize, spark_job
+from raydp_jobs.jobs.spark_job import SessionSize
 from raymq.cli import cli
 from raymq.message import ConsumeFromWhere
-from tests.support.clusters.cluster import Sandbox
 from tests.support.history.waiting import eventually
 
 TOPIC = "job-orders"
@@ -30,12 +29,6 @@ AGAIN = "job-orders-again"
 GROUP = "job-billing"
 MESSAGES = 3000
 TAGS = ("paid", "late", None)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +47,6 @@ def send(mq: raymq.Client, numbers: range) -> list[bytes]:
         for first in range(0, len(messages), 500):
             producer.send_batch(messages[first : first + 500])
     return sorted(message.body for message in messages)
-
-
-@pytest.fixture(scope="module")
-def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
-    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
-    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
-    size = SessionSize(executor_memory="512m")
-    with spark_job("jobs-test", None, size, quiet=True, configs=configs) as (session, _):
-        yield session
 
 
 @pytest.fixture

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
-import psutil  # type: ignore[import-untyped, unused-ignore]  # it ships no types
 import pytest
 from pyspark.sql import SparkSession
 
 import raymq
-from raydp_jobs import read_topic, spark_session
+from raydp_jobs import read_topic
 from raymq.message import MessageQueue
-from tests.support.clusters.cluster import Sandbox, assert_gone
 
 TOPIC = "spark-orders"
 QUEUES = 4
 MESSAGES = 2000
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-def _java_processes() -> list[psutil.Process]:
-    """The Java processes below this one."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "java" in process.name():
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue  # it ended meanwhile
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +37,6 @@ def sent(mq: raymq.Client) -> dict[MessageQueue, dict[int, bytes]]:
             for message, result in zip(some, producer.send_batch(some), strict=True):
                 bodies[result.queue][result.queue_offset] = message.body
     return bodies
-
-
-@pytest.fixture(scope="module")
-def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
-    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
-    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
-    with spark_session("raymq-test", executor_memory="512m", configs=configs) as session:
-        session.range(1).count()  # so that the executor is there
-        started = _java_processes()
-        yield session
-    assert len(started) == 4
-    assert_gone(started)
 
 
 def test_the_dataframe_has_every_message_once_at_its_queue_and_offset(

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import raymq
-from raydp_jobs import spark_session, stream_progress, stream_topic
-from tests.support.clusters.cluster import Sandbox
+from raydp_jobs import stream_progress, stream_topic
 from tests.support.history.waiting import eventually
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
-    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
-    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
-    with spark_session("raymq-stream-test", executor_memory="512m", configs=configs) as session:
-        yield session
 
 
 class Bodies:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,26 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import raymq
-from raydp_jobs import read_topic, spark_session, topic_sink, write_topic
+from raydp_jobs import read_topic, topic_sink, write_topic
 from raymq.errors import TopicNotExistError
-from tests.support.clusters.cluster import Sandbox
 from tests.support.history.waiting import eventually
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
-    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
-    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
-    configs["spark.sql.shuffle.partitions"] = "2"
-    with spark_session("raymq-write", executor_memory="512m", configs=configs) as session:
-        yield session
 
 
 def test_a_frame_is_written_once_with_all_its_columns(mq: raymq.Client, spark: SparkSession, topic: str) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 from pyspark import SparkContext
@@ -17,7 +16,8 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 import raymq
 from raydp_jobs import read_topic, session as sessions, spark_session
 from raydp_jobs.executor_places import storage_nodes
-from tests.support.clusters.cluster import assert_gone, descendants, user_environment
+from tests.support.clusters.cluster import assert_gone, user_environment
+from tests.support.clusters.spark import java_processes
 from tests.support.history.waiting import eventually
 
 TOPIC = "session-orders"
@@ -47,18 +47,6 @@ with raymq.connect(sys.argv[1]) as mq:
     else:
         raise AssertionError("a DataFrame of an ended session is read")
 """
-
-
-def java_processes() -> list[psutil.Process]:
-    """The Java processes below this one."""
-    found = []
-    for process in descendants():
-        try:
-            if process.name() == "java":
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue  # it ended meanwhile
-    return found
 
 
 def kill_the_driver_and_go_on() -> None:

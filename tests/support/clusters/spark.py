@@ -1,0 +1,39 @@
+"""A Spark session on a sandbox's cluster, as a job of the command line has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from raydp_jobs.jobs.spark_job import SessionSize, spark_job
+from tests.support.clusters.cluster import Sandbox, assert_gone, descendants
+
+
+@contextmanager
+def session_without_leftovers(box: Sandbox) -> Iterator[Any]:
+    """A session with one executor. At its end all of its four Java processes are gone."""
+    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
+    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
+    size = SessionSize(executor_memory="512m")
+    with spark_job("tests", None, size, quiet=True, configs=configs) as (session, _):
+        session.range(1).count()  # so that the executor is there
+        started = java_processes()
+        yield session
+    assert len(started) == 4
+    assert_gone(started)
+
+
+def java_processes() -> list[psutil.Process]:
+    """The Java processes below this one."""
+    found = []
+    for process in descendants():
+        try:
+            if process.name() == "java":
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue  # it ended meanwhile
+    return found
