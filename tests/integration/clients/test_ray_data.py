@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,7 +21,7 @@ from raydp_jobs.demo import load_flights
 from raymq.data import TopicDatasource, iter_topic, read_topic, write_topic
 from raymq.data.columns import SCHEMA
 from raymq.message import MessageQueue
-from tests.support.clusters.cluster import user_environment
+from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
 FLIGHTS = 336_776
@@ -282,13 +279,4 @@ def test_batches_of_torch_come_straight_from_a_topic(mq: raymq.Client, flights: 
 
 
 def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
-    page = (Path(__file__).parents[3] / "docs/ray-data.md").read_text()
-    found = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    program, printed = found.groups()
-    environment = {**user_environment(), "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    done = subprocess.run(
-        [sys.executable, "-"], input=program, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    assert_prints_what_it_says("ray-data.md")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 from ray import serve
 from ray.serve.schema import TaskProcessorConfig
 from ray.serve.task_consumer import instantiate_adapter_from_config, task_consumer, task_handler
 
 import raymq
 from raymq.serve import RaymqAdapterConfig, RaymqTaskProcessorAdapter
-from tests.support.clusters.cluster import descendants, poll_until, title, user_environment
+from tests.support.clusters.cluster import descendants, poll_until, title
+from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -171,13 +168,4 @@ def test_the_adapter_knows_its_figures_and_its_health(adapter: RaymqTaskProcesso
 
 
 def test_the_example_of_the_page_does_what_it_says(adapter: RaymqTaskProcessorAdapter) -> None:
-    page = (Path(__file__).parents[3] / "docs/ray-serve.md").read_text()
-    found = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    program, printed = found.groups()
-    environment = {**user_environment(), "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    done = subprocess.run(
-        [sys.executable, "-"], input=program, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    assert_prints_what_it_says("ray-serve.md")

@@ -1,0 +1,27 @@
+"""The example of a page of docs/: a Python program, and below it the text that it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ray
+
+from tests.support.clusters.cluster import user_environment
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def assert_prints_what_it_says(page: str) -> None:
+    """Run the example of docs/`page` in a process of its own, on the cluster of this one."""
+    found = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+    assert found is not None
+    program, printed = found.groups()
+    environment = {**user_environment(), "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed
