@@ -40,6 +40,8 @@ RAY_CHAOS = [("chaos", "processes"), ("chaos", "ray_libraries"), ("chaos", "spar
 NICE_MAX = 19
 SHARING = ("clients", "spark")
 """The folders of tests/integration whose modules share a cluster; each folder's tests run in one worker."""
+LOCAL_SPARK = "local_spark"
+"""The scope of the tests in tests/component/spark, which have one Spark."""
 
 
 def group_of(path: Path) -> str:
@@ -56,6 +58,11 @@ def shares(path: Path) -> str:
     return folders[1] if folders[:1] == ("integration",) and folders[1] in SHARING else ""
 
 
+def has_local_spark(path: Path) -> bool:
+    """True if the file's tests have the Spark of tests/component/spark."""
+    return path.relative_to(TESTS).parts[:2] == ("component", "spark")
+
+
 class RayApart(LoadScopeScheduling):
     """With two workers, the first has the tests on one Ray node, file by file. The other has those without Ray
     meanwhile, one by one, and then those with several nodes, all of them.
@@ -70,6 +77,8 @@ class RayApart(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if shared := shares(TESTS.parent / file):
             return shared
+        if has_local_spark(TESTS.parent / file):
+            return LOCAL_SPARK
         return {"ray": file, "nodes": "nodes", "": nodeid}[group_of(TESTS.parent / file)]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -83,6 +92,8 @@ class RayApart(LoadScopeScheduling):
 def _group_of_scope(scope: str) -> str:
     if scope in SHARING:
         return "ray"
+    if scope == LOCAL_SPARK:
+        return ""
     return scope if scope == "nodes" else group_of(TESTS.parent / scope.partition("::")[0])
 
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 import raydp_jobs
-from raydp_jobs.session import _end_driver_jvm, _environment
+from raydp_jobs.session import _end_driver_jvm, _environment, _forget_context, _interrupts_as_before
 from raymq.cluster.java import java_environment
+
+ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def local_spark(directory: Path) -> Iterator[SparkSession]:
-    """A session that keeps its files below `directory`. At the end its queries are stopped, and the JVM ends."""
+def local_spark(
+    directory: Path, *, task_tries: int = 1, configs: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session that keeps its files below `directory`, with `configs` over those that keep it quick and quiet.
+
+    At the end its queries are stopped, and the JVM ends, if it has not been killed before."""
     directory.mkdir(parents=True, exist_ok=True)
     java = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Djava.io.tmpdir={directory}"
-    configs = {
+    final = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -30,18 +39,93 @@ def local_spark(directory: Path) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": java,
         "spark.log4j.config.file.name": str(Path(raydp_jobs.__file__).with_name("log4j2.properties")),
+        **(configs or {}),
     }
-    with _environment({**java_environment(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}):
-        builder = SparkSession.builder.master("local[2]")
-        for key, value in configs.items():
+    variables = {
+        **java_environment(),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    with _environment(variables), _interrupts_as_before():
+        builder = SparkSession.builder.master(f"local[2, {task_tries}]")
+        for key, value in final.items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("OFF")
         try:
             yield session
         finally:
-            for query in session.streams.active:
-                query.stop()
-            gateway = session.sparkContext._gateway
-            session.stop()
-            _end_driver_jvm(gateway)
+            _end(session)
+
+
+def runs(session: SparkSession) -> bool:
+    """True if the JVM of a session has not ended."""
+    return _gateway(session).proc.poll() is None
+
+
+def _gateway(session: SparkSession) -> Any:
+    return session.sparkContext._gateway
+
+
+def _end(session: SparkSession) -> None:
+    gateway = _gateway(session)
+    if runs(session):
+        stop_queries(session)
+        session.stop()
+    else:
+        _forget_context()
+    _end_driver_jvm(gateway)
+
+
+def stop_queries(session: SparkSession) -> None:
+    """Stop the streaming queries of a session."""
+    for query in session.streams.active:
+        query.stop()
+
+
+@contextmanager
+def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Give a session other settings for the block, of those that it takes while it runs and has a value for."""
+    before = {key: session.conf.get(key) for key in settings}
+    for key, value in settings.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        if runs(session):
+            for key, value in before.items():
+                session.conf.set(key, value)
+
+
+class SharedSpark:
+    """A local Spark for one test module after the other, as there is one in a process.
+
+    It is started for the first that asks for it. Its tasks are tried four times, for the tests that kill its Python
+    workers, and those read a store in place (tests.support.spark.near_store) where they would connect to a cluster.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open = ExitStack()
+        self._session: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        """The session, which is started if there is none, or its JVM was killed."""
+        if self._session is not None and not runs(self._session):
+            self.close()
+        if self._session is None:
+            configs = {"spark.python.daemon.module": "tests.support.spark.daemon"}
+            self._session = self._open.enter_context(local_spark(self._directory, task_tries=4, configs=configs))
+        return self._session
+
+    def close(self) -> None:
+        """End Spark, and the sockets that Py4J leaves to the garbage collector."""
+        if self._session is None:
+            return
+        opened, self._open = self._open, ExitStack()
+        self._session = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            opened.close()
+            gc.collect()

@@ -1,51 +1,23 @@
-"""A Spark of this process, without Ray, whose workers write to a store of this process."""
+"""Spark as users have it, whose workers write to a store of this process."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from raydp_jobs.session import _end_driver_jvm, spark_configs
 from raydp_jobs.sink import writer
-from raymq.cluster.java import java_environment
 from tests.support.clients.dedup_store import DedupStore
 from tests.support.clients.fakes import topic_route
 from tests.support.spark.dedup_server import FarConnection, StoreServer
-
-# PySpark's own warnings, from distutils; Py4J closes its sockets when it likes.
-IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            for ignored in IGNORED:
-                item.add_marker(pytest.mark.filterwarnings(ignored))
+from tests.support.spark.local_spark import changed
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in java_environment().items():
-            patch.setenv(name, value)
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        patch.setenv("PYTHONPATH", os.getcwd())
-        builder = SparkSession.builder.master("local[2, 4]").appName("sink")
-        for key, value in spark_configs({"spark.sql.shuffle.partitions": "3"}).items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
-        session.sparkContext.setLogLevel("OFF")
-        gateway = SparkContext._gateway
-        yield session
-        session.stop()
-        _end_driver_jvm(gateway)
+def spark(spark: SparkSession) -> Iterator[SparkSession]:
+    with changed(spark, {"spark.sql.shuffle.partitions": "3", "spark.sql.adaptive.enabled": "true"}):
+        yield spark
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from raydp_jobs.sink import writer
 from raymq.errors import ClientStateError
 from tests.support.clients.fakes import topic_route
 from tests.support.spark.dedup_server import FarConnection
+from tests.support.spark.local_spark import changed
 
 
 @pytest.fixture
@@ -145,14 +146,11 @@ def test_a_repeat_with_other_partitions_is_an_error(spark, source, tmp_path):
 
     with pytest.raises(StreamingQueryException, match="the driver dies"):
         run(frame, fail, tmp_path / "c")
-    spark.conf.set("spark.sql.adaptive.enabled", "false")
-    try:
+    with changed(spark, {"spark.sql.adaptive.enabled": "false"}):
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             run(frame, fail, tmp_path / "d")
         with pytest.raises(StreamingQueryException, match="was begun with 2 partitions and has 1 now"):
             run(frame, topic_sink("orders"), tmp_path / "d")
-    finally:
-        spark.conf.unset("spark.sql.adaptive.enabled")
 
 
 def test_outside_a_query_it_is_an_error(spark):

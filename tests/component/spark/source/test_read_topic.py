@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from raydp_jobs.source import locality, reader
 from raydp_jobs.source.reader import SPARK_SCHEMA, read_topic
-from raymq.cluster.java import java_environment
 from raymq.errors import InvalidArgumentError, TopicNotExistError
 from raymq.protocol.route import BrokerData, TopicRoute
 from raymq.record.encode import EncodedBatch
@@ -33,33 +31,6 @@ QUEUES = 2
 COUNT = 240
 TAGS = ("paid", "late", "refunded")
 FIRST_MS = 1_700_000_000_000
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in java_environment().items():
-            patch.setenv(name, value)
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("PYTHONPATH", os.getcwd())
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        builder: Any = SparkSession.builder
-        session = (
-            builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.python.daemon.module", "tests.support.spark.daemon")
-            .getOrCreate()
-        )
-        session.sparkContext.setLogLevel("OFF")
-        yield session
-        session.stop()
 
 
 class Topics:

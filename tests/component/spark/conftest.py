@@ -1,0 +1,53 @@
+"""One Spark of this process, without Ray, for all tests in this folder. It ends after the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.spark.local_spark import SharedSpark, runs, stop_queries
+
+HERE = Path(__file__).parent
+# PySpark's own warnings, from distutils; Py4J closes its sockets when it likes.
+IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
+SHARED = pytest.StashKey[SharedSpark]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            for ignored in IGNORED:
+                item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the last module, which may ask Spark
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A test elsewhere finds no Spark in its process: it may start one of its own, as `spark_session` does."""
+    if SHARED in item.config.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
+        item.config.stash[SHARED].close()
+
+
+@pytest.fixture(scope="session")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[SharedSpark]:
+    shared = pytestconfig.stash[SHARED] = SharedSpark(tmp_path_factory.mktemp("spark"))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def spark(shared_spark: SharedSpark) -> SparkSession:
+    """The session of all tests here; a folder may change its settings for each of its modules."""
+    return shared_spark.session()
+
+
+@pytest.fixture(autouse=True)
+def _no_query_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A query that a failed test leaves behind would take the cores from the others."""
+    yield
+    if "spark" in request.fixturenames:
+        session = request.getfixturevalue("spark")
+        if runs(session):
+            stop_queries(session)
