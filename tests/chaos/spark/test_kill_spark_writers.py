@@ -34,12 +34,7 @@ PAUSE_S = 0.1
 ROOT = Path(__file__).parents[3]
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
-pytestmark = [
-    pytest.mark.timeout(120 + 40 * KILLS),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(120 + 40 * KILLS)
 
 
 def bounds(mq: raymq.Client, topic: str) -> list[QueueBounds]:

@@ -23,12 +23,6 @@ from tests.support.history.waiting import eventually
 TOPIC = "session-orders"
 MEMORY = "512m"
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 THREE_SESSIONS = f"""
 import sys
 import raymq
