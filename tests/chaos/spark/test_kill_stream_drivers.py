@@ -1,0 +1,42 @@
+"""A streaming query whose driver is killed goes on from its checkpoint: in the end its sink has every message once.
+
+RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import ray
+
+import raymq
+from tests.support.clusters.cluster import one_group
+from tests.support.replicas.ray_replicas import RayReplicas
+from tests.support.spark.batch_files import BatchFiles
+from tests.support.spark.killed_driver import Driver, kill_again_and_again
+from tests.support.spark.live_topic import check_sink, sending
+
+SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+PROGRAM = "tests.support.spark.query_program"
+KILLS = 2
+"""tests/chaos/simulation/test_stream_restarts.py has more of them."""
+SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
+
+
+def test_a_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
+    mq: raymq.Client, topic: str, tmp_path: Path
+) -> None:
+    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    sink = BatchFiles(tmp_path / "sink")
+    variables = {"RAYMQ_TEST_ADDRESS": ray.get_runtime_context().gcs_address}
+
+    def start(*end: str) -> Driver:
+        return Driver(PROGRAM, tmp_path, topic, str(tmp_path), *end, variables=variables)
+
+    RayReplicas("broker-a", 2).settled()
+    with sending(mq, topic):
+        kill_again_and_again(start, sink, random.Random(SEED), KILLS)
+    start("end").finish()
+    check_sink(mq, topic, sink)

@@ -1,0 +1,69 @@
+"""A streaming query whose executor is killed, and then its storage master: its sink has every message once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+import raymq
+from raydp_jobs import spark_session, stream_topic
+from tests.support.clusters.cluster import Sandbox, descendants, one_group
+from tests.support.history.waiting import eventually
+from tests.support.replicas.ray_replicas import RayReplicas
+from tests.support.spark.batch_files import BatchFiles
+from tests.support.spark.live_topic import check_sink, sending
+
+SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
+
+
+def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
+    mq: raymq.Client, box: Sandbox, topic: str, tmp_path: Path
+) -> None:
+    replicas, sink = RayReplicas("broker-a", 2), BatchFiles(tmp_path / "sink")
+    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
+    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
+    with spark_session("stream-kills", executor_memory="512m", configs=configs) as spark:
+        frame = stream_topic(spark, topic, starting_offsets="earliest", max_offsets_per_trigger=400, client=mq)
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.start()
+
+        def wait_for(condition: Callable[[], bool], what: str) -> None:
+            eventually(lambda: query.exception() or condition(), what, 120)
+            assert query.exception() is None
+
+        def more_batches(count: int) -> None:
+            enough = sink.count("json") + count
+            wait_for(lambda: sink.count("json") >= enough, f"{count} more batches")
+            wait_for(lambda: sink.count("begun") > sink.count("json"), "a batch under way")
+
+        with sending(mq, topic):
+            more_batches(1)
+            kill_executor()
+            more_batches(2)  # the first may have been read when the executor was killed
+            replicas.fail_over()
+            more_batches(2)
+        query.stop()
+        rest = writer.trigger(availableNow=True).start()
+        assert rest.awaitTermination(120)
+    check_sink(mq, topic, sink)
+
+
+def kill_executor() -> None:
+    """SIGKILL the JVM whose Python workers read topics."""
+    [daemon] = eventually(lambda: [process for process in descendants() if runs_workers(process)], "a Python worker")
+    executor = daemon.ppid()
+    os.kill(executor, signal.SIGKILL)
+
+
+def runs_workers(process: psutil.Process) -> bool:
+    """True for the daemon that starts Spark's Python workers, which is a child of the executor's JVM."""
+    try:
+        parent = process.parent()
+        return "pyspark.daemon" in process.cmdline() and parent is not None and parent.name() == "java"
+    except psutil.NoSuchProcess:
+        return False  # it ended meanwhile

@@ -1,0 +1,38 @@
+"""Messages that come all the time for a streaming query, and the check that its sink has each of them once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import raymq
+from tests.support.history.history import History
+from tests.support.history.workload import Senders, read_back
+from tests.support.spark.batch_files import BatchFiles
+
+
+@contextmanager
+def sending(mq: raymq.Client, topic: str) -> Iterator[None]:
+    """Messages come all the time, about 100 a second."""
+    senders = Senders(mq, topic, producers=1, count=10**6, history=History(), pause_s=0.01)
+    senders.start()
+    try:
+        yield
+    finally:
+        senders.stop()
+        senders.join(120)
+
+
+def check_sink(mq: raymq.Client, topic: str, sink: BatchFiles) -> None:
+    """Rows missing 0, doubled 0, and no batch was ever another."""
+    stored = {
+        (queue.broker_name, queue.queue_id, offset, sent.body().decode())
+        for queue, messages in read_back(mq, topic).items()
+        for offset, sent in enumerate(messages)
+    }
+    counts = Counter(sink.rows())
+    doubled = {row: count for row, count in counts.items() if count > 1}
+    print(f"{len(stored)} messages in {sink.count('json')} batches, {sink.count('begun')} begun")
+    assert (len(stored - counts.keys()), len(doubled), len(counts.keys() - stored)) == (0, 0, 0)
+    assert sink.count("different") == 0

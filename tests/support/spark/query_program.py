@@ -1,0 +1,35 @@
+"""A program with a streaming query, to be killed: `python -m tests.support.spark.query_program TOPIC DIRECTORY [end]`.
+
+Its Spark is on two threads of its own JVM, which begins within seconds; the topic is in the Ray cluster of this
+machine. With `end` it reads what there is and ends, else it reads for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import ray
+
+from raydp_jobs import stream_topic
+from raymq.client import connect
+from tests.support.spark.batch_files import BatchFiles
+from tests.support.spark.local_spark import local_spark
+
+
+def main(topic: str, directory: Path, *, end: bool) -> None:
+    """Read `topic` into DIRECTORY/sink, with the checkpoint DIRECTORY/checkpoint."""
+    with connect(os.environ["RAYMQ_TEST_ADDRESS"]) as client, local_spark(directory / "spark") as spark:
+        frame = stream_topic(
+            spark, topic, starting_offsets="earliest", max_offsets_per_trigger=400, min_partitions=2, client=client
+        )
+        writer = frame.writeStream.foreachBatch(BatchFiles(directory / "sink"))
+        writer = writer.option("checkpointLocation", str(directory / "checkpoint"))
+        query = (writer.trigger(availableNow=True) if end else writer).start()
+        query.awaitTermination()
+    assert not ray.is_initialized()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), end=sys.argv[3:] == ["end"])
