@@ -59,6 +59,8 @@ CONFIRM_WAIT_S: Final = 5.0
 """The timeout for reading a record that was stored late, or with too few copies."""
 CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
 """Bounds the wait for a change, over the write under way, the mark, and its own."""
+SNAPSHOTS_OF_A_CHANGE: Final = 2
+"""Retention may delete the records of a change once two snapshots have it: a file, and the .bak beside it."""
 REPLAY_BATCH: Final = 1000
 CHANGES_MAX: Final = 10_000
 """The most changes that wait for the writer."""
@@ -166,6 +168,8 @@ class StateLog:
         self._closed_topics: set[str] = set()
         """The topics whose messages the store may refuse, because they were deleted."""
         self._position = self._snapshot_position = 0
+        self._snapshots_left = 0
+        """How often the snapshot of `_snapshot_position` is still to be written."""
         self._outcome_unknown = True  # the broker before this one may have left a change under way
         self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
@@ -237,6 +241,7 @@ class StateLog:
             self._state, self._ahead = state, state.copy()
             self._closed_topics = set(json.loads(closed or "[]"))
             self._position, self._snapshot_position = position, snapshot_position
+            self._snapshots_left = 1 if snapshot_position else 0
             self._ready.set()
             self._changed.notify_all()
 
@@ -627,24 +632,27 @@ class StateLog:
     # Snapshots
 
     def snapshot(self) -> None:
-        """Write the snapshot, if anything changed since the last one. RaymqError on failure: the log still has
-        everything."""
+        """Write the snapshot, unless all stores have it twice: retention keeps the records behind the last but one,
+        and with them the whole log from there on. RaymqError on failure: the log still has everything."""
         with self._lock:
             position, storage, copies = self._position, self._storage, self._copies
-            if position == self._snapshot_position or not self._ready.is_set():
+            left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left
+            if not left or not self._ready.is_set():
                 return  # before another master's state is read, the state here is not its
             state = self._state.copy()
         files = dump_snapshot(state, position)
         self._snapshots.write(storage, files, position)
-        with self._lock:
-            if self._storage is storage and self._ready.is_set():
-                self._snapshot_position = position
+        left -= 1
         for copy in copies:
             try:
                 self._snapshots.write(copy, files, position)
             except RaymqError as error:
                 # Its retention keeps the records instead, from which a snapshot can be made.
                 logger.info("%s does not get the snapshot now: %s", copy.name, error)
+                left = SNAPSHOTS_OF_A_CHANGE
+        with self._lock:
+            if self._storage is storage and self._ready.is_set():
+                self._snapshot_position, self._snapshots_left = position, left
 
 
 def _copy_of(error: Exception) -> Exception:

@@ -428,6 +428,43 @@ def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: 
     assert json.loads(scene.second.files[HOLDS_FILE]) == {STATE_TOPIC: {"0": position}}
 
 
+def held(storage: Any) -> int:
+    """The position from which on retention keeps the records in a store."""
+    return int(json.loads(storage.files[HOLDS_FILE])[STATE_TOPIC]["0"])
+
+
+def test_retention_may_delete_all_records_once_nothing_changes_any_more(scene: Scene) -> None:
+    scene.make_group("a")
+    for _ in range(2):
+        scene.log.snapshot()
+    end = len(scene.first.log)
+    assert [held(scene.first), held(scene.second)] == [end, end]
+    writes = scene.first.asked.count("write_config")
+    scene.log.snapshot()
+    assert scene.first.asked.count("write_config") == writes
+
+
+def test_a_copy_that_missed_the_last_snapshots_gets_them_without_another_change(scene: Scene) -> None:
+    scene.make_group("a")
+    scene.second.broken = {"write_config"}
+    for _ in range(3):
+        scene.log.snapshot()
+    scene.second.broken = set()
+    for _ in range(2):
+        scene.log.snapshot()
+    assert held(scene.second) == len(scene.first.log)
+    assert scene.reloaded(scene.second) == {"a"}
+
+
+def test_a_broker_that_starts_anew_goes_on_to_free_what_its_snapshots_have(scene: Scene) -> None:
+    scene.make_group("a")
+    scene.log.snapshot()
+    log = StateLog("broker-a", scene.first, scene.send)  # type: ignore[arg-type]
+    log.load()
+    log.snapshot()
+    assert held(scene.first) == len(scene.first.log)
+
+
 def test_records_behind_a_log_that_lost_its_end_are_not_taken_for_those_of_the_snapshot(scene: Scene) -> None:
     for group in ("a", "b", "c"):
         scene.make_group(group)
