@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ import raymq
 from raydp_jobs.demo import load_flights
 from raymq.data import TopicDatasource, iter_topic, read_topic, write_topic
 from raymq.data.columns import SCHEMA
+from raymq.data.shared_client import worker_client
 from raymq.message import MessageQueue
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
@@ -224,19 +226,29 @@ def test_a_message_may_wait_for_its_time(mq: raymq.Client, topic: str) -> None:
     assert [row["value"] for row in read_topic(topic).take_all()] == [b"now"]
 
 
-def test_a_retried_write_task_stores_its_rows_once(mq: raymq.Client, topic: str, tmp_path: Path) -> None:
-    died = str(tmp_path / "died")
+def test_a_retried_write_task_stores_its_rows_once(
+    mq: raymq.Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataContext.get_current(), "target_max_block_size", 128 << 10)
+    died = tmp_path / "died"
 
-    def die_once(batch: pa.Table) -> pa.Table:
-        if batch["id"][0].as_py() >= 6000 and not os.path.exists(died):
-            Path(died).touch()
+    def grow_and_die_once(batch: pa.Table) -> pa.Table:
+        """Rows of which each batch is a block, so that it is written before the next one is made."""
+        if batch["id"][0].as_py() >= 6000 and not died.exists():
+            deadline_s = time.monotonic() + 60
+            stored = 0
+            while not stored and time.monotonic() < deadline_s:
+                with worker_client().use() as client:
+                    stored = sum(queue.messages for queue in client.admin.describe_topic(topic))
+            died.write_text(str(stored))
             os._exit(1)
-        return batch
+        return batch.append_column("pad", pa.array(["x" * 200] * batch.num_rows))
 
-    dataset = ray.data.range(8000, override_num_blocks=1).map_batches(die_once, batch_size=1000, batch_format="pyarrow")
-    summary = write_topic(dataset, topic)
-    assert os.path.exists(died)
+    numbers = ray.data.range(8000, override_num_blocks=1)
+    summary = write_topic(numbers.map_batches(grow_and_die_once, batch_size=1000, batch_format="pyarrow"), topic)
     assert summary.rows == 8000
+    assert 0 < int(died.read_text()) <= summary.stored_before
+    assert sum(one.count for one in summary.ranges) == 8000 - summary.stored_before
     assert sorted(json.loads(row["value"])["id"] for row in read_topic(topic).take_all()) == list(range(8000))
 
 
