@@ -56,7 +56,7 @@ def all_numbers(mq: raymq.Client, topic: str, group: str) -> Counter[int]:
         consumer.subscribe(topic)
 
         def all_read() -> bool:
-            found.update(int(message.body) for message in consumer.poll(1.0))
+            found.update(int(message.body) for message in consumer.poll(timeout_s=1.0))
             return found.total() >= count
 
         eventually(all_read, "all messages of the topic", 60)
