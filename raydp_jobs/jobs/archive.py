@@ -238,7 +238,8 @@ def spark_stage(spark: SparkSession, client: Client) -> Stage:
     """Writes each range in a task of its own, in an executor that reads it from the client's cluster: on the node whose
     disk holds it, if an executor there is free."""
     from raydp_jobs.source.locality import preferred_hosts
-    from raydp_jobs.source.reader import address_of_cluster, read_ranges
+    from raydp_jobs.source.reader import read_ranges
+    from raydp_jobs.worker_client import address_of_cluster
 
     address = address_of_cluster()
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Protocol
 
-import ray
-
 from raydp_jobs.sink.partitions import Writers
+from raydp_jobs.worker_client import address_of_cluster, worker_client
 from raymq.client import Client, connect
 from raymq.message import MessageQueue
 from raymq.producer.repeatable.writer import RepeatableWriter
@@ -42,7 +40,7 @@ class ClusterConnection(Connection):
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
         with nullcontext(self.client) if self.client is not None else connect():
-            address = ray.get_runtime_context().gcs_address
+            address = address_of_cluster()
         return ClusterWriters(address, topic, queues, now_ms, dict(self.settings))
 
 
@@ -57,7 +55,7 @@ class ClusterWriters(Writers):
     settings: Mapping[str, Any]
 
     def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter:
-        return _worker_client(self.address).repeatable_writer(
+        return worker_client(self.address).repeatable_writer(
             self.topic,
             producer_id=producer_id,
             epoch=epoch,
@@ -66,9 +64,3 @@ class ClusterWriters(Writers):
             now_ms=self.now_ms,
             **self.settings,
         )
-
-
-@lru_cache(maxsize=1)
-def _worker_client(address: str) -> Client:
-    """This process's client, connected once and kept for its life: Spark reuses its Python workers."""
-    return connect(address)

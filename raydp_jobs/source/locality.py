@@ -39,15 +39,20 @@ def node_hosts() -> Mapping[str, str]:
 
 def numbered_partitions(spark: SparkSession, hosts: Sequence[Sequence[str]]) -> DataFrame:
     """A DataFrame with a partition for each of `hosts`, to run there if there are any: its one row has its number."""
+    return placed_rows(spark, spark._jsparkSession.parseDataType(_SCHEMA), list(enumerate(hosts)))
+
+
+def placed_rows(spark: SparkSession, schema: Any, rows: Sequence[tuple[object, Sequence[str]]]) -> DataFrame:
+    """A DataFrame with a partition for each of `rows`, of one value, to run on one of the row's hosts if it has any.
+    `schema` is the JVM's, of one column."""
     context, jvm = spark.sparkContext, spark.sparkContext._jvm
     assert jvm is not None
     pairs = jvm.java.util.ArrayList()
-    for number, places in enumerate(hosts):
-        row = jvm.org.apache.spark.sql.RowFactory.create(_objects(context, [number]))
+    for value, places in rows:
+        row = jvm.org.apache.spark.sql.RowFactory.create(_objects(context, [value]))
         pairs.add(jvm.scala.Tuple2(row, _scala_seq(jvm, places)))
     any_class = jvm.scala.reflect.ClassTag.AnyRef()
     rdd = context._jsc.sc().makeRDD(_scala_seq(jvm, pairs), any_class)
-    schema = jvm.org.apache.spark.sql.types.DataType.fromJson(_SCHEMA)
     return DataFrame(spark._jsparkSession.createDataFrame(rdd, schema), spark)
 
 

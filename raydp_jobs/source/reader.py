@@ -10,14 +10,11 @@ from the driver to the workers; object references would not do there, for a work
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Final, Unpack
 
 import pyarrow as pa
-import ray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
@@ -33,6 +30,7 @@ from pyspark.sql.types import (
 
 from raydp_jobs.source.locality import numbered_partitions, preferred_hosts
 from raydp_jobs.source.losses import count_losses
+from raydp_jobs.worker_client import address_of_cluster, worker_client
 from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.kernels.columns import schema_with
@@ -132,7 +130,7 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all. `on_loss` is told
     what was left out."""
-    client = _worker_client(address)
+    client = worker_client(address)
     schema = _arrow_schema(columns)
     batches = open_ranges(
         client.routes,
@@ -155,26 +153,3 @@ def _arrow_schema(columns: Sequence[str] | None) -> pa.Schema:
             for field in schema_with("binary", columns)
         ]
     )
-
-
-def address_of_cluster() -> str:
-    """The address at which workers connect to the Ray cluster of this process."""
-    address: str = ray.get_runtime_context().gcs_address
-    return address
-
-
-@lru_cache(maxsize=1)
-def _worker_client(address: str) -> Client:
-    """This process's client, connected once and kept for its life: Spark reuses its Python workers."""
-    spare_collections()
-    return connect(address)
-
-
-def spare_collections() -> None:
-    """Have the garbage collector leave alone what this worker has imported.
-
-    Spark's Python workers collect garbage after each task. With some 1,500 modules imported that takes 80 ms, which is
-    longer than many a task.
-    """
-    gc.collect()
-    gc.freeze()

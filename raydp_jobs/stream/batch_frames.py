@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.rdd import PythonEvalType
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
+from raydp_jobs.source.locality import placed_rows
 from raymq.scan.partitions import ScanPartition
 from raymq.scan.ranges import OffsetRange
 
@@ -32,7 +33,6 @@ class BatchFrames:
 
     def __init__(self, spark: SparkSession, read: ReadRanges, schema: StructType) -> None:
         self._spark = spark
-        self._jvm = spark.sparkContext._jvm
         self._part_schema = spark._jsparkSession.parseDataType(_PART.json())
 
         def worker(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -46,32 +46,12 @@ class BatchFrames:
     def frame(self, parts: Sequence[tuple[ScanPartition, Sequence[str]]], tags: str) -> Any:
         """The JVM's streaming DataFrame with the messages of some parts, in this order. Each comes with the hosts that
         its task should run on."""
-        conversions = self._jvm.scala.collection.JavaConverters
-        items = self._jvm.java.util.ArrayList()
-        for part, hosts in parts:
-            row = self._jvm.org.apache.spark.sql.RowFactory.create(self._array([_part_text(part.ranges, tags)]))
-            near = conversions.asScalaBuffer(self._list(hosts)).toSeq()
-            items.add(self._jvm.scala.Tuple2(row, near))
-        context = self._spark.sparkContext._jsc.sc()
-        class_tag = getattr(self._jvm, "scala.reflect.ClassTag$").__getattr__("MODULE$").Any()
-        rdd = context.makeRDD(conversions.asScalaBuffer(items).toSeq(), class_tag).toJavaRDD()
+        texts = [(_part_text(part.ranges, tags), hosts) for part, hosts in parts]
+        rows = placed_rows(self._spark, self._part_schema, texts)
+        function = self._function(rows["part"])._jc.expr()
+        messages = rows._jdf.pythonMapInArrow(function, False)
         session = self._spark._jsparkSession
-        rows = session.createDataFrame(rdd, self._part_schema)
-        function = self._function(DataFrame(rows, self._spark)["part"])._jc.expr()
-        messages = rows.pythonMapInArrow(function, False)
         return session.internalCreateDataFrame(messages.queryExecution().toRdd(), messages.schema(), True)
-
-    def _array(self, values: Sequence[object]) -> Any:
-        array = self._spark.sparkContext._gateway.new_array(self._jvm.java.lang.Object, len(values))
-        for index, value in enumerate(values):
-            array[index] = value
-        return array
-
-    def _list(self, values: Sequence[str]) -> Any:
-        result = self._jvm.java.util.ArrayList()
-        for value in values:
-            result.add(value)
-        return result
 
 
 def _part_text(ranges: Sequence[OffsetRange], tags: str) -> str:

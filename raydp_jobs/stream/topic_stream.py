@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypedDict, Unpack
 
 import pyarrow as pa
-import ray
 from pyspark.sql import DataFrame, SparkSession
 
 from raydp_jobs.source.reader import read_ranges, spark_schema
@@ -14,6 +13,7 @@ from raydp_jobs.stream.cluster import TopicChoice, TopicCluster
 from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.source import TopicSource
 from raydp_jobs.stream.spark_source import stream_frame
+from raydp_jobs.worker_client import address_of_cluster
 from raymq.client import Client
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
@@ -78,7 +78,7 @@ def stream_topic(
     )
     try:
         cluster.starts(cluster.queues())  # so that every option is checked now
-        address = ray.get_runtime_context().gcs_address
+        address = address_of_cluster()
     finally:
         cluster.close()
     names = schema.names

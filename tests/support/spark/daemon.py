@@ -8,5 +8,5 @@ from raydp_jobs.source import reader
 from tests.support.spark.near_store import worker_client
 
 if __name__ == "__main__":
-    reader._worker_client = worker_client  # type: ignore[assignment]  # another client of the same calls
+    reader.worker_client = worker_client  # type: ignore[assignment]  # another client of the same calls
     manager()

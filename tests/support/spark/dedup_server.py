@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from typing import Any
 
@@ -39,10 +40,10 @@ class StoreServer:
         while True:
             try:
                 connection = self._listener.accept()
-            except OSError:
-                return
-            except Exception:  # a client that died while it connected
+            except (EOFError, ConnectionError, AuthenticationError):  # a client that died while it connected
                 continue
+            except OSError:  # closed
+                return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Any) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from raydp_jobs.source.reader import spare_collections
+from raydp_jobs.worker_client import spare_collections
 from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueSpan
 from storage.message_store import MessageStore

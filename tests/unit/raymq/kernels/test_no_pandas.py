@@ -87,7 +87,7 @@ class Reads:
         starts = record_starts(data)
         yield RecordsChunk(data, starts, np.diff(starts, append=len(data)), 1)
 batches.RangeReader = Reads
-reader._worker_client = lambda address: SimpleNamespace(routes=None, storages=None)
+reader.worker_client = lambda address: SimpleNamespace(routes=None, storages=None)
 some = OffsetRange("t", "b", 1, 0, 1)
 for tags in (frozenset(), frozenset({"tag1"})):
     assert sum(batch.num_rows for batch in reader.read_ranges([some], "", tags, True)) == (33 if tags else 99)

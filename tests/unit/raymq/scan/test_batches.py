@@ -141,14 +141,14 @@ def test_large_chunks_become_batches_of_bounded_size() -> None:
 def test_tags_filter_like_a_subscription(
     tags: frozenset[str], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_worker_client", lambda address: Cluster())
+    monkeypatch.setattr(reader, "worker_client", lambda address: Cluster())
     batches = reader.read_ranges([RANGE], "127.0.0.1:1", tags, True)
     assert [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()] == expected
 
 
 @pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")  # raised by PySpark
 def test_rows_have_the_types_that_spark_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_worker_client", lambda address: Cluster())
+    monkeypatch.setattr(reader, "worker_client", lambda address: Cluster())
     batch = next(reader.read_ranges([RANGE], "127.0.0.1:1", frozenset(), True))
     promised: Mapping[str, pa.DataType] = {field.name: field.type for field in to_arrow_schema(reader.SPARK_SCHEMA)}
     assert {field.name: field.type for field in batch.schema} == promised
