@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
+from raymq.parallel import map_parallel
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.remoting.broker_client import BrokerClient, broker_client
 from raymq.retry import persist_until
@@ -125,8 +125,14 @@ class GroupOffsets:
         deadline_s = time.monotonic() + timeout_s
         if len(plain) < 2:
             return _merged([self._commit_at(name, table, deadline_s) for name, table in plain.items()])
-        with ThreadPoolExecutor(len(plain), "commit") as pool:
-            return _merged(list(pool.map(lambda name: self._commit_at(name, plain[name], deadline_s), plain)))
+        return _merged(
+            map_parallel(
+                lambda name: self._commit_at(name, plain[name], deadline_s),
+                plain,
+                threads_max=len(plain),
+                name="commit",
+            )
+        )
 
     def _commit_at(
         self, broker_name: str, commits: Mapping[str, Mapping[int, OffsetCommit]], deadline_s: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -14,6 +13,7 @@ import ray
 from raymq.consumer.push.hosting import Instance
 from raymq.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.message import MessageQueue
+from raymq.parallel import map_parallel
 from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, resolve
 from raymq.retry import persist_until
 
@@ -196,8 +196,10 @@ class PushSubscription:
         if self._closed:
             return
         self._closed = True
-        with ThreadPoolExecutor(STOP_THREADS) as threads:
-            failures = [why for why in threads.map(lambda instance: instance.stop(timeout_s), self.instances) if why]
+        ends = map_parallel(
+            lambda instance: instance.stop(timeout_s), self.instances, threads_max=STOP_THREADS, name="stop"
+        )
+        failures = [why for why in ends if why]
         self._on_close(self)
         if failures:
             raise ServiceNotAvailableError(

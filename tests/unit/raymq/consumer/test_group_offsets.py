@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -13,6 +15,25 @@ from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 
 A, B, C = (MessageQueue("orders", broker, 0) for broker in "abc")
+
+COMMITS_AT_ITS_END = """
+import atexit
+from types import SimpleNamespace
+from raymq.consumer import group_offsets
+from raymq.message import MessageQueue
+from raymq.protocol.group import CommitAnswer, OffsetCommit
+
+def call(name, method, *args, timeout_s):
+    calls.append((name, method))
+    return CommitAnswer()
+
+calls = []
+
+group_offsets.broker_client = lambda name: SimpleNamespace(call=lambda *args, **more: call(name, *args, **more))
+commits = {MessageQueue("orders", broker, 0): OffsetCommit(5, 1, 0) for broker in "ab"}
+atexit.register(lambda: print(sorted(calls)))
+atexit.register(group_offsets.GroupOffsets("g").commit_offsets, commits)
+"""
 
 
 class Brokers:
@@ -55,6 +76,14 @@ def test_each_broker_gets_the_commits_of_its_queues(brokers):
         ("a", "commit_offsets", "g", {"orders": {0: commits[A]}, "bills": {3: commits[A]}}),
         ("b", "commit_offsets", "g", {"orders": {0: commits[B]}}),
     ]
+
+
+def test_a_program_that_ends_can_still_commit_at_several_brokers():
+    done = subprocess.run(
+        [sys.executable, "-c", COMMITS_AT_ITS_END], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[('a', 'commit_offsets'), ('b', 'commit_offsets')]\n"
+    assert done.stderr == ""
 
 
 def test_nothing_to_commit_asks_nobody(brokers):
