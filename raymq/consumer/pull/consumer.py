@@ -84,7 +84,8 @@ class PullConsumer:
         """Up to `max_messages` messages; waits up to `timeout_s` for the first, and returns an empty list after that.
 
         Messages of one queue come in order. With auto_commit, what earlier polls returned counts as done from now on.
-        Raises ClientStateError when closed, or with nothing to consume; StoreCorruptError when the next message is
+        Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0;
+        ClientStateError when closed, or with nothing to consume; StoreCorruptError when the next message is
         damaged; DataLossError, while the other queues' messages go on coming, each time that a queue's next message
         could not be read; the error of the group when it cannot be joined within the timeout; and, once, an error with
         which the brokers have refused an automatic commit.

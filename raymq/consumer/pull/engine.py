@@ -217,9 +217,10 @@ class PullEngine:
         """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
         that make polling useless, as PullConsumer.poll says."""
         self.check_open()
-        if max_messages < 1 or timeout_s < 0:
+        whole = isinstance(max_messages, int) and not isinstance(max_messages, bool)
+        if not whole or max_messages < 1 or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
             raise InvalidArgumentError(
-                f"poll needs max_messages ≥ 1 and timeout_s ≥ 0, not {max_messages}, {timeout_s}"
+                f"poll needs a whole number max_messages ≥ 1 and timeout_s ≥ 0, not {max_messages!r}, {timeout_s!r}"
             )
         self._committer.raise_refusal()
         self.raise_loss()

@@ -836,7 +836,14 @@ def test_bad_arguments_are_refused(consume):
     with pytest.raises(InvalidArgumentError, match="names no tag"):
         consumer.subscribe("orders", "||")
     consumer.subscribe("orders")
-    for arguments in ({"max_messages": 0}, {"timeout_s": -1.0}):
+    for arguments in (
+        {"max_messages": 0},
+        {"max_messages": 1.0},
+        {"max_messages": True},
+        {"timeout_s": -1.0},
+        {"timeout_s": float("nan")},
+        {"timeout_s": "1"},
+    ):
         with pytest.raises(InvalidArgumentError, match="poll needs"):
             consumer.poll(**arguments)
     holds(consumer, Q0, Q1)
