@@ -83,17 +83,6 @@ def _capped(item: OffsetRange, profile: Sequence[int], message_bytes_max: int | 
     return [min(size, most) for size in profile]
 
 
-def split_ranges(ranges: Sequence[OffsetRange], min_partitions: int) -> list[OffsetRange]:
-    """Cut ranges until there are `min_partitions` of them, or one per offset if that is fewer.
-
-    Each cut goes to the range whose pieces are largest, so pieces end up in proportion to sizes, as in Spark's Kafka
-    source; unlike there, rounding never leaves fewer than asked for. Pieces of one range differ by at most one.
-    """
-    sizes = [one.size for one in ranges]
-    counts = _share_pieces([1] * len(ranges), sizes, sizes, min_partitions)
-    return [piece for item, count in zip(ranges, counts, strict=True) for piece in _cut(item, count)]
-
-
 def _piece_counts(
     ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]], target: int, wanted: int
 ) -> list[int]:

@@ -67,6 +67,11 @@ def test_a_read_of_small_columns_counts_a_message_only_so_much() -> None:
     assert len(plan_partitions(Queues({}, size=10_000), ranges, message_bytes_max=256)) == 1
 
 
+def test_of_more_parts_that_are_asked_for_the_largest_queue_gets_most_in_equal_pieces() -> None:
+    parts = plan_partitions(Queues({}), [queue(0, 90), queue(1, 30)], min_partitions=4)
+    assert spans(parts) == [[(0, 0, 30)], [(0, 30, 60)], [(0, 60, 90)], [(1, 0, 30)]]
+
+
 @pytest.mark.parametrize("option", ["partition_bytes", "min_partitions"])
 @pytest.mark.parametrize("value", [0, True, 1.5])
 def test_numbers_below_one_are_refused(option: str, value: object) -> None:

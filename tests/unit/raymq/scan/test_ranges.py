@@ -1,11 +1,10 @@
-"""The plan of a batch read: what Spark's Kafka source promises about offsets, and cutting that loses no message."""
+"""The plan of a batch read: what Spark's Kafka source promises about offsets."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from raymq.errors import (
     OffsetOutOfRangeError,
     TopicNotExistError,
 )
-from raymq.scan.partitions import split_ranges
 from raymq.scan.ranges import OffsetRange, plan_ranges
 from tests.support.clients.scan_source import Queues
 
@@ -119,61 +117,6 @@ def test_offsets_beyond_the_end_are_refused_or_left_out(
         ranges = plan_ranges(Queues(BOUNDS), TOPIC, fail_on_data_loss=False, **options)
     assert all(end <= 100 for broker_name, queue_id, start, end in spans(ranges))
     assert "the queue ends at 100" in caplog.text
-
-
-def test_the_largest_range_is_cut_first() -> None:
-    ranges = split_ranges(plan_ranges(Queues(BOUNDS), TOPIC), 4)
-    assert spans(ranges) == [
-        ("broker-a", 0, 10, 40),
-        ("broker-a", 0, 40, 70),
-        ("broker-a", 0, 70, 100),
-        ("broker-a", 1, 0, 30),
-    ]
-
-
-def test_fewer_partitions_than_queues_cut_nothing() -> None:
-    ranges = plan_ranges(Queues(BOUNDS), TOPIC)
-    assert split_ranges(ranges, 1) == ranges
-
-
-@st.composite
-def disjoint_ranges(draw: st.DrawFn) -> list[OffsetRange]:
-    sizes = draw(st.lists(st.integers(1, 10**6) | st.integers(1, 20), max_size=8))
-    starts = draw(st.lists(st.integers(0, 2**40), min_size=len(sizes), max_size=len(sizes)))
-    return [
-        OffsetRange(TOPIC, f"broker-{'ab'[index % 2]}", index, start, start + size)
-        for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
-    ]
-
-
-@given(disjoint_ranges(), st.integers(1, 200))
-def test_cutting_keeps_every_offset_once_and_in_order(ranges: list[OffsetRange], min_partitions: int) -> None:
-    pieces = split_ranges(ranges, min_partitions)
-    assert all(piece.size > 0 for piece in pieces)
-    for item in ranges:
-        mine = [piece for piece in pieces if piece.queue == item.queue]
-        assert mine[0].start_offset == item.start_offset
-        assert mine[-1].end_offset == item.end_offset
-        assert all(left.end_offset == right.start_offset for left, right in pairwise(mine))
-
-
-@given(disjoint_ranges(), st.integers(1, 200))
-def test_cutting_gives_as_many_partitions_as_asked_for_where_there_are_enough_offsets(
-    ranges: list[OffsetRange], min_partitions: int
-) -> None:
-    offsets = sum(item.size for item in ranges)
-    assert len(split_ranges(ranges, min_partitions)) == max(len(ranges), min(min_partitions, offsets))
-
-
-@given(disjoint_ranges(), st.integers(1, 200))
-def test_cutting_is_even(ranges: list[OffsetRange], min_partitions: int) -> None:
-    """Pieces of a range differ by one at most, and no range is cut while another has pieces twice as large."""
-    pieces = split_ranges(ranges, min_partitions)
-    sizes = {item.queue: [piece.size for piece in pieces if piece.queue == item.queue] for item in ranges}
-    assert all(max(found) - min(found) <= 1 for found in sizes.values())
-    cut = [min(found) for found in sizes.values() if len(found) > 1]
-    if cut:
-        assert max(piece.size for piece in pieces) <= 2 * (min(cut) + 1)
 
 
 @given(
