@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from raymq import errors
+from raydp_jobs.task_errors import raymq_error
 from raymq.cli.output import client_of
 from raymq.cli.progress import Counter, counting, steps
 from raymq.errors import RaymqError
@@ -86,7 +86,7 @@ def spark_job(
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """Turn an exception that Spark raises into a RaymqError with one line: the one that its task raised, if it is one
-    of raymq.errors, else the last that Spark's text names."""
+    of raymq.errors, else the first that Spark's text names."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -95,15 +95,12 @@ def clear_errors() -> Iterator[None]:
 
 def job_error(text: str) -> RaymqError:
     """The error that a text of Spark's, mostly two tracebacks of two languages, is about."""
+    if (ours := raymq_error(text)) is not None:
+        return ours
     named = _RAISED.findall(text)
-    for name, reason in named:
-        kind = getattr(errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, RaymqError) and kind.__init__ is RaymqError.__init__:
-            return kind(reason)
-    ours = [f"{name}: {reason}" for name, reason in named if hasattr(errors, name)]
     others = [f"{name}: {reason}" for name, reason in named if not name.startswith(("Spark", "Python", "Py4J"))]
     first_line = text.strip().partition("\n")[0]
-    return RaymqError(f"Spark could not finish: {[*ours, *others, first_line][0]}")
+    return RaymqError(f"Spark could not finish: {[*others, first_line][0]}")
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from raydp_jobs.sink.columns import Sort, check_columns, in_fixed_order, partiti
 from raydp_jobs.sink.connection import ClusterConnection, Connection
 from raydp_jobs.sink.partitions import RESULT_SCHEMA, TaskWrite, WriteSummary, check_partition
 from raydp_jobs.sink.plans import BatchPlan, PlanFiles
-from raymq import errors
+from raydp_jobs.task_errors import raymq_error
 from raymq.client import Client
-from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.names import check_user_topic
 
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -37,7 +37,6 @@ _RUN_ID: Final = "spark.jobGroup.id"
 _QUERIES_MAX: Final = 1000
 """Queries of this process of which the last batch is remembered."""
 _NAME: Final = re.compile("[A-Za-z0-9_-]*")
-_RAISED: Final = re.compile(r"raymq\.errors\.(\w+): (.+)")
 
 Progress = Callable[[int, WriteSummary], object]
 
@@ -73,8 +72,8 @@ def write_topic(
     `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `compression` ….
 
     Before any job: InvalidArgumentError for columns and options, TopicNotExistError, NoPermissionError. Later
-    MessageIllegalError for a row (too large, empty body …), and ServiceNotAvailableError or SendUnknownError when a
-    broker did not come back while Spark tried each task several times. After these a part of the rows is stored.
+    MessageIllegalError for a row (too large, empty body …), and ServiceNotAvailableError when a broker did not
+    come back, or did not answer, while Spark tried each task several times. After these a part of the rows is stored.
     """
     if df.isStreaming:
         raise InvalidArgumentError(
@@ -234,19 +233,8 @@ def _collect(df: DataFrame) -> WriteSummary:
     try:
         rows = df.collect()
     except (PySparkException, Py4JJavaError) as error:
-        raised = _raised(str(error))
+        raised = raymq_error(str(error))
         if raised is None:
             raise
         raise raised from error
     return WriteSummary.of(rows)
-
-
-def _raised(text: str) -> RaymqError | None:
-    """The last error of raymq in the text of a job's failure."""
-    found = _RAISED.findall(text)
-    if not found:
-        return None
-    kind, message = found[-1]
-    known = {name: getattr(errors, name) for name in ("ClientStateError", "SystemBusyError", "ClusterNotFoundError")}
-    made: RaymqError = known.get(kind, ServiceNotAvailableError)(message.strip())
-    return made

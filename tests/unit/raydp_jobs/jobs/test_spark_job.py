@@ -26,11 +26,6 @@ def test_a_tasks_error_is_the_one_that_raymq_raised() -> None:
     assert str(error) == "orders@broker-a:3: offsets 0 to 17 are not on disk (any more)"
 
 
-def test_an_error_with_fields_of_its_own_keeps_its_name_and_text() -> None:
-    error = job_error("raymq.errors.TopicNotExistError: topic 'x' does not exist\n")
-    assert str(error) == "Spark could not finish: TopicNotExistError: topic 'x' does not exist"
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
