@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -11,8 +9,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 import raymq
 from raydp_jobs.executor_places import ExecutorSize, check_fits, nodes_of, reserved, storage_nodes
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
-from tests.support.clusters.cluster import Sandbox
-from tests.support.clusters.nodes import Nodes, nodes
+from tests.support.clusters.nodes import Nodes
 from tests.support.history.waiting import eventually
 
 SETTINGS = """\
@@ -23,18 +20,6 @@ store:
 """
 ONE_CPU = ExecutorSize(1.0, 100 << 20)
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def machines(box: Sandbox) -> Iterator[Nodes]:
-    with nodes(box, ("head", "left", "right")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def mq(machines: Nodes) -> Iterator[raymq.Client]:
-    with raymq.connect(embedded=True) as client:
-        yield client
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ import pytest
 
 import raymq
 from placement.operations import balance, drain
-from tests.support.clusters.cluster import Sandbox, descendants, one_group
+from tests.support.clusters.cluster import descendants, one_group
 from tests.support.clusters.faults import standing_still
-from tests.support.clusters.nodes import LOOPBACK, Nodes, nodes
+from tests.support.clusters.nodes import LOOPBACK, Nodes
 from tests.support.history.checker import check
 from tests.support.history.history import History
 from tests.support.history.waiting import eventually
@@ -36,18 +36,6 @@ REPLICAS = 3
 BETWEEN_FAULTS = 200
 STOPPED_S = (10.0, 30.0)
 SETTINGS = one_group("{replicas: 3, min_in_sync_replicas: 2, replace_after_s: 5}")
-
-
-@pytest.fixture(scope="module")
-def machines(box: Sandbox) -> Iterator[Nodes]:
-    with nodes(box, ("head", "left", "right")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def mq(machines: Nodes) -> Iterator[raymq.Client]:
-    with raymq.connect(embedded=True) as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,17 +1,11 @@
-"""The warnings of PySpark that the tests of this folder pass over."""
+"""The tests of this folder pass over the warnings of PySpark."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-# PySpark's own warnings, from distutils; Py4J closes its sockets when it likes.
-IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
+from tests.support.spark.warnings import ignore_warnings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            for ignored in IGNORED:
-                item.add_marker(pytest.mark.filterwarnings(ignored))
+    ignore_warnings(items, __file__)

@@ -9,18 +9,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.spark.local_spark import SharedSpark, runs, stop_queries
+from tests.support.spark.warnings import ignore_warnings
 
 HERE = Path(__file__).parent
-# PySpark's own warnings, from distutils; Py4J closes its sockets when it likes.
-IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
 SHARED = pytest.StashKey[SharedSpark]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            for ignored in IGNORED:
-                item.add_marker(pytest.mark.filterwarnings(ignored))
+    ignore_warnings(items, __file__)
 
 
 @pytest.hookimpl(trylast=True)  # after the fixtures of the last module, which may ask Spark

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pyspark.sql import SparkSession
 
 import raymq
 from tests.conftest import SharedCluster
-
-# PySpark's own warnings, from distutils; Py4J closes its sockets when it likes.
-IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
+from tests.support.spark.warnings import ignore_warnings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            for ignored in IGNORED:
-                item.add_marker(pytest.mark.filterwarnings(ignored))
+    ignore_warnings(items, __file__)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,23 @@
+"""Three nodes on this machine for the modules that want `machines`, and raymq on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import raymq
+from tests.support.clusters.cluster import Sandbox
+from tests.support.clusters.nodes import Nodes, nodes
+
+
+@pytest.fixture(scope="module")
+def machines(box: Sandbox) -> Iterator[Nodes]:
+    with nodes(box, ("head", "left", "right")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mq(machines: Nodes) -> Iterator[raymq.Client]:
+    with raymq.connect(embedded=True) as client:
+        yield client
