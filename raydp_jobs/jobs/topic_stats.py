@@ -54,7 +54,7 @@ def run(
     messages = read_topic(
         spark,
         topics,
-        columns=["topic", "tags", "keys", "body", "store_timestamp"],
+        columns=["topic", "tags", "keys", "body_size", "store_timestamp"],
         tags=tags,
         client=client,
         **period.scan_options(),
@@ -82,7 +82,7 @@ def run(
 
 def lean(messages: DataFrame) -> DataFrame:
     """Messages with nothing but what is counted: topic, tags, keys, time of storing and the size of the body."""
-    return messages.select("topic", "tags", "keys", "store_timestamp", sf.octet_length("body").alias("size"))
+    return messages.select("topic", "tags", "keys", "store_timestamp", sf.col("body_size").alias("size"))
 
 
 def counted(messages: DataFrame, every_s: int) -> DataFrame:

@@ -9,7 +9,7 @@ send the whole call down `_decode_rows`, which is slower and says the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Literal
@@ -51,8 +51,9 @@ SCHEMA: Final = pa.schema(
 )
 """The columns of a topic, with bodies as views. `properties` are the user's alone, as in `MessageExt`; `tags` may be
 null."""
-RECONSUME_TIMES: Final = pa.field("reconsume_times", pa.int32())
-"""A column that a batch has only when it is asked for by name: it is 0 but in retry topics."""
+MORE_COLUMNS: Final = [pa.field("reconsume_times", pa.int32()), pa.field("body_size", pa.int32())]
+"""The columns that a batch has only when they are asked for by name: `reconsume_times` is 0 but in retry topics,
+`body_size` is the length of the body, for those who need no more of it."""
 _BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
 _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in _BODY_TYPES.items()}
@@ -71,8 +72,8 @@ def decode_columns(
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
     """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA,
-    or with these `columns` of it and of RECONSUME_TIMES, in this order: the others are not made, and without `body` no
-    body is read.
+    or with these `columns` of it and of MORE_COLUMNS, in this order: the others are not made, and without `body` no
+    body is read, but for compressed ones whose `body_size` is asked for.
 
     With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
     only compressed bodies are new. `check_crc` also compares each body's CRC. RecordError when a record is damaged or
@@ -112,12 +113,13 @@ def decode_columns(
         "store_timestamp": lambda: _timestamps(fields.store_timestamp),
         "message_id": message_ids,
         "reconsume_times": lambda: _reconsume_times(data, fields.body_at),
+        "body_size": lambda: _body_sizes(data, fields.body_at, fields.body_size, fields.sys_flag),
     }
     return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
 
 
 def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:
-    """SCHEMA, or these `columns` of it and RECONSUME_TIMES in this order, with bodies of this type.
+    """SCHEMA, or these `columns` of it and MORE_COLUMNS in this order, with bodies of this type.
     InvalidArgumentError for a type that bodies cannot have, and for columns that there are not, or twice, or none at
     all."""
     if body_type not in _SCHEMAS:
@@ -125,13 +127,17 @@ def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa
     schema = _SCHEMAS[body_type]
     if columns is None:
         return schema
-    schema = schema.append(RECONSUME_TIMES)
+    schema = _with_more(schema)
     unknown = [name for name in columns if name not in schema.names]
     if isinstance(columns, str) or not columns or unknown or len(set(columns)) < len(columns):
         raise InvalidArgumentError(
             f"columns={columns!r} must be a list of different names out of {', '.join(schema.names)}"
         )
     return pa.schema([schema.field(name) for name in columns])
+
+
+def _with_more(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([*schema, *MORE_COLUMNS])
 
 
 def _decode_by_templates(
@@ -157,6 +163,7 @@ def _decode_by_templates(
         "store_timestamp": lambda: _timestamps(head["store_timestamp"]),
         "message_id": lambda: records.column(PROPERTY_UNIQ_KEY),
         "reconsume_times": lambda: _reconsume_times(data, records.body_at),
+        "body_size": lambda: _body_sizes(data, records.body_at, head["body_size"], head["sys_flag"]),
     }
     try:
         made = {name: makers[name]() for name in schema.names}
@@ -247,8 +254,7 @@ def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_ty
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data[first:end])]
     compressed = np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED)
     if len(compressed):
-        spans = zip(body_at[compressed].tolist(), body_size[compressed].tolist(), compressed.tolist(), strict=True)
-        plain = [decompress(data[at : at + size].tobytes(), int(sys_flag[row])) for at, size, row in spans]
+        plain = list(_decompressed(data, body_at, body_size, sys_flag, compressed))
         sizes = np.fromiter(map(len, plain), np.int64, len(plain))
         # Positions in a buffer have 32 bits, so there may have to be several.
         groups = (np.cumsum(sizes) // _OWN_BUFFER_BYTES).tolist()
@@ -266,6 +272,21 @@ def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_ty
             done += count
     column = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
     return column if body_type == "binary_view" else column.cast(_BODY_TYPES[body_type])
+
+
+def _body_sizes(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints) -> pa.Array:
+    """The length of each body, of compressed ones that of what they were."""
+    sizes = np.array(body_size, dtype=np.int32)
+    compressed = np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED)
+    plain = _decompressed(data, body_at, body_size, sys_flag, compressed)
+    sizes[compressed] = np.fromiter(map(len, plain), np.int32, len(compressed))
+    return int_array(sizes)
+
+
+def _decompressed(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, rows: Ints) -> Iterator[bytes]:
+    """The bodies of these rows, which are compressed."""
+    for at, size, row in zip(body_at[rows].tolist(), body_size[rows].tolist(), rows.tolist(), strict=True):
+        yield decompress(data[at : at + size].tobytes(), int(sys_flag[row]))
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
@@ -413,8 +434,9 @@ def _decode_rows(buffer: memoryview, starts: Ints, broker_name: str, body_type: 
         _timestamps(np.array([message.store_timestamp_ms for message in messages], np.int64)),
         text_array([message.message_id for message in messages]),
         int_array(np.array([message.reconsume_times for message in messages], np.int32)),
+        int_array(np.array([len(message.body) for message in messages], np.int32)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema_with(body_type).append(RECONSUME_TIMES))
+    return pa.RecordBatch.from_arrays(columns, schema=_with_more(schema_with(body_type)))
 
 
 def _lengths(rows: Sequence[Sized]) -> pa.Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import octet_length
 
 from raydp_jobs.jobs import topic_stats
 from raydp_jobs.jobs.times import Period
@@ -39,7 +40,8 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
 @pytest.fixture
 def topics(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(spark: SparkSession, topics: list[str], *, columns: list[str], **options: Any) -> DataFrame:
-        return frame(spark, [row for row in ROWS if row[0] in topics]).select(columns)
+        rows = frame(spark, [row for row in ROWS if row[0] in topics])
+        return rows.withColumn("body_size", octet_length("body")).select(columns)
 
     monkeypatch.setattr(reader, "read_topic", read)
 

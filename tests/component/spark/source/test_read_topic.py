@@ -76,6 +76,13 @@ def test_every_message_comes_once_with_all_of_its_columns(spark: SparkSession, t
     assert all(row.tags == TAGS[number % 3] and row.topic == "orders" for number, row in rows.items())
 
 
+def test_some_columns_are_there_for_those_who_ask(spark: SparkSession, topics: Topics) -> None:
+    frame = read_topic(spark, "orders", columns=["body_size", "reconsume_times", "queue_offset"], client=topics.near)
+    rows = [tuple(row) for row in frame.orderBy("queue_offset").limit(2).collect()]
+    assert rows == [(len("orders 0 ") + 200, 0, 0), (len("orders 1 ") + 200, 0, 0)]
+    assert frame.columns == ["body_size", "reconsume_times", "queue_offset"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -90,6 +90,8 @@ def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = 
             }
             assert dict(row["properties"]) == message.properties
             assert len(row["properties"]) == len(message.properties)
+    sizes = decode_columns(data, starts, broker_name="broker-a", columns=["body_size"])
+    assert sizes["body_size"].to_pylist() == [len(message.body) for message in messages]
     return batch
 
 
