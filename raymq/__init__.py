@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         ClusterNotFoundError as ClusterNotFoundError,
         ConfigError as ConfigError,
         DataLossError as DataLossError,
+        FilterExpressionError as FilterExpressionError,
         GroupNotExistError as GroupNotExistError,
         IllegalNameError as IllegalNameError,
         InSyncReplicasError as InSyncReplicasError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         TopicExistsError as TopicExistsError,
         TopicNotExistError as TopicNotExistError,
     )
+    from raymq.filters.sql import SqlFilter as SqlFilter, sql as sql
     from raymq.message import (
         ConsumeFromWhere as ConsumeFromWhere,
         ConsumeStatus as ConsumeStatus,
@@ -96,6 +98,7 @@ _HOMES: Final = {
     "ConsumeLater": "raymq.protocol.consume_result",
     "ConsumeStatus": "raymq.message",
     "DataLossError": "raymq.errors",
+    "FilterExpressionError": "raymq.errors",
     "GroupNotExistError": "raymq.errors",
     "IllegalNameError": "raymq.errors",
     "InSyncReplicasError": "raymq.errors",
@@ -130,12 +133,14 @@ _HOMES: Final = {
     "StoreLockedError": "raymq.errors",
     "StoreNotWritableError": "raymq.errors",
     "SystemBusyError": "raymq.errors",
+    "SqlFilter": "raymq.filters.sql",
     "TableResult": "raymq.producer.table",
     "TopicExistsError": "raymq.errors",
     "TopicNotExistError": "raymq.errors",
     "connect": "raymq.client",
     "select_queue_by_hash": "raymq.producer.queue_selector",
     "select_queue_by_random": "raymq.producer.queue_selector",
+    "sql": "raymq.filters.sql",
 }
 """The module that defines each public name."""
 

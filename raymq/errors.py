@@ -3,7 +3,8 @@
     RaymqError
     ├── InvalidArgumentError            29    a call's argument breaks a rule of the API
     │   ├── IllegalNameError            29    topic or group name
-    │   └── OffsetOutOfRangeError       21    an offset outside [min, max] of its queue
+    │   ├── OffsetOutOfRangeError       21    an offset outside [min, max] of its queue
+    │   └── FilterExpressionError       23    the text of a filter that does not compile
     ├── MessageIllegalError             13    the message breaks a rule of the format
     ├── TopicNotExistError              17
     ├── TopicExistsError                18
@@ -75,6 +76,19 @@ class OffsetOutOfRangeError(InvalidArgumentError):
             f"offset {self.queue_offset} is outside {self.queue}, which holds offsets {self.min_offset} to "
             f"{self.max_offset} (the next to be written); seek to an offset in that range"
         )
+
+
+class FilterExpressionError(InvalidArgumentError):
+    """The text of a filter expression that does not compile. `position` counts the characters of `text` from 1."""
+
+    code = 23
+
+    def __init__(self, text: str, position: int, reason: str) -> None:
+        super().__init__(text, position, reason)
+        self.text, self.position, self.reason = text, position, reason
+
+    def __str__(self) -> str:
+        return f"the filter {self.text!r} does not compile: at character {self.position}, {self.reason}"
 
 
 class MessageIllegalError(RaymqError, ValueError):

@@ -1,0 +1,132 @@
+"""Values of a filter expression and how two of them compare, as Java's types do in RocketMQ.
+
+A property is a string. A literal is a string, a boolean, NULL, or a number of one of three types: `Kind`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from math import copysign, isnan
+from typing import Final
+
+LONG_MAX: Final = 2**63 - 1
+INTEGER_MAX: Final = 2**31 - 1
+
+
+class Kind(IntEnum):
+    """The type of a number; two numbers are compared as the larger of their types."""
+
+    INTEGER = 0
+    """32 bits, signed."""
+    LONG = 1
+    """64 bits, signed."""
+    DOUBLE = 2
+    """A double."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number with its type."""
+
+    value: int | float
+    kind: Kind
+
+
+Value = bool | str | Number | None
+"""None is SQL's NULL: an absent property, or the literal."""
+
+
+class IncomparableError(Exception):
+    """Two values that have no comparison, such as a number and the text "abc": the expression matches nothing then."""
+
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]+")
+_DOUBLE: Final = re.compile(r"([+-]?)(?:(NaN|Infinity)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?)")
+_HEX_DOUBLE: Final = re.compile(r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?")
+_BLANKS: Final = "".join(map(chr, range(0x21)))
+"""The characters that Java's `trim` removes."""
+
+
+def read_number(text: str, kind: Kind) -> int | float:
+    """The number that a text stands for, read as `kind`. IncomparableError if it stands for none, or for one that
+    does not fit."""
+    if kind is Kind.DOUBLE:
+        return read_double(text)
+    if not _WHOLE.fullmatch(text):
+        raise IncomparableError(f"{text!r} is no whole number")
+    sign, digits = ("-" if text[0] == "-" else ""), text.lstrip("+-").lstrip("0")
+    if len(digits) > 19:
+        raise IncomparableError(f"{text!r} is too large")
+    number = int(sign + (digits or "0"))
+    most = INTEGER_MAX if kind is Kind.INTEGER else LONG_MAX
+    if not -most - 1 <= number <= most:
+        raise IncomparableError(f"{text!r} is too large")
+    return number
+
+
+def read_double(text: str) -> float:
+    """The double that a text stands for, as Java's `Double.valueOf` reads it. IncomparableError if it is none."""
+    text = text.strip(_BLANKS)
+    if found := _DOUBLE.fullmatch(text):
+        sign, word, digits = found.groups()
+        return float(sign + ({"NaN": "nan", "Infinity": "inf"}[word] if word else digits))
+    if found := _HEX_DOUBLE.fullmatch(text):
+        try:
+            return float.fromhex(found[1])
+        except OverflowError:
+            return float("-inf" if text[0] == "-" else "inf")
+    raise IncomparableError(f"{text!r} is no number")
+
+
+def is_true_text(text: str) -> bool:
+    """The boolean that a text stands for: "true" in any case, and every other text is false."""
+    return len(text) == 4 and text.lower() == "true"
+
+
+def compare(left: Value, right: Value) -> int:
+    """Less than 0, 0 or more than 0: how two values that are not NULL order. Values that are merely unequal give -1.
+
+    IncomparableError for values that raise in RocketMQ: a text that is not the number it is compared with, and a
+    boolean on the left of a text.
+    """
+    if isinstance(left, str):
+        return _compare_text(left, right)
+    if isinstance(left, bool):
+        if isinstance(right, str):
+            raise IncomparableError(f"a boolean on the left of the text {right!r}")
+        return left - right if isinstance(right, bool) else -1
+    assert isinstance(left, Number)
+    if isinstance(right, str):
+        return _order(left.value, read_number(right, left.kind), left.kind)
+    if isinstance(right, Number):
+        kind = max(left.kind, right.kind)
+        return _order(left.value, right.value, kind)
+    return -1
+
+
+def compare_as_doubles(left: str, right: str) -> int:
+    """How two texts order: as doubles. IncomparableError if one is no number."""
+    return _order(read_double(left), read_double(right), Kind.DOUBLE)
+
+
+def _compare_text(left: str, right: Value) -> int:
+    if isinstance(right, str):
+        return (left > right) - (left < right)
+    if isinstance(right, bool):
+        return is_true_text(left) - right
+    assert isinstance(right, Number)
+    return _order(read_number(left, right.kind), right.value, right.kind)
+
+
+def _order(left: float, right: float, kind: Kind) -> int:
+    if kind is not Kind.DOUBLE:
+        return (left > right) - (left < right)
+    first, second = double_rank(float(left)), double_rank(float(right))
+    return (first > second) - (first < second)
+
+
+def double_rank(number: float) -> tuple[bool, float, float]:
+    """A key that orders doubles as Java does: NaN behind all others and equal to itself, -0.0 before 0.0."""
+    return (True, 0.0, 0.0) if isnan(number) else (False, number, copysign(1.0, number))
