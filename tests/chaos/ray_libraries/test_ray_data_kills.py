@@ -1,4 +1,4 @@
-"""Reads and writes of Ray Data under faults: workers are killed, and the storage master, too.
+"""Reads and writes of Ray Data under faults: retention deletes files, workers are killed, and the storage master is.
 
 Each task of an execution is killed once. RAYMQ_CHAOS_DATA_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of tasks,
 RAYMQ_CHAOS_SEED repeats where those that write are killed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -28,7 +29,8 @@ from ray.data.datasource import ReadTask
 import raymq
 from raymq.data import TopicDatasource, read_topic, write_topic
 from raymq.data.shared_client import worker_client
-from tests.support.clusters.cluster import one_group
+from raymq.errors import DataLossError
+from tests.support.clusters.cluster import Sandbox, one_group
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas
 
@@ -38,6 +40,7 @@ SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 1}")
 KILLS = int(os.environ.get("RAYMQ_CHAOS_DATA_KILLS", "10" if os.environ.get("RAYMQ_SOAK") == "1" else "3"))
 ROWS = 20_000
 BATCH_ROWS = 250
+OLD_FILES = 4
 WAIT_S = 100.0
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
@@ -61,13 +64,17 @@ def _small_blocks() -> Iterator[None]:
     context.target_max_block_size, context.enable_progress_bars = before
 
 
+def fill(mq: raymq.Client, topic: str) -> str:
+    """Make a topic with ROWS messages in several files; the body of each is its number, and some more."""
+    mq.admin.create_topic(topic, queues=4)
+    with mq.producer() as producer:
+        producer.send_table(topic, pa.table({"body": [f"{number} {'x' * 200}" for number in range(ROWS)]}))
+    return topic
+
+
 @pytest.fixture(scope="module")
 def filled(mq: raymq.Client) -> str:
-    """A topic with ROWS messages in several files; the body of each is its number, and some more."""
-    mq.admin.create_topic("data-kills", queues=4)
-    with mq.producer() as producer:
-        producer.send_table("data-kills", pa.table({"body": [f"{number} {'x' * 200}" for number in range(ROWS)]}))
-    return "data-kills"
+    return fill(mq, "data-kills")
 
 
 def numbers(values: list[bytes]) -> Counter[int]:
@@ -84,8 +91,8 @@ Read = Callable[[], Iterable[pa.Table]]
 class FaultyTasks(TopicDatasource):
     """A datasource of which read task n reads by `faulty(n, read)`, where `read` is how it would read else."""
 
-    def __init__(self, topic: str, faulty: Callable[[int, Read], Read]) -> None:
-        super().__init__(topic, columns=["value"])
+    def __init__(self, topic: str, faulty: Callable[[int, Read], Read], *, fail_on_data_loss: bool = True) -> None:
+        super().__init__(topic, columns=["value"], fail_on_data_loss=fail_on_data_loss)
         self._faulty = faulty
 
     def get_read_tasks(self, *arguments: Any, **options: Any) -> list[ReadTask]:
@@ -118,6 +125,95 @@ def dying(read: Read, mark: Path, after: int) -> Read:
             die()
 
     return read_and_die
+
+
+def delete_oldest_files(mq: raymq.Client, box: Sandbox, topic: str) -> None:
+    """Have retention delete the first files of the log; return when messages of each queue of the topic are gone."""
+    for log in box.data.rglob("commitlog"):
+        for path in sorted(log.iterdir())[:OLD_FILES]:
+            os.utime(path, (time.time() - 100 * 3600,) * 2)
+
+    def gone() -> bool:
+        mq.admin.clean_store(BROKER)  # again: the broker's state is kept until two snapshots have it
+        return all(one.min_offset for one in mq.admin.describe_topic(topic))
+
+    eventually(gone, "messages of each queue that are gone")
+
+
+class PausedRead:
+    """A read that pauses: after the first block of task 0, and before the first of every other task. `marks` is an
+    empty directory."""
+
+    def __init__(self, topic: str, marks: Path, *, fail_on_data_loss: bool) -> None:
+        marks.mkdir()
+        self._begun, self._go_on = marks / "begun", marks / "go on"
+        source = FaultyTasks(topic, self._pausing, fail_on_data_loss=fail_on_data_loss)
+        # All tasks run at the same time.
+        self._dataset = ray.data.read_datasource(source, override_num_blocks=2, num_cpus=0.1)
+
+    def _pausing(self, number: int, read: Read) -> Read:
+        begun, go_on = self._begun, self._go_on
+
+        def read_and_pause() -> Iterator[pa.Table]:
+            if number:
+                wait_for(go_on)
+            for block in read():
+                yield block
+                begun.touch()
+                wait_for(go_on)
+
+        return read_and_pause
+
+    def rows(self) -> Counter[int]:
+        """The numbers of the rows that are read."""
+        return numbers([row["value"] for row in self._dataset.take_all()])
+
+    def pause(self) -> None:
+        """Wait until the read pauses."""
+        eventually(self._begun.exists, "the first block")
+
+    def go_on(self) -> None:
+        """End the pause."""
+        self._go_on.touch()
+
+
+# First: it deletes the oldest files, and a reader may yet read those of a replica that led before.
+
+
+def test_a_read_of_messages_that_are_deleted_meanwhile_fails_or_says_what_it_left_out(
+    mq: raymq.Client, box: Sandbox, tmp_path: Path
+) -> None:
+    topic = fill(mq, "data-loss")
+    strict = PausedRead(topic, tmp_path / "strict", fail_on_data_loss=True)
+    lenient = PausedRead(topic, tmp_path / "lenient", fail_on_data_loss=False)
+    with ThreadPoolExecutor(2) as pool:
+        failing, going_on = pool.submit(strict.rows), pool.submit(lenient.rows)
+        try:
+            strict.pause()
+            lenient.pause()
+            delete_oldest_files(mq, box, topic)
+        finally:
+            strict.go_on()
+            lenient.go_on()
+        with pytest.raises(DataLossError) as failure:
+            failing.result(WAIT_S)
+        found = going_on.result(WAIT_S)
+    kept = {one.queue.queue_id: one.min_offset for one in mq.admin.describe_topic(topic)}
+    lost = re.search(rf"{topic}@{BROKER}:(\d): offsets (\d+) to \d+ are gone; it holds (\d+)", str(failure.value))
+    assert lost is not None, failure.value
+    assert int(lost[2]) < int(lost[3]) == kept[int(lost[1])]
+    assert found < once_each()
+    missing = (once_each() - found).total()
+    eventually(lambda: said_to_be_left_out(box, topic) == missing, f"warnings that name {missing} offsets")
+    left = numbers([row["value"] for row in read_topic(topic, columns=["value"]).take_all()])
+    assert left < found  # what had begun keeps the files that it reads
+
+
+def said_to_be_left_out(box: Sandbox, topic: str) -> int:
+    """The number of offsets that the warnings in the logs of Ray's workers name."""
+    logs = "".join(path.read_text(errors="replace") for path in (box.tmp / "ray").glob("session_*-*/logs/worker-*.err"))
+    named = re.findall(rf"{topic}@{BROKER}:\d: offsets (\d+) to (\d+) are gone: ", logs)
+    return sum(int(last) - int(first) + 1 for first, last in named)
 
 
 def test_rows_are_read_once_though_workers_are_killed(mq: raymq.Client, filled: str, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from raymq.cli import messages, progress
 from raymq.message import Message, MessageQueue, SendResult, SendStatus
 
 LINES = 20_000
+FEW_LINES = 500
+"""Enough for a bar, where a line is printed for each."""
 
 
 class Producer:
@@ -43,7 +45,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     return shown
 
 
-def send(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Producer, str]:
+def send(monkeypatch: pytest.MonkeyPatch, *arguments: str, count: int = LINES) -> tuple[Producer, str]:
     producer = Producer()
 
     @contextmanager
@@ -51,7 +53,7 @@ def send(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Producer, st
         yield SimpleNamespace(producer=lambda group: nullcontext(producer))
 
     monkeypatch.setattr(messages, "client_of", client)
-    lines = "".join(f"{number}\n" for number in range(LINES))
+    lines = "".join(f"{number}\n" for number in range(count))
     result = CliRunner().invoke(cli.cli, ["send", "orders", *arguments], input=lines)
     assert result.exit_code == 0, result.output
     return producer, result.stdout
@@ -66,10 +68,12 @@ def test_many_lines_are_sent_with_progress_and_the_json_is_clean(
     assert f"{LINES}/{LINES}" in terminal.getvalue()
 
 
-def test_nothing_is_shown_where_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, terminal: StringIO) -> None:
+    send(monkeypatch, count=FEW_LINES)
+    assert f"{FEW_LINES}/{FEW_LINES}" in terminal.getvalue()
     shown = StringIO()
     monkeypatch.setattr(progress, "err", Console(file=shown))
-    send(monkeypatch)
+    send(monkeypatch, count=FEW_LINES)
     assert shown.getvalue() == ""
 
 
