@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
     )
     from raymq.producer.settings import ProducerSettings as ProducerSettings
     from raymq.producer.table import QueueRange as QueueRange, TableResult as TableResult
+    from raymq.protocol.attributes import TopicMessageType as TopicMessageType
     from raymq.protocol.consume_result import ConsumeLater as ConsumeLater
     from raymq.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
     from raymq.record.compression import Compression as Compression, CompressionType as CompressionType
@@ -136,6 +137,7 @@ _HOMES: Final = {
     "SqlFilter": "raymq.filters.sql",
     "TableResult": "raymq.producer.table",
     "TopicExistsError": "raymq.errors",
+    "TopicMessageType": "raymq.protocol.attributes",
     "TopicNotExistError": "raymq.errors",
     "connect": "raymq.client",
     "select_queue_by_hash": "raymq.producer.queue_selector",

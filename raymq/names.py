@@ -30,6 +30,7 @@ LMQ_PREFIX: Final = "%LMQ%"
 """The prefix of queues that a message is put into beside its own (storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """A topic of brokers that create a topic when a message is sent to it; new topics get its permission."""
 

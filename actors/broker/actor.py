@@ -52,6 +52,7 @@ from raymq.message import Message
 from raymq.names import AUTO_CREATE_TOPIC, PullName, check_group, is_internal_topic
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
+from raymq.protocol.attributes import NO_ATTRIBUTES
 from raymq.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
 from raymq.protocol.route import MASTER_ID, PERM_ALL, PERM_INHERIT, BrokerRegistration, NewTopic, TopicConfig
 from raymq.protocol.stats import TopicStats
@@ -123,13 +124,21 @@ class Broker(GroupMethods):
 
     # Topics
 
-    def create_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = "") -> None:
+    def create_topic(
+        self,
+        topic: str,
+        read_queue_nums: int,
+        write_queue_nums: int,
+        layout: str = "",
+        attributes: Mapping[str, str] = NO_ATTRIBUTES,
+    ) -> None:
         """Create a topic with so many queues in this broker group.
 
-        `layout`: the topic's queues in all broker groups (raymq.protocol.route). Repeating it changes nothing;
-        TopicExistsError if the topic exists with other numbers. IllegalNameError, InvalidArgumentError.
+        `layout`: the topic's queues in all broker groups (raymq.protocol.route). `attributes`: RocketMQ's
+        (raymq.protocol.attributes). Repeating it changes nothing; TopicExistsError if the topic exists with other
+        numbers or attributes. IllegalNameError, InvalidArgumentError.
         """
-        self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout))
+        self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout, attributes))
 
     def create_topics(self, topics: Sequence[NewTopic]) -> bool:
         """Create several topics: all, or none when one raises. True if every NameServer knows them on return; else they
@@ -143,13 +152,14 @@ class Broker(GroupMethods):
         perm: int | None = None,
         order_config: str | None = None,
         layout: str = "",
+        attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
         """Change what is given: more queues (never fewer), the permission, the queues of an order topic
-        (raymq.protocol.route), or more queues in other groups (`layout`).
+        (raymq.protocol.route), more queues in other groups (`layout`), or attributes, of which an empty one goes.
 
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
-        self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout))
+        self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout, attributes))
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
         """Create a topic because a message is sent to it (spec/messaging.md §2.5); of one that exists, only the layout

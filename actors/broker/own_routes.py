@@ -11,6 +11,7 @@ from collections.abc import Callable
 from actors.broker.master_store import MasterStore
 from actors.core.broker.state import BrokerState
 from raymq.config.cluster import BrokerSettings
+from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.route import MASTER_ID, BrokerData, QueueData, TopicRoute
 
 
@@ -39,7 +40,8 @@ class OwnRoutes:
         name = self._settings.broker_name
         data = BrokerData(self._settings.cluster, name, {MASTER_ID: self._store.storage.name})
         queues = QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm)
-        return TopicRoute(topic, {name: data}, (queues,)).require_writable()
+        attributes = TopicAttributes.parse(config.attributes)
+        return TopicRoute(topic, {name: data}, (queues,), attributes=attributes).require_writable()
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
         """The result of `get`, after creating a missing topic if auto_create_topic_enable is on."""

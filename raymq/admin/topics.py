@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from raymq.errors import (
 )
 from raymq.message import MessageQueue
 from raymq.names import check_topic, check_user_topic, is_internal_topic
+from raymq.protocol.attributes import NO_ATTRIBUTES, TopicAttributes, TopicMessageType, attribute_changes
 from raymq.protocol.route import (
     NewTopic,
     TopicRoute,
@@ -58,19 +59,30 @@ class TopicAdmin(AdminBase):
         self._known_brokers: tuple[list[str], float] = ([], 0.0)
         """The names of the broker groups, and the time until which they may be used."""
 
-    def create_topic(self, topic: str, queues: int = 4) -> None:
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 4,
+        *,
+        message_type: TopicMessageType | str | None = None,
+    ) -> None:
         """Create a topic with `queues` queues in all, spread evenly over the broker groups.
 
+        `message_type`: the messages that it takes, by default all (TopicMessageType).
+
         On return every client can use it. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError when it
-        exists with another number of queues; creating it again as it is changes nothing.
+        exists with another number of queues, or other attributes; creating it again as it is changes nothing.
         """
-        self.create_topics({topic: queues})
+        self._create({topic: queues}, attribute_changes(message_type))
 
     def create_topics(self, topics: Mapping[str, int]) -> None:
         """Create topics, each with its number of queues in all, as `create_topic` does; many take few calls.
 
         When this raises, some of them may exist; to repeat it is safe.
         """
+        self._create(topics, NO_ATTRIBUTES)
+
+    def _create(self, topics: Mapping[str, int], attributes: Mapping[str, str]) -> None:
         brokers = self._recent_broker_names()
         by_broker: dict[str, list[NewTopic]] = {}
         for topic, queues in topics.items():
@@ -79,7 +91,8 @@ class TopicAdmin(AdminBase):
                 raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
             counts = spread_queues(queues, brokers)
             for broker_name, count in counts.items():
-                by_broker.setdefault(broker_name, []).append(NewTopic(topic, count, format_order_config(counts)))
+                new_topic = NewTopic(topic, count, format_order_config(counts), attributes)
+                by_broker.setdefault(broker_name, []).append(new_topic)
         known_to_all = True
         for broker_name, new in by_broker.items():
             for start in range(0, len(new), TOPICS_PER_CALL):
@@ -114,9 +127,17 @@ class TopicAdmin(AdminBase):
                 continue  # an earlier attempt deleted it here
         self._routes.invalidate(topic)
 
-    def update_topic(self, topic: str, *, queues: int | None = None, perm: int | None = None) -> None:
-        """Change the number of `queues` in all, which may become more but not fewer, or the permission (4 to read plus
-        2 to write). On return every client that asks sees it; others within half a minute.
+    def update_topic(
+        self,
+        topic: str,
+        *,
+        queues: int | None = None,
+        perm: int | None = None,
+        message_type: TopicMessageType | str | None = None,
+    ) -> None:
+        """Change the number of `queues` in all, which may become more but not fewer, the permission (4 to read plus
+        2 to write), or the type of messages that it takes. On return every client that asks sees it; others within half
+        a minute. What a topic holds is not looked at when its type changes.
 
         More queues mean that sharding keys have other queues from then on: let consumers finish what was sent before
         where that order matters. Every broker that has the topic is called, so all of them must run.
@@ -131,11 +152,14 @@ class TopicAdmin(AdminBase):
             grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
         if perm is not None:
             check_perm(perm)
+        changes = attribute_changes(message_type)
         for broker_name in counts:
-            self._call_broker(broker_name, "update_topic", topic, grown.get(broker_name), perm)
+            self._call_broker(broker_name, "update_topic", topic, grown.get(broker_name), perm, None, "", changes)
         for broker_name in grown.keys() - counts.keys():
             if grown[broker_name]:
-                self._call_broker(broker_name, "create_topic", topic, grown[broker_name], grown[broker_name])
+                attributes = {**route.attributes.mapping(), **changes}
+                nums = grown[broker_name]
+                self._call_broker(broker_name, "create_topic", topic, nums, nums, "", attributes)
                 self._call_broker(broker_name, "update_topic", topic, None, perm, route.order_config)
         self._set_layout(topic, {name: count for name, count in grown.items() if count})
         self._routes.invalidate(topic)
@@ -179,6 +203,13 @@ class TopicAdmin(AdminBase):
         """The names of all topics, sorted; with `internal` also the groups' retry and dead-letter topics and the
         server's own."""
         return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
+
+    def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
+        """The attributes of topics, in few calls: the types of their messages, and how they are kept.
+        TopicNotExistError."""
+        wanted = list(topics)
+        self._routes.fetch(wanted)
+        return {topic: self._routes.get(topic).attributes for topic in wanted}
 
     def topic_route(self, topic: str) -> TopicRoute:
         """The broker groups and queues of a topic. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError

@@ -79,15 +79,21 @@ def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> Non
 
 
 def print_rows(
-    as_json: bool, key: str, names: Sequence[str], rows: Sequence[Sequence[Any]], total: int | None = None
+    as_json: bool,
+    key: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    total: int | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print rows as a table, or as JSON below `key`. `total`: the column whose sum stands below the table."""
+    """Print rows as a table, or as JSON below `key`. `total`: the column whose sum stands below the table. `more`
+    stands beside the rows in the JSON."""
 
     def show() -> None:
         footer = None if total is None or not rows else ["total", *[""] * (len(names) - 2), sum(r[total] for r in rows)]
         table(names, rows, footer)
 
-    print_value(as_json, {key: [dict(zip(names, row, strict=True)) for row in rows]}, show)
+    print_value(as_json, {key: [dict(zip(names, row, strict=True)) for row in rows], **(more or {})}, show)
 
 
 def print_fields(as_json: bool, fields: Mapping[str, Any]) -> None:

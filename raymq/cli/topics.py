@@ -17,9 +17,20 @@ from raymq.cli.output import (
     say,
     table,
 )
+from raymq.protocol.attributes import MESSAGE_TYPE, TopicMessageType
 from raymq.protocol.route import PERM_READ, PERM_WRITE
 
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
+
+_SHOWN: Final = (MESSAGE_TYPE,)
+"""The attributes that a list of topics shows."""
+
+type_option = click.option(
+    "--type",
+    "message_type",
+    type=click.Choice([str(one).lower() for one in TopicMessageType], case_sensitive=False),
+    help="The messages that it takes; unspecified and mixed take all.",
+)
 
 
 @click.group(cls=Group)
@@ -30,13 +41,17 @@ def topic() -> None:
 @topic.command("create")
 @click.argument("name")
 @click.option("--queues", type=int, default=4, show_default=True, help="Queues in all, shared by the broker groups.")
+@type_option
 @address_option
 @json_option
-def topic_create(name: str, queues: int, address: str | None, as_json: bool) -> None:
-    """Create a topic. Example: raymq topic create orders --queues 8"""
+def topic_create(name: str, queues: int, message_type: str | None, address: str | None, as_json: bool) -> None:
+    """Create a topic. Example: raymq topic create orders --queues 8 --type fifo"""
     with client_of(address) as client:
-        client.admin.create_topic(name, queues)
-    print_value(as_json, {"topic": name, "queues": queues}, lambda: say(f"topic {name} has {queues} queues"))
+        client.admin.create_topic(name, queues, message_type=message_type)
+        attributes = client.admin.topic_attributes([name])[name].mapping()
+    text = "".join(f", {key} {value}" for key, value in attributes.items())
+    value = {"topic": name, "queues": queues, "attributes": attributes}
+    print_value(as_json, value, lambda: say(f"topic {name} has {queues} queues{text}"))
 
 
 @topic.command("list")
@@ -47,7 +62,10 @@ def topic_list(internal: bool, address: str | None, as_json: bool) -> None:
     """List topics. Example: raymq topic list --json"""
     with client_of(address) as client:
         topics = client.admin.list_topics(internal=internal)
-    print_value(as_json, {"topics": topics}, lambda: table(["topic"], [[name] for name in topics]))
+        attributes = {name: values.mapping() for name, values in client.admin.topic_attributes(topics).items()}
+    rows = [[name, *(attributes[name].get(key, "") for key in _SHOWN)] for name in topics]
+    value = {"topics": topics, "attributes": {name: found for name, found in attributes.items() if found}}
+    print_value(as_json, value, lambda: table(["topic", *_SHOWN], rows))
 
 
 @topic.command("describe")
@@ -58,25 +76,37 @@ def topic_describe(name: str, address: str | None, as_json: bool) -> None:
     """Show a topic's queues and the offsets they hold. Example: raymq topic describe orders"""
     with client_of(address) as client:
         queues = client.admin.describe_topic(name)
+        attributes = client.admin.topic_attributes([name])[name].mapping()
     rows = [[q.queue.broker_name, q.queue.queue_id, q.min_offset, q.max_offset, q.messages] for q in queues]
     names = ["broker", "queue", "min_offset", "max_offset", "messages"]
-    print_rows(as_json, "queues", names, rows, total=4)
+    for key, text in () if as_json else attributes.items():
+        say(f"{key} {text}")
+    print_rows(as_json, "queues", names, rows, total=4, more={"attributes": attributes})
 
 
 @topic.command("update")
 @click.argument("name")
 @click.option("--queues", type=int, help="Queues in all: more than there are, never fewer.")
 @click.option("--perm", type=click.Choice(["R", "W", "RW"]), help="What may be done with it.")
+@type_option
 @address_option
 @json_option
-def topic_update(name: str, queues: int | None, perm: str | None, address: str | None, as_json: bool) -> None:
-    """Give a topic more queues, or another permission. Example: raymq topic update orders --queues 16"""
-    if queues is None and perm is None:
-        raise click.UsageError("say what to change: --queues or --perm")
+def topic_update(
+    name: str,
+    queues: int | None,
+    perm: str | None,
+    message_type: str | None,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Give a topic more queues, or change what it takes. Example: raymq topic update orders --queues 16 --type fifo"""
+    if queues is None and perm is None and message_type is None:
+        raise click.UsageError("say what to change: --queues, --perm or --type")
     bits = None if perm is None else sum(_PERMISSIONS[letter] for letter in perm)
+    options = {"queues": queues, "perm": bits, "message_type": message_type}
     with client_of(address) as client:
-        client.admin.update_topic(name, queues=queues, perm=bits)
-    changed = {"queues": queues, "perm": perm}
+        client.admin.update_topic(name, **{key: value for key, value in options.items() if value is not None})
+    changed = {"queues": queues, "perm": perm, "type": message_type}
     text = ", ".join(f"{key} {value}" for key, value in changed.items() if value is not None)
     print_value(as_json, {"topic": name, **changed}, lambda: say(f"topic {name} has {text} now"))
 

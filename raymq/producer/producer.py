@@ -49,6 +49,7 @@ from raymq.message import PLAIN_PROPERTIES, Message, MessageQueue, SendResult
 from raymq.names import check_group, check_user_topic
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
+from raymq.producer.checks.topic_types import check_types
 from raymq.producer.completion import BeforeEnd, Completion, SendFuture, SendResults
 from raymq.producer.encoder import (
     OVERHEAD_BYTES,
@@ -421,6 +422,8 @@ class Producer(Closing):
         """
         watched: Watched | None = None
         try:
+            if route.attributes.restricts:
+                check_types(route, request.messages, request.destination, request.stored)
             queue = self._select(route, request)
             if self._hooks:
                 for message in request.messages:
@@ -431,7 +434,8 @@ class Producer(Closing):
             with self._lock:
                 if self._closed or sender.closed:
                     raise closed_error()
-                placed, futures = self._put_locked(request, parts, queue, sender, watched, at_once=at_once)
+                keyed = route.attributes.is_compacted
+                placed, futures = self._put_locked(request, parts, queue, sender, watched, at_once=at_once, keyed=keyed)
         except BaseException as error:
             self.buffer.deallocate(request.cost_bytes, len(request.messages), request.generation)
             if watched is not None:
@@ -508,8 +512,10 @@ class Producer(Closing):
         watched: Watched | None,
         *,
         at_once: bool,
+        keyed: bool,
     ) -> tuple[_Placed, list[Future[None]]]:
         """Let the parts of a request join the batch that is open in their queue, or wait as batches of their own.
+        `keyed`: each message of the topic needs a key.
 
         Returns, beside where they are, the futures of flushes that are to end.
         """
@@ -533,7 +539,7 @@ class Producer(Closing):
                     self._note_lone_turn_locked(batch, sender)
                 break
             if joins:
-                self._open_locked(batch, stored)
+                self._open_locked(batch, stored, any_may_join=not keyed)
             sender.put_locked(batch)
         return placed, []
 
@@ -565,8 +571,9 @@ class Producer(Closing):
             batch.limit_bytes = SEALED
         return _Placed([(batch, (0,), index)]), self.buffer.merge_locked(request.generation)
 
-    def _open_locked(self, batch: SendBatch, stored: MessageQueue) -> None:
-        """Let further messages join a batch, as long as they have nearly the same deadline."""
+    def _open_locked(self, batch: SendBatch, stored: MessageQueue, *, any_may_join: bool) -> None:
+        """Let further messages join a batch, as long as they have nearly the same deadline; unless `any_may_join`, only
+        those that were checked."""
         open_for_s = batch.timeout_s * _JOIN_TIMEOUT_SHARE
         batch.join_until_s = self._clock() + open_for_s
         batch.deadline_s += open_for_s
@@ -577,7 +584,7 @@ class Producer(Closing):
             batch.max_messages = limits.FIRST_TURN_MAX_MESSAGES
             if before is not None and full:
                 batch.max_messages = min(2 * before.max_messages, limits.BATCH_MAX_MESSAGES)
-        if batch.waits and stored == batch.queue and batch.timeout_s == self.settings.send_timeout_s:
+        if any_may_join and batch.waits and stored == batch.queue and batch.timeout_s == self.settings.send_timeout_s:
             self._open[batch.topic if batch.movable else batch.queue] = batch
 
     def _open_place(self, message: Message, where: DestinationOptions, now_s: float) -> str | MessageQueue:
@@ -633,9 +640,12 @@ class Producer(Closing):
         """The turn of the next queue of a topic to which lone messages were sent; None if that is for the general way
         to find out."""
         try:
-            queue = self._turns.next(self._usable_route(topic, keyed=False), 1, now_s)
+            route = self._usable_route(topic, keyed=False)
+            queue = self._turns.next(route, 1, now_s)
         except RaymqError:
             return None  # the general way waits, or raises
+        if not route.attributes.takes_normal:
+            return None  # the general way checks the message
         sender = self._senders.get(queue.broker_name)
         with self._lock:
             if sender is None or self._closed:

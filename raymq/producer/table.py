@@ -22,6 +22,7 @@ from raymq.kernels.fields import Ints
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import Message, MessageQueue, SendStatus
 from raymq.producer.buffer_pool import BufferPool
+from raymq.producer.checks.topic_types import check_rows
 from raymq.producer.completion import Acknowledged, BeforeEnd, Outcome
 from raymq.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination
 from raymq.producer.send_batch import SendRequest
@@ -89,6 +90,8 @@ def send_table(producer: SendSteps, topic: str, table: pa.Table | pa.RecordBatch
         producer.check([Message(topic, b"x")])
     for first in range(0, rows.count, CHECK_ROWS):
         rows.check(first, CHECK_ROWS, producer.settings.max_message_size_bytes)
+    if rows.count:
+        check_rows(producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed), table)
     progress = _TableProgress(rows.count)
     try:
         for first in range(0, rows.count, TABLE_SLICE_ROWS):

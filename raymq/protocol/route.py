@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from raymq.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.message import MessageQueue
+from raymq.protocol.attributes import NO_ATTRIBUTES, PLAIN_ATTRIBUTES, TopicAttributes
 
 PERM_INHERIT: Final = 1
 PERM_WRITE: Final = 2
@@ -100,7 +101,8 @@ class TopicConfig:
     """A topic as one broker group holds it: its queues are numbered 0 to write (read) queue nums - 1. `order_config`
     says the queues of an order topic in all groups (parse_order_config), each group the same; empty for others.
     `layout` says, in the same form, the queues that the topic has in all groups: each group keeps it in its log, so
-    whoever answers for the topic knows all of its queues. It is empty where nobody has told it."""
+    whoever answers for the topic knows all of its queues. It is empty where nobody has told it. `attributes` are
+    RocketMQ's (raymq.protocol.attributes)."""
 
     topic: str
     read_queue_nums: int
@@ -109,14 +111,17 @@ class TopicConfig:
     order: bool = False
     order_config: str = ""
     layout: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created at one broker group, with so many queues there, and its layout (TopicConfig)."""
+    """A topic to be created at one broker group, with so many queues there, its layout and its attributes
+    (TopicConfig)."""
 
     topic: str
     queue_nums: int
     layout: str = ""
+    attributes: Mapping[str, str] = NO_ATTRIBUTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,8 @@ class TopicRoute:
 
     `layout` (merge_layouts) says the queues that the topic has in all broker groups, whichever are away. Messages
     with a sharding key are divided among those, so a route that lists fewer brokers gives a key no other queue.
+
+    `attributes` say which messages the topic takes, for producers to check.
     """
 
     topic: str
@@ -188,6 +195,7 @@ class TopicRoute:
     order_config: str = ""
     complete: bool = field(default=True, compare=False)
     layout: str = ""
+    attributes: TopicAttributes = PLAIN_ATTRIBUTES
     _publish: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
     _all: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
     _subscribe: tuple[MessageQueue, ...] = field(init=False, repr=False, compare=False)
@@ -213,7 +221,8 @@ class TopicRoute:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The queues, which are most of a route, are made again from the rest.
-        return TopicRoute, (self.topic, self.brokers, self.queues, self.order_config, self.complete, self.layout)
+        parts = (self.topic, self.brokers, self.queues, self.order_config, self.complete, self.layout, self.attributes)
+        return TopicRoute, parts
 
     def _numbered(self, counts: Mapping[str, int]) -> tuple[MessageQueue, ...]:
         return tuple(MessageQueue(self.topic, name, q) for name in sorted(counts) for q in range(counts[name]))

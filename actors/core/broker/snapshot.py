@@ -13,13 +13,18 @@ crash between two of the files leaves an older position, and the records behind 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from actors.core.broker.state import BrokerState, offsets_by_queue
+from raymq.errors import InvalidArgumentError
+from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.group import GroupConfig
 from raymq.protocol.route import DataVersion, TopicConfig
+
+logger = logging.getLogger(__name__)
 
 TOPICS_FILE: Final = "topics.json"
 GROUPS_FILE: Final = "subscriptionGroup.json"
@@ -34,6 +39,7 @@ _TOPIC_KEYS: Final = {
     "write_queue_nums": "writeQueueNums",
     "perm": "perm",
     "order": "order",
+    "attributes": "attributes",
 }
 """TopicConfig's fields and their names in topics.json."""
 
@@ -71,7 +77,7 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
     }
     topics = {
         config.topic: {
-            "attributes": {},
+            "attributes": dict(config.attributes),
             "order": config.order,
             "perm": config.perm,
             "readQueueNums": config.read_queue_nums,
@@ -121,6 +127,11 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
     for name, entry in table(TOPICS_FILE, "topicConfigTable").items():
         values = {field: entry[key] for field, key in _TOPIC_KEYS.items() if key in entry}
         state.topics[str(name)] = TopicConfig(str(name), **values)
+        try:
+            TopicAttributes.parse(state.topics[str(name)].attributes)
+        except InvalidArgumentError as error:
+            logger.warning("topic %s goes without its attributes in %s: %s", name, TOPICS_FILE, error)
+            state.topics[str(name)] = replace(state.topics[str(name)], attributes={})
     version = table(TOPICS_FILE, "dataVersion")
     state.topics_version = DataVersion(
         version.get("stateVersion", 0), version.get("counter", 0), version.get("timestamp", 0)

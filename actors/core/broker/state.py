@@ -6,7 +6,7 @@ Every change is one JSON record in the internal topic `rmq_sys_broker_state`, qu
 is flushed, recovered and replicated as messages are (design §3). The state is what the records say, applied in order:
 
     {"kind": "topic",        "topic": T, "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6, "order": false,
-     "order_config": "", "layout": "broker-a:4;broker-b:4"}
+     "order_config": "", "layout": "broker-a:4;broker-b:4", "attributes": {"message.type": "FIFO"}}
     {"kind": "topic_delete", "topic": T, "next_reset_version": 1}
     {"kind": "group",        "group": G, "consume_enable": true, "retry_max_times": 16, … as GroupConfig}
     {"kind": "group_delete", "group": G}
@@ -39,6 +39,7 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.names import SYSTEM_PREFIX, check_group, check_user_topic, is_internal_topic, is_system_group, retry_topic
+from raymq.protocol.attributes import NO_ATTRIBUTES, TopicAttributes, changed_attributes
 from raymq.protocol.group import GroupConfig, OffsetCommit
 from raymq.protocol.route import DataVersion, NewTopic, TopicConfig, check_perm, merge_layouts, parse_order_config
 
@@ -70,7 +71,14 @@ class BrokerState:
         """A state of its own with the same values."""
         return BrokerState(dict(self.topics), dict(self.groups), self.offsets.copy(), self.topics_version)
 
-    def decide_topic(self, topic: str, read_queue_nums: int, write_queue_nums: int, layout: str = "") -> Change | None:
+    def decide_topic(
+        self,
+        topic: str,
+        read_queue_nums: int,
+        write_queue_nums: int,
+        layout: str = "",
+        attributes: Mapping[str, str] = NO_ATTRIBUTES,
+    ) -> Change | None:
         """Create a topic. `layout`: its queues in all broker groups (raymq.protocol.route.TopicConfig).
 
         Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if it differs.
@@ -78,18 +86,32 @@ class BrokerState:
         check_user_topic(topic)
         for nums in (read_queue_nums, write_queue_nums):
             check_queue_nums(nums)
+        wanted = {name: text for name, text in attributes.items() if text}
+        TopicAttributes.parse(wanted)
         known = self.topics.get(topic)
         if known is not None:
-            if (known.read_queue_nums, known.write_queue_nums) == (read_queue_nums, write_queue_nums):
-                return _layout_change(known, layout)
-            raise TopicExistsError(topic, f"with {known.write_queue_nums} queues on this broker group")
-        return _topic_change(TopicConfig(topic, read_queue_nums, write_queue_nums, layout=merge_layouts(layout)))
+            if (known.read_queue_nums, known.write_queue_nums) != (read_queue_nums, write_queue_nums):
+                raise TopicExistsError(topic, f"with {known.write_queue_nums} queues on this broker group")
+            for name, text in attributes.items():
+                if known.attributes.get(name, "") != text:
+                    raise TopicExistsError(topic, f"with {name} {known.attributes.get(name) or 'as by default'}")
+            return _layout_change(known, layout)
+        return _topic_change(
+            TopicConfig(topic, read_queue_nums, write_queue_nums, layout=merge_layouts(layout), attributes=wanted)
+        )
 
     def decide_topic_update(
-        self, topic: str, queue_nums: int | None, perm: int | None, order_config: str | None, layout: str = ""
+        self,
+        topic: str,
+        queue_nums: int | None,
+        perm: int | None,
+        order_config: str | None,
+        layout: str = "",
+        attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> list[Change]:
         """Change what is not None of a topic. Its queues may become more, never fewer: messages may be in each. An
-        empty `order_config` makes it an ordinary topic. What `layout` names is added to what is known.
+        empty `order_config` makes it an ordinary topic. What `layout` names is added to what is known; of `attributes`
+        those that are named change, and go where the text is empty.
 
         Raises TopicNotExistError, IllegalNameError (a system topic), NoPermissionError (no permission) or
         InvalidArgumentError.
@@ -111,6 +133,8 @@ class BrokerState:
                 )
             config = replace(config, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
         config = replace(config, layout=merge_layouts(known.layout, layout))
+        if attributes:
+            config = replace(config, attributes=changed_attributes(topic, known.attributes, attributes))
         return [] if config == known else [_topic_change(config)]
 
     def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
@@ -203,8 +227,8 @@ class BrokerState:
     def decide_topics(self, topics: Iterable[NewTopic]) -> list[Change]:
         """Create several topics: all or none. Raises as `decide_topic`."""
         changes: dict[str, Change] = {}
-        for topic, nums, layout in topics:
-            change = self.decide_topic(topic, nums, nums, layout)
+        for topic, nums, layout, attributes in topics:
+            change = self.decide_topic(topic, nums, nums, layout, attributes)
             if change is not None:
                 changes[topic] = change
         return list(changes.values())

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.route import (
     PERM_ALL,
     PERM_WRITE,
@@ -150,6 +151,7 @@ class RouteTable:
             tuple(_queue_data(name, broker.topics[topic]) for name, broker in holders.items()),
             _order_config(topic, holders.values()),
             layout=merge_layouts(*(broker.topics[topic].layout for broker in holders.values())),
+            attributes=_attributes(topic, holders.values()),
         )
 
     def _holders(self, topic: str) -> dict[str, _LiveBroker]:
@@ -179,6 +181,12 @@ class RouteTable:
 def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
     """The first one by broker name: a broker that was added later may not have it yet."""
     return next(filter(None, (broker.topics[topic].order_config for broker in holders)), "")
+
+
+def _attributes(topic: str, holders: Iterable[_LiveBroker]) -> TopicAttributes:
+    """Those of the first one by broker name that has any, as with order configurations."""
+    found = next(filter(None, (broker.topics[topic].attributes for broker in holders)), {})
+    return TopicAttributes.parse(found)
 
 
 def _order(registration: BrokerRegistration) -> tuple[int, int, int]:

@@ -37,6 +37,7 @@ from raymq.errors import (
 )
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
 from raymq.names import SYSTEM_PREFIX, check_user_topic
+from raymq.producer.checks.topic_types import check_rows as check_rows_type
 from raymq.producer.completion import Acknowledged, Outcome
 from raymq.producer.producer import Producer
 from raymq.producer.queue_selector import Destination, named_queue
@@ -131,9 +132,11 @@ class RepeatableWriter(Closing):
     def _write(self, table: pa.Table | pa.RecordBatch) -> None:
         longest = self._producer.settings.max_message_size_bytes
         rows, times = check_rows(self.topic, table, longest, fixed=self._now_ms is not None)
-        if times is not None and times.null_count < rows.count:
-            self._ask_timers()
+        delayed = 0 if times is None else rows.count - times.null_count
         route = self._route()
+        check_rows_type(route, table, delayed)
+        if delayed:
+            self._ask_timers()
         for first in range(0, rows.count, TABLE_SLICE_ROWS):
             due = None if times is None else times.slice(first, TABLE_SLICE_ROWS)
             for part in self._placement.place(*rows.read(first, TABLE_SLICE_ROWS), due):

@@ -10,6 +10,7 @@ import pytest
 from actors.broker.own_routes import OwnRoutes
 from actors.core.broker.state import BrokerState
 from raymq.errors import NoPermissionError, TopicNotExistError
+from raymq.protocol.attributes import TopicMessageType
 from raymq.protocol.route import MASTER_ID, PERM_READ, TopicConfig
 
 
@@ -59,3 +60,8 @@ def test_only_a_missing_topic_is_created(own):
     assert own.created == []
     assert len(own.routes.get_or_create("new", 8).publish_queues) == 8
     assert own.created == [("new", 8)]
+
+
+def test_a_route_says_which_messages_the_topic_takes(own):
+    own.state.topics["orders"] = TopicConfig("orders", 1, 1, attributes={"message.type": "FIFO"})
+    assert own.routes.get("orders").attributes.message_type is TopicMessageType.FIFO

@@ -150,6 +150,8 @@ def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:
     run("topic", "update", "orders", "--queues", "16", "--perm", "R")
     assert admin.asked == [("orders", {"queues": 16, "perm": 4})]
     run("topic", "update", "orders", code=2)
+    run("topic", "update", "orders", "--type", "fifo")
+    assert admin.asked[1:] == [("orders", {"message_type": "fifo"})]
 
 
 def test_dead_letters_are_replayed_at_a_rate_with_a_line_each(run: Any, admin: Admin) -> None:

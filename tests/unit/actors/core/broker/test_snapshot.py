@@ -16,7 +16,7 @@ from actors.core.broker.snapshot import (
 )
 from actors.core.broker.state import BrokerState
 from raymq.protocol.group import GroupConfig, OffsetCommit
-from raymq.protocol.route import DataVersion
+from raymq.protocol.route import DataVersion, NewTopic
 from storage.files.config_files import parse_fastjson
 
 ROCKETMQ_TOPICS = """{
@@ -126,3 +126,16 @@ def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_
     old = {"kind": "group", "group": "old", "consume_message_orderly": True, "consume_timeout_minute": 3}
     state.apply(old, 0)
     assert state.groups["old"] == GroupConfig("old")
+
+
+def test_attributes_come_back_and_those_that_cannot_be_are_left_out():
+    state = BrokerState()
+    for change in state.decide_topics([NewTopic("orders", 2, "", {"message.type": "FIFO"}), NewTopic("bills", 1)]):
+        state.apply(change, 0)
+    files = dump_snapshot(state, 1)
+    assert json.loads(files[TOPICS_FILE])["topicConfigTable"]["orders"]["attributes"] == {"message.type": "FIFO"}
+    loaded, _ = load_snapshot(files.get, parse_fastjson)
+    assert loaded.topics == state.topics
+    files[TOPICS_FILE] = files[TOPICS_FILE].replace("FIFO", "SOMETHING")
+    loaded, _ = load_snapshot(files.get, parse_fastjson)
+    assert loaded.topics["orders"].attributes == {}

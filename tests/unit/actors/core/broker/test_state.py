@@ -464,3 +464,25 @@ def test_a_topic_that_is_made_again_has_no_layout_of_before():
 def test_a_layout_that_is_none_is_refused():
     with pytest.raises(InvalidArgumentError):
         BrokerState().decide_topic("orders", 1, 1, "everywhere")
+
+
+def test_attributes_are_set_when_a_topic_is_created_and_changed_later():
+    state = BrokerState()
+    state.apply(state.decide_topic("orders", 4, 4, "", {"message.type": "FIFO"}), 0)
+    assert state.topics["orders"].attributes == {"message.type": "FIFO"}
+    assert state.decide_topic("orders", 4, 4, "", {"message.type": "FIFO"}) is None
+    assert state.decide_topic("orders", 4, 4) is None
+    with pytest.raises(TopicExistsError, match=r"message\.type FIFO"):
+        state.decide_topic("orders", 4, 4, "", {"message.type": "DELAY"})
+    with pytest.raises(InvalidArgumentError):
+        state.decide_topic("bills", 4, 4, "", {"message.type": "anything"})
+    [change] = state.decide_topic_update("orders", None, None, None, "", {"message.type": "", "reserve.time": "60000"})
+    state.apply(decode_change(encode_change(change)), 0)
+    assert state.topics["orders"].attributes == {"reserve.time": "60000"}
+    assert state.decide_topic_update("orders", None, None, None, "", {"reserve.time": "60000"}) == []
+
+
+def test_a_topic_record_of_an_older_version_has_no_attributes():
+    state = BrokerState()
+    state.apply({"kind": "topic", "topic": "orders", "read_queue_nums": 1, "write_queue_nums": 1}, 0)
+    assert state.topics["orders"].attributes == {}

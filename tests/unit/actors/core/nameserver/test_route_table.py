@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from actors.core.nameserver.route_table import RouteTable
 from raymq.errors import ServiceNotAvailableError, TopicNotExistError
 from raymq.message import MessageQueue
+from raymq.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.protocol.route import BrokerRegistration, DataVersion, TopicChanges, TopicConfig
 
 FIRST = DataVersion(0, 1, 5)
@@ -224,3 +226,12 @@ def test_a_change_undoes_the_permissions_that_were_changed_here(table):
     table.register(registration(version=SECOND, topics=("orders", "new")), 2.0)
     assert len(table.route("orders").publish_queues) == 2
     assert table.change_topics(changes(removed=("new",), since=SECOND, version=SECOND.next(7)), 3.0)
+
+
+def test_a_route_has_the_topics_attributes_also_while_a_broker_lacks_them(table):
+    typed = TopicConfig("orders", 2, 2, attributes={"message.type": "FIFO"})
+    table.register(registration("a"), 0.0)
+    table.register(replace(registration("b"), topics=(typed,)), 0.0)
+    route = pickle.loads(pickle.dumps(table.route("orders")))
+    assert route.attributes == TopicAttributes(TopicMessageType.FIFO)
+    assert table.route("orders") == route

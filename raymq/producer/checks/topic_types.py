@@ -1,0 +1,126 @@
+"""Checks messages against their topic's attributes before anything of them is sent (raymq.protocol.attributes).
+
+A message's type follows RocketMQ's `TopicMessageType.parseFromMessageProperty`: a half message is TRANSACTION, whatever
+else it has; a delayed one is DELAY; one with a sharding key is FIFO; any other is NORMAL. A message sent to a queue or
+by a selector has its order from there: a FIFO topic and a NORMAL topic both take it.
+
+As in RocketMQ the types are checked where messages enter the cluster, not by the store: a producer that has a topic's
+route from before a change follows it within half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.delay import is_waiting_topic
+from raymq.errors import MessageIllegalError
+from raymq.kernels.message_columns import MessageColumns
+from raymq.message import PROPERTY_KEYS, Message, MessageQueue
+from raymq.names import TRANS_HALF_TOPIC
+from raymq.producer.encoder import is_delayed
+from raymq.producer.queue_selector import Destination
+from raymq.protocol.attributes import TopicAttributes, TopicMessageType
+from raymq.protocol.route import TopicRoute
+
+_KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
+_WAYS: Final = {
+    TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
+    TopicMessageType.FIFO: "send it with a sharding_key",
+    TopicMessageType.DELAY: "give it a delay_level or deliver_at_ms",
+    TopicMessageType.TRANSACTION: "send it in a transaction (client.transaction_producer)",
+}
+
+
+def check_types(
+    route: TopicRoute, messages: Sequence[Message], destination: Destination, stored: MessageQueue | None
+) -> None:
+    """MessageIllegalError unless the topic of `route` takes all `messages`. `stored`: the queue that stores them if it
+    is another one than they are sent to. Called for topics that restrict their messages only."""
+    attributes = route.attributes
+    if attributes.is_compacted and not _have_keys(messages):
+        raise no_key_error(route.topic)
+    given = {_type_of(destination, stored)}
+    if not isinstance(messages, MessageColumns) and TopicMessageType.TRANSACTION not in given:
+        delayed = [is_delayed(message) for message in messages]
+        given = (
+            {TopicMessageType.DELAY} if all(delayed) else given | ({TopicMessageType.DELAY} if any(delayed) else set())
+        )
+    chosen = destination.queue is not None or destination.selector is not None
+    for one in sorted(given):
+        check_type(route.topic, attributes, one, chosen=chosen)
+
+
+def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType, *, chosen: bool = False) -> None:
+    """MessageIllegalError unless a topic takes messages of the type `given`. `chosen`: the sender has chosen their
+    queue, which is as good as a sharding key."""
+    wanted = attributes.message_type
+    if wanted in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED, given):
+        return
+    if wanted is TopicMessageType.FIFO and given is TopicMessageType.NORMAL and chosen:
+        return
+    raise MessageIllegalError(
+        f"topic {topic!r} takes {wanted} messages, and this one is {given}: {_WAYS[wanted]}, send it to another topic, "
+        f"or have this one take all: admin.update_topic({topic!r}, message_type='MIXED')"
+    )
+
+
+def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int = 0) -> None:
+    """MessageIllegalError unless the topic takes all rows of a table that is to be sent, of which `delayed` wait. No
+    row was sent then."""
+    attributes = route.attributes
+    if not attributes.restricts or not table.num_rows:
+        return
+    if attributes.is_compacted and _rows_with_keys(table) < table.num_rows:
+        raise no_key_error(route.topic)
+    keyed = _valid(table, "sharding_key")
+    if delayed:
+        check_type(route.topic, attributes, TopicMessageType.DELAY)
+    if delayed < table.num_rows:
+        if keyed:
+            check_type(route.topic, attributes, TopicMessageType.FIFO)
+        if keyed < table.num_rows:
+            check_type(route.topic, attributes, TopicMessageType.NORMAL)
+
+
+def no_key_error(topic: str) -> MessageIllegalError:
+    """The error for a message without keys that was to go to a compaction topic."""
+    return MessageIllegalError(
+        f"topic {topic!r} keeps the newest message of each key (cleanup.policy COMPACTION), and this message has none: "
+        "give it keys=[…]"
+    )
+
+
+def _type_of(destination: Destination, stored: MessageQueue | None) -> TopicMessageType:
+    if stored is not None and stored.topic == TRANS_HALF_TOPIC:
+        return TopicMessageType.TRANSACTION
+    if stored is not None and is_waiting_topic(stored.topic):
+        return TopicMessageType.DELAY
+    return TopicMessageType.NORMAL if destination.sharding_key is None else TopicMessageType.FIFO
+
+
+def _have_keys(messages: Sequence[Message]) -> bool:
+    if not isinstance(messages, MessageColumns):
+        return all(message.keys for message in messages)
+    texts = messages.properties
+    return texts is not None and all(text.startswith(_KEYS) or b"\x02" + _KEYS in text for text in texts.tolist())
+
+
+def _rows_with_keys(table: pa.Table | pa.RecordBatch) -> int:
+    if "keys" not in table.schema.names or pa.types.is_null(table.schema.field("keys").type):
+        return 0
+    column = table.column("keys")
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        return int(len(column) - column.null_count)
+    return int(pc.sum(pc.greater(pc.fill_null(pc.list_value_length(column), 0), 0)).as_py() or 0)
+
+
+def _valid(table: pa.Table | pa.RecordBatch, name: str) -> int:
+    """The number of rows that have a value in a column, which the table may lack."""
+    if name not in table.schema.names:
+        return 0
+    column = table.column(name)
+    return int(len(column) - column.null_count)
