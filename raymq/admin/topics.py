@@ -65,15 +65,17 @@ class TopicAdmin(AdminBase):
         queues: int = 4,
         *,
         message_type: TopicMessageType | str | None = None,
+        reserve_time_s: float | None = None,
     ) -> None:
         """Create a topic with `queues` queues in all, spread evenly over the broker groups.
 
-        `message_type`: the messages that it takes, by default all (TopicMessageType).
+        `message_type`: the messages that it takes, by default all (TopicMessageType). `reserve_time_s`: the time for
+        which its messages are kept, from 60 s on, by default that of the store (file_reserved_time_hours).
 
         On return every client can use it. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError when it
         exists with another number of queues, or other attributes; creating it again as it is changes nothing.
         """
-        self._create({topic: queues}, attribute_changes(message_type))
+        self._create({topic: queues}, attribute_changes(message_type, None, reserve_time_s))
 
     def create_topics(self, topics: Mapping[str, int]) -> None:
         """Create topics, each with its number of queues in all, as `create_topic` does; many take few calls.
@@ -134,10 +136,12 @@ class TopicAdmin(AdminBase):
         queues: int | None = None,
         perm: int | None = None,
         message_type: TopicMessageType | str | None = None,
+        reserve_time_s: float | None = None,
     ) -> None:
         """Change the number of `queues` in all, which may become more but not fewer, the permission (4 to read plus
-        2 to write), or the type of messages that it takes. On return every client that asks sees it; others within half
-        a minute. What a topic holds is not looked at when its type changes.
+        2 to write), the type of messages that it takes, or the time for which they are kept (0: the store's). On return
+        every client that asks sees it; others within half a minute. What a topic holds is not looked at when its type
+        changes; what a longer time would have kept does not come back.
 
         More queues mean that sharding keys have other queues from then on: let consumers finish what was sent before
         where that order matters. Every broker that has the topic is called, so all of them must run.
@@ -152,7 +156,7 @@ class TopicAdmin(AdminBase):
             grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
         if perm is not None:
             check_perm(perm)
-        changes = attribute_changes(message_type)
+        changes = attribute_changes(message_type, None, reserve_time_s)
         for broker_name in counts:
             self._call_broker(broker_name, "update_topic", topic, grown.get(broker_name), perm, None, "", changes)
         for broker_name in grown.keys() - counts.keys():

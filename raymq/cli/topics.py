@@ -17,12 +17,13 @@ from raymq.cli.output import (
     say,
     table,
 )
-from raymq.protocol.attributes import MESSAGE_TYPE, TopicMessageType
+from raymq.delay import parse_delay_levels
+from raymq.protocol.attributes import MESSAGE_TYPE, RESERVE_TIME, TopicMessageType
 from raymq.protocol.route import PERM_READ, PERM_WRITE
 
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
 
-_SHOWN: Final = (MESSAGE_TYPE,)
+_SHOWN: Final = (MESSAGE_TYPE, RESERVE_TIME)
 """The attributes that a list of topics shows."""
 
 type_option = click.option(
@@ -31,6 +32,14 @@ type_option = click.option(
     type=click.Choice([str(one).lower() for one in TopicMessageType], case_sensitive=False),
     help="The messages that it takes; unspecified and mixed take all.",
 )
+
+retention_option = click.option(
+    "--retention", help="How long its messages are kept, such as 90m, 12h or 7d; 0 for the store's own time."
+)
+
+
+def _seconds(retention: str | None) -> float | None:
+    return None if retention is None else 0.0 if retention == "0" else parse_delay_levels(retention)[0] / 1000
 
 
 @click.group(cls=Group)
@@ -42,12 +51,16 @@ def topic() -> None:
 @click.argument("name")
 @click.option("--queues", type=int, default=4, show_default=True, help="Queues in all, shared by the broker groups.")
 @type_option
+@retention_option
 @address_option
 @json_option
-def topic_create(name: str, queues: int, message_type: str | None, address: str | None, as_json: bool) -> None:
-    """Create a topic. Example: raymq topic create orders --queues 8 --type fifo"""
+def topic_create(
+    name: str, queues: int, message_type: str | None, retention: str | None, address: str | None, as_json: bool
+) -> None:
+    """Create a topic. Example: raymq topic create orders --queues 8 --type fifo --retention 12h"""
+    reserve_time_s = _seconds(retention)
     with client_of(address) as client:
-        client.admin.create_topic(name, queues, message_type=message_type)
+        client.admin.create_topic(name, queues, message_type=message_type, reserve_time_s=reserve_time_s)
         attributes = client.admin.topic_attributes([name])[name].mapping()
     text = "".join(f", {key} {value}" for key, value in attributes.items())
     value = {"topic": name, "queues": queues, "attributes": attributes}
@@ -89,6 +102,7 @@ def topic_describe(name: str, address: str | None, as_json: bool) -> None:
 @click.option("--queues", type=int, help="Queues in all: more than there are, never fewer.")
 @click.option("--perm", type=click.Choice(["R", "W", "RW"]), help="What may be done with it.")
 @type_option
+@retention_option
 @address_option
 @json_option
 def topic_update(
@@ -96,19 +110,22 @@ def topic_update(
     queues: int | None,
     perm: str | None,
     message_type: str | None,
+    retention: str | None,
     address: str | None,
     as_json: bool,
 ) -> None:
     """Give a topic more queues, or change what it takes. Example: raymq topic update orders --queues 16 --type fifo"""
-    if queues is None and perm is None and message_type is None:
-        raise click.UsageError("say what to change: --queues, --perm or --type")
+    given = {"queues": queues, "perm": perm, "type": message_type, "retention": retention}
+    changed = {key: value for key, value in given.items() if value is not None}
+    if not changed:
+        raise click.UsageError("say what to change: --queues, --perm, --type or --retention")
     bits = None if perm is None else sum(_PERMISSIONS[letter] for letter in perm)
-    options = {"queues": queues, "perm": bits, "message_type": message_type}
+    reserve_time_s = _seconds(retention)
+    options = {"queues": queues, "perm": bits, "message_type": message_type, "reserve_time_s": reserve_time_s}
     with client_of(address) as client:
         client.admin.update_topic(name, **{key: value for key, value in options.items() if value is not None})
-    changed = {"queues": queues, "perm": perm, "type": message_type}
-    text = ", ".join(f"{key} {value}" for key, value in changed.items() if value is not None)
-    print_value(as_json, {"topic": name, **changed}, lambda: say(f"topic {name} has {text} now"))
+    text = ", ".join(f"{key} {value}" for key, value in changed.items())
+    print_value(as_json, {"topic": name, **given}, lambda: say(f"topic {name} has {text} now"))
 
 
 @topic.command("order")

@@ -24,6 +24,8 @@ NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
 
 E = TypeVar("E", bound=StrEnum)
 
+RESERVE_TIME_MIN_S: Final = 60
+"""The shortest time that may be asked for: a store learns of a topic's attributes some seconds after they are set."""
 RESERVE_TIME_MAX_MS: Final = 10 * 365 * 86_400_000
 
 
@@ -68,11 +70,12 @@ class TopicAttributes:
 
     def mapping(self) -> dict[str, str]:
         """The attributes as `parse` reads them, without those that are as by default."""
-        return attribute_changes(
-            None if self.message_type is TopicMessageType.UNSPECIFIED else self.message_type,
-            None if self.cleanup_policy is CleanupPolicy.DELETE else self.cleanup_policy,
-            None if self.reserve_time_ms is None else self.reserve_time_ms / 1000,
-        )
+        texts = {
+            MESSAGE_TYPE: "" if self.message_type is TopicMessageType.UNSPECIFIED else str(self.message_type),
+            CLEANUP_POLICY: "" if self.cleanup_policy is CleanupPolicy.DELETE else str(self.cleanup_policy),
+            RESERVE_TIME: "" if self.reserve_time_ms is None else str(self.reserve_time_ms),
+        }
+        return {name: text for name, text in texts.items() if text}
 
     @property
     def is_compacted(self) -> bool:
@@ -113,13 +116,14 @@ def attribute_changes(
         member = _member(CleanupPolicy, CLEANUP_POLICY, str(cleanup_policy).upper())
         changes[CLEANUP_POLICY] = "" if member is CleanupPolicy.DELETE else str(member)
     if reserve_time_s is not None:
-        if isinstance(reserve_time_s, bool) or not isinstance(reserve_time_s, (int, float)) or not reserve_time_s >= 0:
+        is_number = isinstance(reserve_time_s, (int, float)) and not isinstance(reserve_time_s, bool)
+        longest_s = RESERVE_TIME_MAX_MS // 1000
+        if not is_number or not (reserve_time_s == 0 or RESERVE_TIME_MIN_S <= reserve_time_s <= longest_s):
             raise InvalidArgumentError(
-                f"reserve_time_s is a number of seconds, 0 for the store's, not {reserve_time_s!r}"
+                f"reserve_time_s is {RESERVE_TIME_MIN_S} to {longest_s} seconds, or 0 for the store's own time, not "
+                f"{reserve_time_s!r}"
             )
-        text = str(max(round(min(reserve_time_s, RESERVE_TIME_MAX_MS) * 1000), 1))
-        changes[RESERVE_TIME] = text if reserve_time_s else ""
-        _reserve_time_ms(changes[RESERVE_TIME] or "-1")
+        changes[RESERVE_TIME] = str(round(reserve_time_s * 1000)) if reserve_time_s else ""
     return changes
 
 

@@ -45,6 +45,8 @@ class ConsumeQueue(BaseConsumeQueue):
 
     out_of_order = False
     """True if recovery ended the queue before a file whose first unit points further back than the file before."""
+    _forgotten_before = 0
+    """The queue offset before which messages do not count any more, though the log may have them."""
     _map: mmap | None = None
     """The map of the file written last, to be used only as `_map_at` says; None if it has none."""
     _map_start = 0
@@ -227,6 +229,7 @@ class ConsumeQueue(BaseConsumeQueue):
         self._files.cut(end)
         self.next_offset = queue_offset
         self.min_offset = min(self.min_offset, queue_offset)
+        self._forgotten_before = min(self._forgotten_before, queue_offset)
         self.max_physical_offset = -1
         if self._files.starts and end > self._files.starts[0]:
             [last] = self.units(queue_offset - 1, 1)
@@ -240,7 +243,13 @@ class ConsumeQueue(BaseConsumeQueue):
         """
         if self._files.starts:
             # In one step: readers look at it meanwhile.
-            self.min_offset = self._first_at_or_after(min_physical_offset)
+            self.min_offset = max(self._first_at_or_after(min_physical_offset), self._forgotten_before)
+
+    def forget_before(self, queue_offset: int) -> None:
+        """Let the queue begin at `queue_offset`, or its end if that comes first, whatever the log holds; never earlier
+        than now."""
+        self._forgotten_before = max(self._forgotten_before, min(queue_offset, self.next_offset))
+        self.min_offset = max(self.min_offset, self._forgotten_before)
 
     def drop_files_before_min(self) -> list[Path]:
         return self._files.drop_files_before(self.min_offset * UNIT_BYTES)

@@ -30,6 +30,7 @@ from storage.files.disk_usage import UNKNOWN_USAGE, disk_usage
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
 from storage.retention.rules import LogFile, RetentionRules, decide
+from storage.retention.topic_times import TopicTimes
 from storage.running_flags import RunningFlag, RunningFlags
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Cleaner:
         # DISK_FULL is set and cleared here.
         self._flags = flags
         self._rules = RetentionRules.from_settings(settings)
+        # The topics that are kept for a time of their own.
+        self._topic_times = TopicTimes(parts)
         self._interval_s = settings.clean_resource_interval_ms / 1000
         self._flush_queues, self._on_failed = flush_queues, on_failed
         # Held for a whole run: one at a time.
@@ -108,21 +111,26 @@ class Cleaner:
             return self._log.end_offset if first is None else first
 
     def run_once(self, now: datetime) -> int:
-        """Look at the disk once and delete what the rules say; returns how many log files were deleted. OSError."""
+        """Look at the disk once and delete what the rules say, and let topics forget what is older than their own time;
+        returns how many log files were deleted. OSError."""
         with self._run_lock:
             # Of several disks for the log, the emptiest counts.
             of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
             usages = [of_log, disk_usage(self._queues.directory)]
             self._usage = max(usages)
+            now_ms = int(now.timestamp() * 1000)
+            for path in self._topic_times.trim(now_ms):
+                self._unlink(path)
             decision = decide(
                 self._log_files(),
                 self._rules,
-                now_ms=int(now.timestamp() * 1000),
+                now_ms=now_ms,
                 local_hour=now.hour,
                 usages=usages,
                 by_hand=self._by_hand > 0,
                 disk_full=bool(self._flags.bits & RunningFlag.DISK_FULL),
                 keep_from=min(self.pinned_physical_offset(), self._held_from()),
+                reserved_from=self._topic_times.reserved_from(now_ms, self._rules.reserved_ms),
             )
             self._by_hand = max(self._by_hand - 1, 0)
             self._mark_disk(full=decision.disk_full)

@@ -86,12 +86,15 @@ def decide(
     by_hand: bool,
     disk_full: bool,
     keep_from: int,
+    reserved_from: int,
 ) -> RetentionDecision:
     """Decide which of `files`, the whole log's, oldest first, are to be deleted now.
 
     `usages`: the share in use of each partition the store is on; negative if unknown. `by_hand`: true if somebody asked
     for a run. `disk_full`: what the last decision said. `keep_from`: the physical offset from which on everything is
-    still needed, whatever its age. The last file is never deleted, nor one behind a file that is kept.
+    still needed, whatever its age. `reserved_from`: the physical offset from which on topics have a longer time than
+    the store's, and files count as younger than their reserved time. The last file is never deleted, nor one behind a
+    file that is kept.
     """
     known = list(usages)
     fullest = max(known, default=UNKNOWN_USAGE)
@@ -109,7 +112,7 @@ def decide(
     doomed: list[LogFile] = []
     young_from: int | None = None
     for file in files[:-1]:
-        expired = now_ms >= file.modified_ms + rules.reserved_ms
+        expired = now_ms >= file.modified_ms + rules.reserved_ms and file.end <= reserved_from
         if len(doomed) == rules.batch_max or file.end > keep_from or not (expired or (at_once and rules.forcibly)):
             break
         if not expired and young_from is None:

@@ -23,10 +23,10 @@ from raymq.errors import InvalidArgumentError
 from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.group import GroupConfig
 from raymq.protocol.route import DataVersion, TopicConfig
+from storage.retention.topic_times import TOPICS_FILE
 
 logger = logging.getLogger(__name__)
 
-TOPICS_FILE: Final = "topics.json"
 GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"

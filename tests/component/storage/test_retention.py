@@ -38,6 +38,7 @@ def files(*ages_hours: float) -> list[LogFile]:
 
 def decided(log: list[LogFile], rules: RetentionRules = RULES, **changes) -> RetentionDecision:
     arguments = {"local_hour": 4, "usages": [0.5], "by_hand": False, "disk_full": False, "keep_from": 10**9, **changes}
+    arguments.setdefault("reserved_from", 10**9)
     return decide(log, rules, now_ms=NOW, **arguments)
 
 
@@ -61,6 +62,8 @@ def starts(decision: RetentionDecision) -> list[int]:
         ((72, 71.9, 0), {}, [0]),
         ((80, 80, 80, 80), {"keep_from": 250}, [0, 100]),
         ((80, 80, 80, 80), {"keep_from": 250, "usages": [0.99]}, [0, 100]),
+        ((80, 80, 80, 80), {"reserved_from": 250}, [0, 100]),
+        ((80, 80, 80, 80), {"reserved_from": 250, "usages": [0.99]}, [0, 100]),
         ((80,) * 30, {}, [index * 100 for index in range(10)]),
         ((), {}, []),
     ],
@@ -74,6 +77,8 @@ def test_a_full_disk_deletes_files_whatever_their_age_only_where_that_is_switche
     decision = decided(files(80, 73, 10, 1), rules, local_hour=5, usages=[0.86])
     assert (starts(decision), decision.young_from) == ([0, 100, 200], 200)
     assert decided(files(80, 73, 10, 1), usages=[0.95]).young_from is None
+    longer = decided(files(80, 80, 80, 1), rules, usages=[0.86], reserved_from=150)
+    assert (starts(longer), longer.young_from) == ([0, 100, 200], 100)
 
 
 def test_a_disk_counts_as_full_until_it_is_below_the_ratio_for_forcing():

@@ -151,7 +151,13 @@ def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:
     assert admin.asked == [("orders", {"queues": 16, "perm": 4})]
     run("topic", "update", "orders", code=2)
     run("topic", "update", "orders", "--type", "fifo")
-    assert admin.asked[1:] == [("orders", {"message_type": "fifo"})]
+    run("topic", "update", "orders", "--retention", "12h")
+    run("topic", "update", "orders", "--retention", "0")
+    assert admin.asked[1:] == [
+        ("orders", {"message_type": "fifo"}),
+        ("orders", {"reserve_time_s": 43_200.0}),
+        ("orders", {"reserve_time_s": 0.0}),
+    ]
 
 
 def test_dead_letters_are_replayed_at_a_rate_with_a_line_each(run: Any, admin: Admin) -> None:

@@ -46,7 +46,7 @@ def test_a_value_that_cannot_be_is_refused(text):
         TopicAttributes.parse(text)
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "1h"])
+@pytest.mark.parametrize("seconds", [-1, 59.9, float("nan"), float("inf"), True, "1h"])
 def test_a_time_that_cannot_be_is_refused(seconds):
     with pytest.raises(InvalidArgumentError):
         attribute_changes(None, None, seconds)

@@ -1,0 +1,136 @@
+"""Retention per topic: a topic's own reserved time (reserve.time), shorter or longer than the store's.
+
+On disk
+    config/topics.json              the topics' attributes, as the broker writes them, some seconds after a change
+    config/topicMinOffsets.json     {"TOPIC": {"QUEUE": [first offset, physical offset of the message before it]}}
+
+Shorter: a queue's first offset moves on when its messages are old enough by their store time, as if their log files had
+been deleted. The files stay until the store's own time has passed, because other topics' messages are in them. How far
+the offsets have moved is on disk before a reader sees it, so messages that were gone do not come back after a crash.
+
+Longer: log files from the first message on that is not old enough stay, with all that lies behind it. A disk that is
+nearly full takes them anyway, where clean_file_forcibly_enable says so.
+
+Each replica moves its own offsets, by the store times in the records, which all replicas have; they differ by the time
+between two runs. Queues of inner batches keep the store's time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from raymq.errors import InvalidArgumentError
+from raymq.protocol.attributes import RESERVE_TIME, TopicAttributes
+from storage.files.config_files import parse_fastjson
+from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+
+TOPICS_FILE: Final = "topics.json"
+MIN_OFFSETS_FILE: Final = "topicMinOffsets.json"
+RESERVE_TIME_LEAST_MS: Final = 60_000
+"""The shortest time that counts: attributes come here some seconds after a topic was created or deleted."""
+
+
+class TopicTimes:
+    """The topics of one store that have a reserved time of their own. Used by one thread at a time."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        """Move the queues' first offsets to where they were when the store was closed, or died."""
+        self._parts, self._queues, self._log = parts, parts.queues, parts.log
+        self._read_text: str | None = None
+        self._times: dict[str, int] = {}
+        text = parts.config.read(MIN_OFFSETS_FILE)
+        self._moved: dict[str, dict[str, list[int]]] = parse_fastjson(text) if text else {}
+        for queue, (offset, physical_offset) in self._known():
+            # What lies before the log is gone anyway, and may be of an earlier topic of that name.
+            if physical_offset >= self._log.min_offset:
+                queue.forget_before(offset)
+
+    def times(self) -> Mapping[str, int]:
+        """The reserved time of each topic that has one, in ms."""
+        text = self._parts.config.read(TOPICS_FILE)
+        if text != self._read_text:
+            self._read_text, self._times = text, reserved_times(text)
+        return self._times
+
+    def trim(self, now_ms: int) -> list[Path]:
+        """Move the first offsets of queues behind their old messages; returns the queues' files that are the caller's
+        to delete. OSError."""
+        moved: dict[ConsumeQueue, tuple[int, int]] = {}
+        for queue, time_ms in self._timed():
+            first = self._first_stored_at(queue, now_ms - time_ms)
+            if first > queue.min_offset:
+                [before] = queue.units(first - 1, 1)
+                moved[queue] = first, int(before["physical_offset"])
+        if not moved:
+            return []
+        known = {(queue.topic, queue.queue_id): list(place) for queue, place in self._known()}
+        known |= {(queue.topic, queue.queue_id): list(place) for queue, place in moved.items()}
+        self._moved = {}
+        for (topic, queue_id), place in sorted(known.items()):
+            self._moved.setdefault(topic, {})[str(queue_id)] = place
+        self._parts.config.write(MIN_OFFSETS_FILE, json.dumps(self._moved))
+        files: list[Path] = []
+        for queue, (first, _) in moved.items():
+            with self._parts.append_lock:
+                if self._queues.get(*queue.key) is queue:  # else its topic was deleted meanwhile
+                    queue.forget_before(first)
+                    files += queue.drop_files_before_min()
+        return files
+
+    def reserved_from(self, now_ms: int, longer_than_ms: int) -> int:
+        """The physical offset of the first message that a topic keeps longer than the store; the log's end if there is
+        none."""
+        start = self._log.end_offset
+        for queue, time_ms in self._timed():
+            if time_ms > longer_than_ms:
+                first = max(self._first_stored_at(queue, now_ms - time_ms), queue.min_offset)
+                for unit in queue.next_unit(first, queue.visible_offset):
+                    start = min(start, int(unit["physical_offset"]))
+        return start
+
+    def _timed(self) -> list[tuple[ConsumeQueue, int]]:
+        times = self.times()
+        return [(queue, times[queue.topic]) for queue in self._queues.plain if queue.topic in times] if times else []
+
+    def _known(self) -> list[tuple[ConsumeQueue, tuple[int, int]]]:
+        """The queues whose first offsets were moved, with where to; without those of topics deleted since."""
+        known = []
+        for topic, queues in self._moved.items():
+            for queue_id, (offset, physical_offset) in queues.items():
+                queue = self._queues.get_plain(topic, int(queue_id))
+                if queue is not None and not self._queues.was_deleted_after(topic, physical_offset):
+                    known.append((queue, (int(offset), int(physical_offset))))
+        return known
+
+    def _first_stored_at(self, queue: ConsumeQueue, time_ms: int) -> int:
+        """The first offset of a queue whose message was stored at `time_ms` or later; the visible end if none was."""
+        low, high = queue.min_offset, queue.visible_offset
+        while low < high:
+            middle = (low + high) // 2
+            # For an offset without a record, the time of the next record counts.
+            unit = queue.next_unit(middle, high)
+            if len(unit) and self._parts.reader.store_timestamps(unit["physical_offset"])[0] < time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def reserved_times(topics_json: str | None) -> dict[str, int]:
+    """The reserved times in the text of topics.json, in ms, by topic; those that cannot be are left out."""
+    table = parse_fastjson(topics_json).get("topicConfigTable", {}) if topics_json else {}
+    times: dict[str, int] = {}
+    for topic, entry in table.items():
+        attributes = entry.get("attributes") or {}
+        if RESERVE_TIME in attributes:
+            try:
+                time_ms = TopicAttributes.parse({RESERVE_TIME: attributes[RESERVE_TIME]}).reserve_time_ms
+            except InvalidArgumentError:
+                continue
+            if time_ms is not None:
+                times[topic] = max(time_ms, RESERVE_TIME_LEAST_MS)
+    return times

@@ -1,0 +1,163 @@
+"""Retention per topic: what a store shows and keeps of topics that have a reserved time of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from raymq.message import PullStatus
+from raymq.protocol.store import FetchRequest
+from storage.message_store import MessageStore
+from storage.retention import cleaner
+from storage.retention.topic_times import RESERVE_TIME_LEAST_MS, TOPICS_FILE, reserved_times
+from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store
+
+MINUTE_MS = 60_000
+NOW = datetime(2023, 11, 15, 3)
+NOW_MS = int(NOW.timestamp() * 1000)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def topics_json(**times_ms: int | str) -> str:
+    table = {
+        topic.replace("_", "-"): {"topicName": topic, "attributes": {"reserve.time": str(time)}}
+        for topic, time in times_ms.items()
+    }
+    return json.dumps({"topicConfigTable": table})
+
+
+@pytest.fixture
+def root(tmp_path, no_flushes, monkeypatch) -> Path:
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.5)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def filled(root: Path, clock: Clock, count: int = 600, **changes) -> MessageStore:
+    """A store with a message of `orders` and one of `bills` in each minute up to now, 3 hours."""
+    store = open_store(root, clock_ms=clock, **changes)
+    for n in range(count):
+        clock.now_ms = NOW_MS - (count - 1 - n) * MINUTE_MS
+        store.append([make_batch([b"%03d" % n + b"x" * 300]), make_batch([b"%03d" % n], topic="bills")])
+    return store
+
+
+def numbers(store: MessageStore, topic: str = "orders") -> list[int]:
+    return [int(body[:3]) for body in bodies_of(store, topic)]
+
+
+def test_a_topic_forgets_what_is_older_than_its_own_time_and_others_do_not(root, clock):
+    store = filled(root, clock)
+    store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    assert store.cleaner.run_once(NOW) == 0
+    assert store.queue_bounds("orders", 0).min_offset == 569
+    assert numbers(store) == list(range(569, 600))
+    assert numbers(store, "bills") == list(range(600))
+    assert store.offset_by_time("orders", 0, 0) == 569
+    [result] = store.fetch([FetchRequest("orders", 0, 12, 10, None)], max_bytes=10_000, wait_s=0)
+    assert (result.status, result.next_offset) == (PullStatus.OFFSET_ILLEGAL, 569)
+    assert len(list((root / "consumequeue/orders/0").iterdir())) == 1
+    assert len(list((root / "consumequeue/bills/0").iterdir())) == 6
+    store.close()
+
+
+def test_what_was_forgotten_stays_so_after_a_kill_and_a_longer_time_brings_nothing_back(root, clock):
+    store = filled(root, clock, 300)
+    store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    store.cleaner.run_once(NOW)
+    killed = killed_copy(root, root.with_name("killed"))
+    store.close()
+    for path in (root, killed):
+        with_more = open_store(path, clock_ms=clock)
+        assert numbers(with_more) == list(range(269, 300))
+        with_more.write_config(TOPICS_FILE, topics_json(orders=200 * MINUTE_MS))
+        with_more.cleaner.run_once(NOW)
+        assert numbers(with_more) == list(range(269, 300))
+        assert with_more.append([make_batch([b"300"])])[0].queue_offset == 300
+        with_more.close()
+
+
+def test_a_topic_whose_messages_are_all_old_is_empty_and_goes_on_at_its_end(root, clock):
+    store = filled(root, clock, 50)
+    store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    later = datetime.fromtimestamp((NOW_MS + 60 * MINUTE_MS) / 1000)
+    store.cleaner.run_once(later)
+    bounds = store.queue_bounds("orders", 0)
+    assert (bounds.min_offset, bounds.max_offset) == (50, 50)
+    store.close()
+    store = open_store(root, clock_ms=clock)
+    assert numbers(store) == []
+    assert store.append([make_batch([b"050"])])[0].queue_offset == 50
+    assert numbers(store) == [50]
+    store.close()
+
+
+def test_a_topic_of_the_same_name_that_is_made_anew_begins_at_0(root, clock):
+    store = filled(root, clock, 100)
+    store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    store.cleaner.run_once(NOW)
+    store.delete_topic("orders")
+    store.append([make_batch([b"%03d" % n for n in range(90)])])
+    killed = killed_copy(root, root.with_name("killed"))
+    store.cleaner.run_once(NOW)
+    assert numbers(store) == list(range(90))
+    store.close()
+    for path in (root, killed):
+        store = open_store(path, clock_ms=clock)
+        assert numbers(store) == list(range(90))
+        store.close()
+
+
+@pytest.mark.parametrize("longer_h", [0, 200])
+def test_log_files_stay_while_a_topic_with_a_longer_time_has_messages_in_them(root, clock, longer_h):
+    store = filled(root, clock)
+    for path in sorted((root / "commitlog").iterdir()):
+        os.utime(path, (NOW.timestamp() - 100 * 3600,) * 2)
+    times = {"bills": longer_h * 60 * MINUTE_MS} if longer_h else {}
+    store.write_config(TOPICS_FILE, topics_json(**times))
+    store.cleaner._by_hand = 1
+    deleted = store.cleaner.run_once(NOW)
+    assert (deleted > 0) == (longer_h == 0)
+    assert (numbers(store, "bills")[0] == 0) == (longer_h > 0)
+    store.close()
+
+
+def test_a_full_disk_takes_the_messages_of_a_topic_with_a_longer_time_too(root, clock, monkeypatch):
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.89)
+    store = filled(root, clock, clean_file_forcibly_enable=True)
+    store.write_config(TOPICS_FILE, topics_json(bills=1000 * 60 * MINUTE_MS))
+    assert store.cleaner.run_once(NOW) > 0
+    lost = {one.topic for one in store.cleaner.deleted_young()}
+    assert lost == {"bills", "orders"}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, {}),
+        ("{}", {}),
+        (topics_json(orders=3_600_000, bills=-1), {"orders": 3_600_000}),
+        (topics_json(orders=5), {"orders": RESERVE_TIME_LEAST_MS}),
+        (topics_json(orders="soon"), {}),
+        ('{"topicConfigTable": {"a": {"attributes": null}, "b": {}}}', {}),
+    ],
+)
+def test_times_are_those_of_rocketmqs_file(text, expected):
+    assert reserved_times(text) == expected
