@@ -46,6 +46,7 @@ from storage.append.durability import (
     waits_for,
 )
 from storage.append.fit_batch import FittedWrite
+from storage.append.inner_batches import message_count
 from storage.append.multi_dispatch_appender import open_appender
 from storage.append.write_gate import WriteGate
 from storage.checkpoint_service import CheckpointService
@@ -269,7 +270,7 @@ class MessageStore:
         now_s = time.monotonic()
         if len(batches) == 1:
             batch = batches[0]
-            self._stats.count_put(batch.topic, len(batch.sizes), len(batch.records), now_s - start_s)
+            self._stats.count_put(batch.topic, message_count(batch), len(batch.records), now_s - start_s)
         else:
             self._count_puts(batches, start_s, now_s)
         if waits and acks is not None:
@@ -306,7 +307,7 @@ class MessageStore:
             return
         took_s: float | None = end_s - start_s
         for batch in batches:
-            self._stats.count_put(batch.topic, len(batch.sizes), len(batch.records), took_s)
+            self._stats.count_put(batch.topic, message_count(batch), len(batch.records), took_s)
             took_s = None  # the append counts once
 
     def fetch(

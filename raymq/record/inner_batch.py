@@ -2,8 +2,8 @@
 
 Such a record has the sys flags 0x40 and 0x80; its body, which may be compressed, is a row of items
 (spec/storage.md §1); its properties INNER_NUM and INNER_BASE say how many they are and which queue offset the first
-one has. raymq stores none, but reads them: a reader of their queue gets, for each message, the record that it would
-have on its own.
+one has. raymq.record.inner_batch_encode writes them. A reader of their queue gets, for each message, the record that it
+would have on its own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from raymq.message import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM
+from raymq.message import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record.check import check_record
 from raymq.record.compression import decompress
 from raymq.record.crc import body_crc
 from raymq.record.dispatch import DispatchView, dispatch_view
+from raymq.record.inner_batch_encode import INNER_MESSAGES_MAX
 from raymq.record.layout import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
@@ -51,7 +52,7 @@ def inner_batch(view: DispatchView) -> InnerBatch:
         found = InnerBatch(int(view.properties[PROPERTY_INNER_BASE]), int(view.properties[PROPERTY_INNER_NUM]))
     except (KeyError, ValueError):
         found = InnerBatch(-1, 0)
-    if found.base_offset < 0 or not 0 < found.messages < 2**15:
+    if found.base_offset < 0 or not 0 < found.messages <= INNER_MESSAGES_MAX:
         raise RecordError(f"the inner batch at physical offset {view.physical_offset} does not say what it holds")
     return found
 
@@ -68,17 +69,31 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
     view = dispatch_view(data)
     base_offset, count = inner_batch(view)
     header = read_header(data)
-    body_at, body_end, _, properties_at, _ = find_sections(data, 0, header)
-    body = data[body_at:body_end]
-    if view.sys_flag & SYS_FLAG_COMPRESSED:
-        body = decompress(body, view.sys_flag)
-    items = decode_batch_items(body)
+    _, body_end, _, properties_at, _ = find_sections(data, 0, header)
+    items = _items_of(data, header)
     if len(items) != count:
         raise RecordError(f"the inner batch at {view.physical_offset} holds {len(items)} messages, not {count}")
     # The topic with its length, the same in the records of all messages.
     topic = data[body_end : properties_at - 2]
     header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
     return [_record_of(item, header, base_offset + index, topic) for index, item in enumerate(items)]
+
+
+def inner_keys(record: Buffer) -> list[str]:
+    """The index keys of the messages in an inner batch, in order: the unique id of each, then its business keys.
+    RecordError when it is damaged."""
+    keys: list[str] = []
+    for item in _items_of(bytes(record), read_header(record)):
+        names = [item.properties.get(PROPERTY_UNIQ_KEY, ""), *item.properties.get(PROPERTY_KEYS, "").split(" ")]
+        keys += [name for name in names if name]
+    return keys
+
+
+def _items_of(record: bytes, header: RecordHeader) -> list[BatchItem]:
+    """The messages in the body of an inner batch, which may be compressed."""
+    body_at, body_end, _, _, _ = find_sections(record, 0, header)
+    body = record[body_at:body_end]
+    return decode_batch_items(decompress(body, header.sys_flag) if header.sys_flag & SYS_FLAG_COMPRESSED else body)
 
 
 def _record_of(item: BatchItem, batch: RecordHeader, queue_offset: int, topic: bytes) -> bytes:

@@ -2,14 +2,15 @@
 
 Nothing is written before every batch of the call is known to be good, to be new or a repeat, and to have space on the
 disk. A step that only some settings want is not asked about here at each append: it is a part that the store chooses
-when it opens (`space_checks`, MultiDispatchAppender, FittedWrite).
+when it opens (`space_checks`, MultiDispatchAppender, FittedWrite). Inner batches, which are one record of many
+messages, have their own queues and their own way into them: inner_batches.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,25 +33,31 @@ from raymq.record.layout import (
     record_ends,
 )
 from storage.append.checked_batch import CheckedBatch
+from storage.append.inner_batches import InnerBatchWriter, count_inner
 from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, may_be_special, refuse_batch, space_checks
 from storage.dispatch.delivery_progress import Delivery, Source, waiting_codes
 from storage.log.append_plan import AppendSpan
 from storage.parts import StoreParts
+from storage.queue.batch_consume_queue import BatchConsumeQueue
 from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.queue_table import AnyQueue
 from storage.recovery.recovery import Recovered
 
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
-class AppendPlan(NamedTuple):
+Q = TypeVar("Q", ConsumeQueue, AnyQueue)
+
+
+class AppendPlan(NamedTuple, Generic[Q]):
     """The queues and the spans of the log that an append will write to, once every file for it is there."""
 
     # For each batch, or each delivery, the queue it goes to.
-    queues: list[ConsumeQueue]
+    queues: list[Q]
     # For each batch, the spans of the log it goes to; none for a batch without new messages. Deliveries are one batch.
     spans: list[list[AppendSpan]]
     # The queues that get units, and how many; a queue may be there several times.
-    units: list[tuple[ConsumeQueue, int]]
+    units: list[tuple[Q, int]]
     # The end of the log behind the last span.
     log_end: int
 
@@ -68,6 +75,7 @@ class Appender:
         self._log, self._queues, self._dedup = parts.log, parts.queues, parts.dedup
         self._deliveries, self._delay_levels_ms = parts.deliveries, settings.delay_levels_ms
         self._visibility, self._reader, self._appended = parts.visibility, parts.reader, parts.appended
+        self._inner_batches = InnerBatchWriter(parts, store_host)
         # The longest body, the longest record, and the most bytes of an append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
         self._record_max_bytes = min(
@@ -128,7 +136,7 @@ class Appender:
     def _check(self, batch: EncodedBatch) -> CheckedBatch:
         ends = record_ends(batch.sizes)
         facts = self._check_facts(batch, ends)
-        return CheckedBatch(batch, memoryview(batch.records), ends, facts.stride)
+        return CheckedBatch(batch, memoryview(batch.records), ends, facts.stride, count_inner(facts))
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
         """The facts of a batch that can be stored, else MessageIllegalError. `ends`: `record_ends` of its sizes."""
@@ -196,35 +204,69 @@ class Appender:
         """For each batch the queue offsets of its first messages that an earlier send stored."""
         if len(batches) > 1:
             self._refuse_repeats_within(batches)
-        return [self._stored_prefix(checked.batch) for checked in batches]
+        return [self._stored_prefix(checked) for checked in batches]
 
-    def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan:
+    def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan[AnyQueue]:
         """Plan where new messages go, and run the checks that depend on it."""
-        queues = [self._queues.get_or_create(rest.batch.topic, rest.batch.queue_id) for rest in rests]
+        queues = [self._queue_of(rest) for rest in rests]
         spans, log_end = self._log.plan_append([rest.ends for rest in rests])
         for check in self._space_checks:
             check(sum([len(rest.records) for rest in rests]))
         units = [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)]
         return AppendPlan(queues, spans, units, log_end)
 
+    def _queue_of(self, checked: CheckedBatch) -> AnyQueue:
+        """The queue of a batch. MessageIllegalError if it is of the other kind."""
+        topic, queue_id = checked.batch.topic, checked.batch.queue_id
+        if not checked.inner:
+            return self._queues.get_or_create(topic, queue_id)
+        return self._inner_batches.queue(topic, queue_id)
+
     def _write_batches(
         self,
         batches: Sequence[CheckedBatch],
         rests: Sequence[CheckedBatch],
         stored: Sequence[Sequence[int]],
-        plan: AppendPlan,
+        plan: AppendPlan[AnyQueue],
     ) -> list[AppendResult]:
         """Write `rests`, the new messages of `batches`, as planned and reserved. `stored` is from `_stored_before`."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         return [
-            self._write(rest, queue, spans)
-            if len(spans) == 1 and not prefix and rest.batch.records is checked.batch.records
-            else self._write_rest(checked.batch, rest, queue, spans, prefix)
+            self._write_batch(checked, rest, queue, spans, prefix)
             for checked, rest, queue, spans, prefix in zip(batches, rests, *plan[:2], stored, strict=True)
         ]
 
-    def _plan_deliveries(self, deliveries: Sequence[Delivery]) -> tuple[AppendPlan, Ints]:
+    def _write_batch(
+        self,
+        checked: CheckedBatch,
+        rest: CheckedBatch,
+        queue: AnyQueue,
+        spans: Sequence[AppendSpan],
+        stored: Sequence[int],
+    ) -> AppendResult:
+        """Write `rest`, the new messages of a batch; an earlier send stored the others, at queue offsets `stored`."""
+        if isinstance(queue, BatchConsumeQueue):
+            return self._write_inner(rest, queue, spans, stored)
+        if len(spans) == 1 and not stored and rest.batch.records is checked.batch.records:
+            return self._write(rest, queue, spans)
+        return self._write_rest(checked.batch, rest, queue, spans, stored)
+
+    def _write_inner(
+        self, rest: CheckedBatch, queue: BatchConsumeQueue, spans: Sequence[AppendSpan], stored: Sequence[int]
+    ) -> AppendResult:
+        """`_write_batch` of an inner batch, all of which is new or nothing."""
+        if not spans:
+            self.duplicates_dropped += len(stored)
+            self.commit()
+            return self._inner_batches.stored(queue, stored[0], self.last_store_timestamp_ms)
+        [(_, _, physical_offset)] = spans
+        result = self._inner_batches.write(rest, queue, physical_offset, self.last_store_timestamp_ms)
+        self.last_record_offset = physical_offset
+        self.messages_appended += rest.inner
+        return result
+
+    def _plan_deliveries(self, deliveries: Sequence[Delivery]) -> tuple[AppendPlan[ConsumeQueue], Ints]:
         """Plan where deliveries go, and run the checks that depend on it; also returns where each record ends, counted
         from the first one's start."""
         for item in deliveries:
@@ -237,7 +279,9 @@ class Appender:
             check(int(ends[-1]))
         return AppendPlan(queues, spans, [(queue, 1) for queue in queues], log_end), ends
 
-    def _write_planned_deliveries(self, source: Source, deliveries: Sequence[Delivery], plan: AppendPlan) -> None:
+    def _write_planned_deliveries(
+        self, source: Source, deliveries: Sequence[Delivery], plan: AppendPlan[ConsumeQueue]
+    ) -> None:
         """Write deliveries as planned and reserved, and note that `source` is delivered up to the last of them."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
@@ -304,16 +348,25 @@ class Appender:
         if len(set(keys)) < len(keys):
             raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
 
-    def _stored_prefix(self, batch: EncodedBatch) -> list[int]:
-        """The queue offsets of the first messages of `batch` that an earlier send stored."""
+    def _stored_prefix(self, checked: CheckedBatch) -> list[int]:
+        """The queue offsets of the first messages of a batch that an earlier send stored. MessageIllegalError if that
+        are some messages of an inner batch, and not all."""
+        batch = checked.batch
         if batch.producer is None:
             return []
-        return self._dedup.stored_prefix(batch.producer, batch.topic, batch.queue_id, len(batch))
+        count = checked.inner or len(batch)
+        stored = self._dedup.stored_prefix(batch.producer, batch.topic, batch.queue_id, count)
+        if checked.inner and 0 < len(stored) < count:
+            raise MessageIllegalError(
+                f"{len(stored)} of the {count} messages of an inner batch are stored: its producer has used their "
+                "sequences for others"
+            )
+        return stored
 
-    def _reserve(self, units: Sequence[tuple[ConsumeQueue, int]], log_end: int) -> None:
+    def _reserve(self, units: Sequence[tuple[Q, int]], log_end: int) -> None:
         """Make every file that so many units and a log that ends at `log_end` need, or raise StoreNotWritableError and
         leave all as it was."""
-        needed: dict[ConsumeQueue, int] = {}
+        needed: dict[Q, int] = {}
         for queue, count in units:
             needed[queue] = needed.get(queue, 0) + count
         try:

@@ -25,11 +25,16 @@ class CheckedBatch(NamedTuple):
     ends: NDArray[np.int64]
     # The size of every record, if they are known to be alike in all their lengths (BatchFacts); else 0.
     stride: int = 0
+    # The messages in an inner batch, which is one record; 0 for records of one message each.
+    inner: int = 0
 
     def without(self, count: int) -> CheckedBatch:
-        """The batch without its first `count` messages; itself for 0. The producer's sequence goes on behind them."""
+        """The batch without its first `count` messages; itself for 0. The producer's sequence goes on behind them. Of
+        an inner batch all messages go, or none."""
         if not count:
             return self
+        if self.inner:
+            count = 1
         batch, start = self.batch, int(self.ends[count - 1])
         producer = batch.producer
         if producer is not None:
@@ -41,7 +46,7 @@ class CheckedBatch(NamedTuple):
             producer=producer,
             message_ids=batch.message_ids[count:],
         )
-        return CheckedBatch(rest, self.records[start:], self.ends[count:] - start, self.stride)
+        return CheckedBatch(rest, self.records[start:], self.ends[count:] - start, self.stride, self.inner)
 
     def part(self, first: int, last: int) -> CheckedBatch:
         """The messages from `first` to `last` (exclusive)."""

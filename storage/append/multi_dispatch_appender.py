@@ -25,6 +25,7 @@ from raymq.names import LMQ_PREFIX
 from raymq.protocol.store import AppendResult
 from raymq.record.crc import PROPERTY_CRC_LENGTH
 from raymq.record.encode import EncodedBatch
+from raymq.record.inner_batch_encode import is_inner_batch
 from raymq.record.layout import decode_properties, record_ends
 from storage.append.appender import Appender
 from storage.append.checked_batch import CheckedBatch
@@ -74,7 +75,7 @@ class MultiDispatchAppender(Appender):
             _dispatched(multi, checked.without(len(prefix))) for checked, prefix in zip(batches, stored, strict=True)
         ]
         plan = self._plan(rests)
-        self._reserve(plan.units + multi.count_units(), plan.log_end)
+        self._reserve([*plan.units, *multi.count_units()], plan.log_end)
         results = self._write_batches(batches, rests, stored, plan)
         self._show_with_log(multi.write_units(plan.spans))
         return results
@@ -125,7 +126,8 @@ class MultiAppend:
         self._firsts: dict[QueueKey, int] = {}
 
     def dispatch(self, batch: EncodedBatch, *, must: bool = True) -> EncodedBatch:
-        """`batch` with the offsets of its messages in other queues; itself if none of them names one.
+        """`batch` with the offsets of its messages in other queues; itself if none of them names one, and for an inner
+        batch, whose messages are in no other queue.
 
         MessageIllegalError for a name that such a queue cannot have, for more queues than there may be, and for a
         record that gets too long; the append must be given up then. Unless it `must`, nothing is raised: the batch goes
@@ -133,7 +135,7 @@ class MultiAppend:
         """
         data = bytes(batch.records)
         rows: dict[QueueKey, list[int]] = {}
-        if len(batch) and _NAMES_MARK in data and is_dispatched(batch.topic):
+        if len(batch) and _NAMES_MARK in data and is_dispatched(batch.topic) and not is_inner_batch(data):
             try:
                 batch = self._with_offsets(batch, data, rows)
             except MessageIllegalError as error:

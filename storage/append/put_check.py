@@ -22,7 +22,14 @@ from raymq.errors import (
     SystemBusyError,
 )
 from raymq.kernels.check import BatchFacts
-from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_QUEUE_OFFSET, PROPERTY_INNER_NUM, SendStatus
+from raymq.message import (
+    MAX_PROPERTIES_BYTES,
+    PROPERTY_INNER_BASE,
+    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+    PROPERTY_INNER_NUM,
+    SendStatus,
+)
+from raymq.record.inner_batch_encode import INNER_MESSAGES_MAX, count_messages
 from raymq.record.layout import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
@@ -169,8 +176,16 @@ def may_be_special(sys_flags: int, first_properties: bytes) -> bool:
 
 def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> Refusal | None:
     """`refuse_batch` for records of a transaction, inner batches, and those that name offsets in other queues."""
-    if sys_flags & SYS_FLAG_INNER_BATCH or _INNER_NUM in first_properties:
-        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "inner batches are read here, but not taken")
+    if sys_flags & SYS_FLAG_INNER_BATCH and (messages > 1 or sys_flags & SYS_FLAG_TRANSACTION_MASK):
+        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "an inner batch is sent alone, and in no transaction")
+    if sys_flags & SYS_FLAG_INNER_BATCH and not count_messages(first_properties):
+        return refusal(
+            PutMessageStatus.MESSAGE_ILLEGAL,
+            f"an inner batch says by {PROPERTY_INNER_NUM} how many messages it holds, 1 to {INNER_MESSAGES_MAX}, and "
+            f"ends in an {PROPERTY_INNER_BASE} of zeros, in place of which the store puts an offset",
+        )
+    if _INNER_NUM in first_properties and not sys_flags & SYS_FLAG_INNER_BATCH:
+        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a record that is no inner batch says how many it holds")
     if _MULTI_OFFSETS in first_properties:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a message's offsets in other queues are the store's to set")
     if messages > 1 and sys_flags & SYS_FLAG_TRANSACTION_MASK:

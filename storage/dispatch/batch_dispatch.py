@@ -28,6 +28,11 @@ def is_good_batch(view: DispatchView) -> bool:
         return False
 
 
+def belongs_to_batches(queues: QueueTable, view: DispatchView) -> bool:
+    """True if the record is a good inner batch, and its queue is one of them."""
+    return queues.holds_batches(view.topic, view.queue_id) and is_good_batch(view)
+
+
 def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
     """Put a record at `physical_offset` into its batch queue, if it is not there; true if it was put.
 

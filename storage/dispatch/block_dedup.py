@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from raymq.delay import delivery_source
 from raymq.record.dispatch import DispatchView
 from raymq.record.encode import ProducerSequence
+from raymq.record.inner_batch import inner_batch
+from storage.dispatch.batch_dispatch import is_good_batch
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress, Source
 from storage.dispatch.record_blocks import Block, was_moved
@@ -81,13 +83,15 @@ def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
 
 
 def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: DeliveryProgress) -> None:
-    """Note the producer of one record. Without `dedup` only a record that the scheduler delivered is noted."""
+    """Note the producer of one record, and of an inner batch that of all its messages. Without `dedup` only a record
+    that the scheduler delivered is noted."""
     producer = view.producer
     source = None if producer is None else delivery_source(producer.producer_id)
     if producer is not None and source is not None:
         deliveries.advance(source, producer.epoch, producer.first_sequence + 1)
     elif producer is not None and dedup is not None and not was_moved(view):
-        dedup.record_messages(producer, view.topic, view.queue_id, 1, view.queue_offset)
+        messages = inner_batch(view).messages if is_good_batch(view) else 1
+        dedup.record_messages(producer, view.topic, view.queue_id, messages, view.queue_offset)
 
 
 def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[ProducerRange]:

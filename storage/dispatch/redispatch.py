@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raymq.kernels.fields import Ints
 from raymq.record.dispatch import DispatchView
 from raymq.record.layout import SYS_FLAG_INNER_BATCH
-from storage.dispatch.batch_dispatch import QueueGapError, put_batch
+from storage.dispatch.batch_dispatch import QueueGapError, belongs_to_batches, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress
@@ -132,6 +132,8 @@ class Redispatch:
         if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
             if not self.was_deleted(view.topic, physical_offset):
                 self.queued += put_batch(self._queues, view, physical_offset, may_fill_gaps=may_fill_gaps)
+                if belongs_to_batches(self._queues, view):
+                    self.remember_record(view, physical_offset)
             return
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         if self._put_unit(own, view, physical_offset, may_fill_gaps=may_fill_gaps):
@@ -196,6 +198,8 @@ class Redispatch:
 
     def remember_block(self, block: Block, physical_offset: int) -> bool:
         """`remember_record` for the records of a block. False if nothing was done."""
+        if (block.sys_flags & SYS_FLAG_INNER_BATCH).any():
+            return False
         return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
 
     def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:

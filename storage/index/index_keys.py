@@ -1,10 +1,12 @@
 """The keys that records are found by, as hashes: of many records at a time, from their bytes (spec/storage.md §3).
 
-A record's keys are its unique id and each word of its KEYS property, in this order; the text `TOPIC#KEY` is hashed.
+A record's keys are its unique id and each word of its KEYS property, in this order; the text `TOPIC#KEY` is hashed. An
+inner batch has those of its messages, too, which RocketMQ does not put into its index.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import numpy as np
@@ -17,8 +19,17 @@ from raymq.kernels.property_shapes import PropertyShape, Values, find_property_s
 from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record.dispatch import dispatch_view
 from raymq.record.hashing import index_key_hash, java_hash
-from raymq.record.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK, windows
+from raymq.record.inner_batch import inner_keys
+from raymq.record.layout import (
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+    RecordError,
+    windows,
+)
 from storage.index.index_file import IndexEntries
+
+logger = logging.getLogger(__name__)
 
 _UNIQUE_NAME: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 _KEYS_NAME: Final = f"{PROPERTY_KEYS}\x01".encode()
@@ -37,11 +48,34 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
     shapes = find_property_shapes(data, fields.properties_at, fields.properties_size)
     found = None if shapes is None else _hashes_in_shapes(data, fields, shapes)
     rows, hashes = _hashes(data, fields) if found is None else found
+    inner = np.flatnonzero(fields.sys_flag & SYS_FLAG_INNER_BATCH)
+    if len(inner):
+        rows, hashes = _with_inner(data, fields, inner, rows, hashes)
     kept = (fields.sys_flag[rows] & SYS_FLAG_TRANSACTION_MASK) != SYS_FLAG_TRANSACTION_ROLLBACK
     rows = rows[kept]
     return IndexEntries(
         hashes[kept], starts[rows] + physical_offset, fields.store_timestamp[rows].astype(np.int64, copy=False)
     )
+
+
+def _with_inner(
+    data: Bytes, fields: FieldOffsets, inner: Ints, rows: Ints, hashes: NDArray[np.int32]
+) -> tuple[Ints, NDArray[np.int32]]:
+    """These hashes, by record, and those of the messages in the records `inner`, which are inner batches. One that is
+    damaged has its own keys only."""
+    for row in inner.tolist():
+        start = int(fields.starts[row])
+        record = data.data[start : start + int(fields.head["total_size"][row])]
+        try:
+            topic, keys = dispatch_view(record).topic, inner_keys(record)
+        except RecordError as error:
+            logger.error("an inner batch is found by its own keys only: %s", error)
+            continue
+        added = np.array([index_key_hash(topic, key) for key in keys], np.int32)
+        added = np.setdiff1d(added, hashes[rows == row])
+        rows, hashes = np.concatenate((rows, np.full(len(added), row))), np.concatenate((hashes, added))
+    order = np.argsort(rows, kind="stable")
+    return rows[order], hashes[order]
 
 
 def _hashes_in_shapes(

@@ -1,11 +1,11 @@
-"""One queue of inner batches, which RocketMQ wrote: the positions of its records in the log, and their queue offsets.
+"""One queue of inner batches: the positions of its records in the log, and their queue offsets.
 
 On disk: raymq/logfiles/batch_queue_units.py; files of 300,000 units. Unlike in a consume queue, the position of a unit
 says nothing of queue offsets. Units are numbered from 0 by position, and each names the queue offset of its record's
 first message, and how many there are.
 
-This store takes no inner batches from producers. Units come from records found in the log: by recovery, and from
-another replica.
+Units are written right after their records (storage/append/inner_batches.py); those that a crash took, and those of
+another replica's records, come from the log (storage/dispatch/batch_dispatch.py).
 """
 
 from __future__ import annotations
@@ -57,13 +57,18 @@ class BatchConsumeQueue(BaseConsumeQueue):
         first = self._number_at(0)
         return int(self._unit(first)["physical_offset"]) if first < self._end else None
 
+    def reserve(self, count: int) -> None:
+        """Make the files that `count` more units need. OSError: the disk failed or is full."""
+        end = (self._end + count) * BATCH_UNIT_BYTES
+        while not self._files.starts or self._files.starts[-1] + self._file_size < end:
+            self._files.make(self._files.starts[-1] + self._file_size if self._files.starts else 0)
+
     def append_unit(self, unit: BatchUnit) -> None:
-        """Write the unit of a record that was found behind the others. OSError: the disk failed or is full."""
+        """Write the unit of a record that lies behind the others. OSError: the disk failed or is full."""
+        self.reserve(1)
         position = self._end * BATCH_UNIT_BYTES
         start = position - position % self._file_size
         path = self._files.path(start)
-        if not self._files.starts or self._files.starts[-1] < start:
-            self._files.make(start)
         self._handles.write(path, position - start, unit.encode())
         self._files.dirty.add(path)
         self._end += 1

@@ -117,8 +117,8 @@ class QueueTable:
             return queue
         if queue is not None:
             raise MessageIllegalError(
-                f"queue {queue_id} of topic {topic!r} holds RocketMQ's inner batches, which this store reads but does "
-                "not take; send to another topic"
+                f"queue {queue_id} of topic {topic!r} holds inner batches (its queue type is batch), and no single "
+                "messages: send to it by a producer, and without a delay"
             )
         plain = self._queues[topic, queue_id] = self._make_plain(topic, queue_id)
         return plain

@@ -122,27 +122,31 @@ class StoreQueries:
             raise InvalidArgumentError("this store keeps no index (message_index_enable is off): query by offset")
         visible = self._visible()
         complete = self._index.wait_for(visible, self._wait_s)
-        found: dict[int, DispatchView] = {}
+        found: dict[int, list[bytes]] = {}
         for physical_offset in self._index.find(topic, key, begin_ms, end_ms):
             if physical_offset not in found:
                 view = self._record_at(physical_offset, visible)
-                if view is not None and view.topic == topic and accept(view):
-                    found[physical_offset] = view
+                records = [] if view is None or view.topic != topic else self._accepted(view, accept)
+                if records:
+                    found[physical_offset] = records
                     if len(found) == max_num:
                         break
-        records = [record for offset in sorted(found) for record in self._records_of(offset, found[offset])]
+        records = [record for offset in sorted(found) for record in found[offset]]
         return QueryResult(b"".join(records), len(records), complete)
 
-    def _records_of(self, physical_offset: int, view: DispatchView) -> list[bytes]:
-        """The record at `physical_offset`. For an inner batch, whose keys are those of all its messages, the records of
-        its messages; none if it is damaged."""
-        record = bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
+    def _accepted(self, view: DispatchView, accept: Callable[[DispatchView], bool]) -> list[bytes]:
+        """The record of `view` if it is accepted. Of an inner batch the records of the messages that are accepted, or
+        of all of them where only the batch itself has the key; none if it is damaged."""
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
-            return [record]
+            return [self._bytes_of(view)] if accept(view) else []
         try:
-            return split_inner_batch(record)
+            messages = split_inner_batch(self._bytes_of(view))
         except RecordError:
             return []
+        return [record for record in messages if accept(dispatch_view(record))] or (messages if accept(view) else [])
+
+    def _bytes_of(self, view: DispatchView) -> bytes:
+        return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
         """The good record at `physical_offset` that names this offset itself; None for anything else, and if it was

@@ -22,7 +22,7 @@ from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.inner_batch import inner_batch
 from raymq.record.layout import SYS_FLAG_INNER_BATCH, RecordError
 from storage.append.appender import Appender
-from storage.dispatch.batch_dispatch import is_good_batch, put_batch
+from storage.dispatch.batch_dispatch import belongs_to_batches, is_good_batch, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, put_elsewhere, units_elsewhere
 from storage.dispatch.record_blocks import is_queued, read_block
@@ -185,6 +185,8 @@ class ChunkAppender:
         self._write(physical_offset, data, last, units)
         for view in batches:
             self._put_batch(view)
+            if belongs_to_batches(self._queues, view):
+                remember_producer(view, self._dedup, self._deliveries)
         for view in singles:
             for key in put_elsewhere(self._queues, view, view.physical_offset):
                 self._show_end_of(key)

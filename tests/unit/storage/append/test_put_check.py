@@ -57,12 +57,25 @@ def test_what_a_store_decides(changes, status, error):
     assert (type(refused.error) if refused else None) is error
 
 
+INNER = b"INNER_NUM\x013\x02INNER_BASE\x01" + b"0" * 19 + b"\x02"
+
+
 @pytest.mark.parametrize(
     ("facts", "status"),
     [
         (FACTS, None),
         (BatchFacts(1, 200, 100, 50, 0x80, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 200, 100, 50, 0, b"INNER_NUM\x013\x02"), "MESSAGE_ILLEGAL"),
+        (BatchFacts(1, 200, 100, 50, 0x80, b"INNER_NUM\x013\x02"), "MESSAGE_ILLEGAL"),
+        (BatchFacts(1, 200, 100, 50, 0x80, INNER), None),
+        (
+            BatchFacts(1, 200, 100, 50, 0x88, INNER),
+            "MESSAGE_ILLEGAL",
+        ),
+        (
+            BatchFacts(2, 200, 100, 50, 0x80, INNER),
+            "MESSAGE_ILLEGAL",
+        ),
         (BatchFacts(2, 200, 100, 50, 0x4, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 200, 100, 50, 0x4, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 200, 100, 50, 0xC, b""), "MESSAGE_ILLEGAL"),
