@@ -6,6 +6,7 @@ RocketMQ ignores them (`a like 'x%'` reads as `a` there), and an expression has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 from math import isinf
@@ -24,6 +25,7 @@ TEXT_MAX: Final = 32_767
 DEPTH_MAX: Final = 100
 """The deepest nesting of operators. A chain of ANDs or ORs counts as one."""
 _CACHED: Final = 100
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 GRAMMAR: Final = r"""
 start: disjunction
@@ -127,6 +129,8 @@ def compiled(text: str) -> Truth:
         raise FilterExpressionError(str(text), 1, "it is empty: " + _NO_MEND)
     if len(text) > TEXT_MAX:
         raise FilterExpressionError(text[:40] + "…", 1, f"it has {len(text)} characters, more than {TEXT_MAX}")
+    if surrogate := _SURROGATE.search(text):
+        raise FilterExpressionError(ascii(text), surrogate.start() + 1, "there is half a character, which no text has")
     result = _compiled(text)
     if isinstance(result, FilterExpressionError):
         raise FilterExpressionError(*result.args)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raymq.filters.parser import compiled, property_names
+from raymq.filters.plan import Truth
 from raymq.filters.scalar import matches
 
 
@@ -22,13 +23,18 @@ class SqlFilter:
         compiled(self.text)
 
     @property
+    def plan(self) -> Truth:
+        """The operations that decide."""
+        return compiled(self.text)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The properties that the condition looks at, each once."""
-        return property_names(compiled(self.text))
+        return property_names(self.plan)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         """True if a message with these properties, the reserved ones such as TAGS and KEYS among them, passes."""
-        return matches(compiled(self.text), properties)
+        return matches(self.plan, properties)
 
     def __str__(self) -> str:
         return self.text
