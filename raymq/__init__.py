@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         NoPermissionError as NoPermissionError,
         NotMasterError as NotMasterError,
         OffsetOutOfRangeError as OffsetOutOfRangeError,
+        PredicateFailedError as PredicateFailedError,
         RaymqError as RaymqError,
         RequestTimeoutError as RequestTimeoutError,
         SendUnknownError as SendUnknownError,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         SendResult as SendResult,
         SendStatus as SendStatus,
     )
+    from raymq.predicates.predicate import Predicate as Predicate, predicate as predicate
     from raymq.producer.async_producer import AsyncProducer as AsyncProducer
     from raymq.producer.hooks import (
         CheckForbiddenHook as CheckForbiddenHook,
@@ -113,6 +115,8 @@ _HOMES: Final = {
     "NoPermissionError": "raymq.errors",
     "NotMasterError": "raymq.errors",
     "OffsetOutOfRangeError": "raymq.errors",
+    "Predicate": "raymq.predicates.predicate",
+    "PredicateFailedError": "raymq.errors",
     "Producer": "raymq.producer.producer",
     "ProducerSettings": "raymq.producer.settings",
     "PullConsumer": "raymq.consumer.pull.consumer",
@@ -140,6 +144,7 @@ _HOMES: Final = {
     "TopicMessageType": "raymq.protocol.attributes",
     "TopicNotExistError": "raymq.errors",
     "connect": "raymq.client",
+    "predicate": "raymq.predicates.predicate",
     "select_queue_by_hash": "raymq.producer.queue_selector",
     "select_queue_by_random": "raymq.producer.queue_selector",
     "sql": "raymq.filters.sql",

@@ -19,6 +19,7 @@
     ├── ClusterNotFoundError         10004    no raymq runs where the client looked
     ├── ClientStateError             10000    closed, not subscribed, already started …
     ├── ListenerError                10000    the user's listener raised, or cannot be shipped
+    ├── PredicateFailedError            10000    a user's predicate raised, hung or ended its process
     ├── ConfigError                     29    `raymq.yaml` or a setting
     ├── StoreError                       1    the store on disk
     │   ├── StoreLockedError             1    another process holds the directory
@@ -244,6 +245,25 @@ class ListenerError(RaymqError):
     """A listener that cannot be shipped to its actor, or that raised there."""
 
     code = 10000
+
+
+class PredicateFailedError(RaymqError):
+    """A predicate did not decide about a message: it raised, took too long, or ended its process.
+
+    Nothing behind that message is returned of its queue until the predicate decides, or the consumer seeks past it.
+    """
+
+    code = 10000
+
+    def __init__(self, predicate: str, queue: str, queue_offset: int, reason: str) -> None:
+        super().__init__(predicate, queue, queue_offset, reason)
+        self.predicate, self.queue, self.queue_offset, self.reason = predicate, queue, queue_offset, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.predicate} failed on the message at offset {self.queue_offset} of {self.queue}: {self.reason}; "
+            'mend it and subscribe again, or give it on_error="skip" or "match", or seek past the message'
+        )
 
 
 class ConfigError(RaymqError, ValueError):

@@ -16,7 +16,7 @@ NAMESPACE: Final = "raymq"
 """The Ray namespace of every raymq actor."""
 
 INSTANCES: Final = "raymq-instances"
-"""The Ray namespace of the Listener actors of push consumers, which belong to users' programs."""
+"""The Ray namespace of the Listener actors of push consumers and of PredicateRunners: they run users' functions."""
 
 CONTROLLER: Final = "controller"
 """The actor that decides who leads each broker group of several replicas."""
@@ -168,6 +168,19 @@ class PullName:
 
     def __str__(self) -> str:
         return f"pull-{self.node_id[:NODE_ID_SHOWN]}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PredicateName:
+    """`predicate-STORAGE-3f9a2c…-GROUP-0a1b…`: runs one predicate of a group beside a storage actor, on that node."""
+
+    storage: str
+    node_id: str
+    group: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"predicate-{self.storage}-{self.node_id[:NODE_ID_SHOWN]}-{self.group}-{self.key}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -28,8 +28,9 @@ from raymq.consumer.assignment.offset_committer import OffsetCommitter, OffsetSt
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.consumer.push.settings import PushSettings
-from raymq.errors import DataLossError
+from raymq.errors import DataLossError, PredicateFailedError
 from raymq.message import MessageQueue, PullStatus
+from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.memory_records import MemoryRecords
@@ -190,6 +191,11 @@ class PushInstance:
         codes = self._settings.subscription(queue.topic).tag_codes
         return FetchRequest(queue.topic, queue.queue_id, offset, self._settings.pull_batch_size, codes)
 
+    def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
+        """See services.Reader."""
+        predicate = self._settings.subscription(queue.topic).predicate
+        return None if predicate is None else GroupPredicate(self._settings.group, predicate)
+
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
         """See services.Reader."""
         records, now_s = _records_of(result), time.monotonic()
@@ -205,7 +211,7 @@ class PushInstance:
         elif result.next_offset != offset:
             self._committer.wake()
 
-    def lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+    def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
         """See services.Reader."""
         with self._state.lock:
             self._state.core.unreadable(queue, offset, error)

@@ -13,9 +13,10 @@ from actors.pull.listener_feed import FeedThread
 from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.rebalance_client import RebalanceClient
-from raymq.errors import DataLossError
+from raymq.errors import DataLossError, PredicateFailedError
 from raymq.message import MessageQueue
 from raymq.names import NameServerName
+from raymq.predicates.source import GroupPredicate
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.heartbeats import Heartbeats
@@ -47,10 +48,13 @@ class Reader(Protocol):
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         """One read."""
 
+    def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
+        """The predicate through which a queue is read, if it has one."""
+
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
         """Take a result."""
 
-    def lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+    def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
         """Note that the next message is lost."""
 
 
@@ -76,6 +80,7 @@ class SharedFetcher:
             request=self._request,
             deliver=self._deliver,
             lost=self._lose,
+            predicate=self._predicate,
             in_place=True,
         )
 
@@ -131,6 +136,10 @@ class SharedFetcher:
         reader = self._reader(queue)
         return reader.request(queue, offset) if reader else FetchRequest(queue.topic, queue.queue_id, offset, 1)
 
+    def _predicate(self, queue: MessageQueue) -> GroupPredicate | None:
+        reader = self._reader(queue)
+        return reader.predicate(queue) if reader else None
+
     def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
         reader = self._reader(queue)
         if reader is not None:
@@ -138,7 +147,7 @@ class SharedFetcher:
             with self._lock:
                 self._changed.add(reader.name)
 
-    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
         reader = self._reader(queue)
         if reader is not None:
             reader.lose(_plain(queue), offset, error)

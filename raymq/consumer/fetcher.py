@@ -11,6 +11,8 @@ once, by a further thread.
 A thread of its own finds out which storage actor has a queue, again and again until a NameServer tells it: NameServers
 that are away or hang hold up no other thread, and no event is needed to go on when they are back.
 
+Queues with a predicate are read by threads of their own, through it (raymq.predicates.source).
+
 A queue is read from its broker group's master, or from another replica that serves reads
 (raymq.consumer.pull_from_which_node). The owner is told of a queue whose next message the master cannot read any more;
 the other queues are read meanwhile.
@@ -25,8 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from raymq.consumer.pull_from_which_node import PullFromWhichNode
-from raymq.errors import DataLossError, RaymqError
+from raymq.errors import DataLossError, PredicateFailedError, RaymqError
 from raymq.message import MessageQueue, PullStatus
+from raymq.predicates.scan import FetchFailed
+from raymq.predicates.source import GroupPredicate, PredicateStorage
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -57,10 +61,14 @@ logger = logging.getLogger(__name__)
 
 FetchPosition = tuple[MessageQueue, int]
 """A queue and the offset to fetch from it next."""
+Lost = Callable[[MessageQueue, int, DataLossError | PredicateFailedError], None]
+_Source = tuple[str, GroupPredicate | None]
+"""A storage actor, and the predicate through which it is read."""
 
 
 class _Readers:
-    """The threads that read from one storage actor, and the positions they are fetching from."""
+    """The threads that read from one storage actor, through one predicate or none, and the positions they are fetching
+    from."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -88,8 +96,8 @@ class Fetcher:
     `request(queue, offset)` makes one read; `storages(queue)` names the storage actors that may be read from, the
     master first; `storage(name)` connects to one. `deliver(queue, from_offset, result)` takes one result;
     `outdated(queue)` is called when the queue could not be read from the storage actor that its route names;
-    `lost(queue, from_offset, error)` when its next message is lost; `found(queue, name)` when it is known which storage
-    actor to read the queue from.
+    `lost(queue, from_offset, error)` when its next message is lost, or its predicate failed on it; `found(queue, name)`
+    when it is known which storage actor to read the queue from. `predicate(queue)` says through which one it is read.
     """
 
     def __init__(
@@ -102,14 +110,16 @@ class Fetcher:
         storages: Callable[[MessageQueue], Sequence[str]],
         storage: Callable[[str], StorageClient],
         outdated: Callable[[MessageQueue], None],
-        lost: Callable[[MessageQueue, int, DataLossError], None],
+        lost: Lost,
         found: Callable[[MessageQueue, str], object] = lambda queue, name: None,
+        predicate: Callable[[MessageQueue], GroupPredicate | None] = lambda queue: None,
         in_place: bool = False,
     ) -> None:
         self._in_place = in_place
         self._outdated, self._lost, self._found = outdated, lost, found
         self._left_out: dict[MessageQueue, tuple[int, float]] = {}
         """By queue an offset that is lost, and the time until which it is not fetched."""
+        self._predicate = predicate
         self._wanted = wanted
         self._assigned = assigned
         self._deliver = deliver
@@ -125,8 +135,8 @@ class Fetcher:
         """Queues whose storage actor is to be found anew: the one that is just being found for them is outdated."""
         self._alone: dict[str, bool] = {}
         """By storage actor, whether no other replica could be read from in its stead."""
-        self._readers: dict[str, _Readers] = {}
-        """The reading threads by storage actor."""
+        self._readers: dict[_Source, _Readers] = {}
+        """The reading threads by what they read from."""
         self._stopped = threading.Event()
         self._finder: threading.Thread | None = None
         """The thread that finds out which storage actors have the queues; None before it is needed."""
@@ -145,8 +155,9 @@ class Fetcher:
         assigned: Callable[[], frozenset[MessageQueue]],
         request: Callable[[MessageQueue, int], FetchRequest],
         deliver: Callable[[MessageQueue, int, FetchResult], None],
-        lost: Callable[[MessageQueue, int, DataLossError], None],
+        lost: Lost,
         found: Callable[[MessageQueue, str], object] = lambda queue, name: None,
+        predicate: Callable[[MessageQueue], GroupPredicate | None] = lambda queue: None,
         in_place: bool = False,
     ) -> Fetcher:
         """A Fetcher that finds the storage actors in the routes of a cluster. `in_place`: `deliver` takes FoundInPlace,
@@ -158,6 +169,7 @@ class Fetcher:
             deliver=deliver,
             lost=lost,
             found=found,
+            predicate=predicate,
             storages=lambda queue: routes.get(queue.topic).pull_storages(queue.broker_name),
             storage=storages.get,
             in_place=in_place,
@@ -168,17 +180,17 @@ class Fetcher:
         """Fetch from queues that may be wanted now and were not before."""
         if self._stopped.is_set():
             return
-        by_name: dict[str, set[FetchPosition]] = {}
+        by_source: dict[_Source, set[FetchPosition]] = {}
         for position in self._due().items():
-            name = self._name_of(position[0])
-            if name is not None:
-                by_name.setdefault(name, set()).add(position)
-        for name, positions in by_name.items():
+            source = self._source_of(position[0])
+            if source is not None:
+                by_source.setdefault(source, set()).add(position)
+        for source, positions in by_source.items():
             with self._lock:
-                readers = self._readers.setdefault(name, _Readers())
+                readers = self._readers.setdefault(source, _Readers())
             with readers.lock:
                 if not positions <= readers.fetching:
-                    self._wake_reader(name, readers)
+                    self._wake_reader(source, readers)
 
     def replaced(self, queue: MessageQueue, name: str, pull_from: str) -> bool:
         """Note that `name` has answered for a queue, and that `pull_from`, if not empty, is to be read instead. True if
@@ -211,7 +223,7 @@ class Fetcher:
                 readers.first.notify_all()
                 readers.further.notify_all()
 
-    def _wake_reader(self, name: str, readers: _Readers) -> None:
+    def _wake_reader(self, source: _Source, readers: _Readers) -> None:
         readers.version += 1
         if readers.first_idle:
             readers.first.notify()
@@ -219,20 +231,21 @@ class Fetcher:
             readers.further.notify()
         elif readers.threads < READERS_MAX:
             thread = threading.Thread(
-                target=self._run, args=(name, readers, readers.threads == 0), name=f"fetch-{name}", daemon=True
+                target=self._run, args=(source, readers, readers.threads == 0), name=f"fetch-{source[0]}", daemon=True
             )
             readers.threads += 1
             thread.start()
 
-    def _run(self, name: str, readers: _Readers, is_first: bool) -> None:
-        storage = self._storage(name)
+    def _run(self, source: _Source, readers: _Readers, is_first: bool) -> None:
+        name, predicate = source
+        storage = self._storage(name) if predicate is None else predicate.read_from(self._storage(name))
         backoff = Backoff()
         while not self._stopped.is_set():
             if not is_first:
                 self._stopped.wait(FURTHER_AFTER_S)
             with readers.lock:
                 version = readers.version
-            positions = self._take_positions(name, readers)
+            positions = self._take_positions(source, readers)
             if not positions:
                 with readers.lock:
                     if readers.version == version:
@@ -286,16 +299,16 @@ class Fetcher:
                 del wanted[queue]
         return wanted
 
-    def _take_positions(self, name: str, readers: _Readers) -> list[FetchPosition]:
-        """Take the positions that are wanted from this storage actor and that no thread is fetching from. They count as
-        being fetched on return."""
-        wanted = [(queue, offset) for queue, offset in self._due().items() if self._name_of(queue) == name]
+    def _take_positions(self, source: _Source, readers: _Readers) -> list[FetchPosition]:
+        """Take the positions that are wanted from this source and that no thread is fetching from. They count as being
+        fetched on return."""
+        wanted = [(queue, offset) for queue, offset in self._due().items() if self._source_of(queue) == source]
         with readers.lock:
             positions = [position for position in wanted if position not in readers.fetching]
             readers.fetching.update(positions)
         return positions
 
-    def _read(self, name: str, storage: StorageClient, positions: Sequence[FetchPosition]) -> float:
+    def _read(self, name: str, storage: StorageClient | PredicateStorage, positions: Sequence[FetchPosition]) -> float:
         """Fetch from the positions, deliver the results, and return how long to pause then, in s."""
         requests = [self._request(queue, offset) for queue, offset in positions]
         timeout_s = FETCH_CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
@@ -306,13 +319,20 @@ class Fetcher:
             positions, results = self._read_singly(name, storage, positions, timeout_s)
         for (queue, offset), result in zip(positions, results, strict=True):
             self._left_out.pop(queue, None)
-            self._deliver(queue, offset, result)
+            if isinstance(result, FetchFailed) and result.error is not None:
+                self._leave_out(queue, offset, result.error)
+            else:
+                self._deliver(queue, offset, result)
         self._choose_again([queue for queue, _ in positions], name, results)
         gone = any(result.status is PullStatus.OFFSET_ILLEGAL for result in results)
         return GONE_PAUSE_S if gone else 0.0
 
     def _read_singly(
-        self, name: str, storage: StorageClient, positions: Sequence[FetchPosition], timeout_s: float
+        self,
+        name: str,
+        storage: StorageClient | PredicateStorage,
+        positions: Sequence[FetchPosition],
+        timeout_s: float,
     ) -> tuple[list[FetchPosition], list[FetchResult]]:
         """Fetch from each queue alone, after one of them has failed the call for all. Returns the results, and
         their positions."""
@@ -331,10 +351,14 @@ class Fetcher:
         the master may have the message."""
         logger.error("%s: offset %d cannot be read from %s: %s", queue, offset, name, error)
         if self._storages(queue)[0] == name:
-            self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
-            self._lost(queue, offset, error)
+            self._leave_out(queue, offset, error)
         else:
             self._look_again(name, [(queue, offset)])
+
+    def _leave_out(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
+        """Report why a queue does not get on, and try it again after LOSS_PAUSE_S."""
+        self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
+        self._lost(queue, offset, error)
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
         """Follow the answers of `name` where they send a queue to another replica."""
@@ -357,6 +381,11 @@ class Fetcher:
             self._forgotten.update(queues)
             for queue in queues:
                 self._names.pop(queue, None)
+
+    def _source_of(self, queue: MessageQueue) -> _Source | None:
+        """The source to read a queue from; None while its storage actor is not known."""
+        name = self._name_of(queue)
+        return None if name is None else (name, self._predicate(queue))
 
     def _name_of(self, queue: MessageQueue) -> str | None:
         """The storage actor to read a queue from; None while that is not known: then the finder looks for it, and wakes

@@ -6,10 +6,13 @@ tag's text once the message is decoded, because two tags may share a code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from raymq.errors import InvalidArgumentError
 from raymq.names import check_topic
+from raymq.predicates.predicate import Predicate
 from raymq.record.hashing import java_hash
 
 ALL = "*"
@@ -17,20 +20,24 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The wanted tags of one topic. Empty `tags` mean every message; `tag_codes` is None then."""
+    """The wanted tags of one topic. Empty `tags` mean every message; `tag_codes` is None then. With a `predicate` only
+    those are wanted that it matches."""
 
     topic: str
     expression: str
     tags: frozenset[str]
     tag_codes: frozenset[int] | None
+    predicate: Predicate | None = None
 
     @classmethod
-    def parse(cls, topic: str, expression: str | None = ALL) -> Subscription:
-        """Read ``"A || B"``; None, the empty string and ``"*"`` mean everything.
+    def parse(cls, topic: str, expression: str | Predicate | None = ALL) -> Subscription:
+        """Read ``"A || B"``, or a predicate; None, the empty string and ``"*"`` mean everything.
 
         Raises IllegalNameError for the topic and InvalidArgumentError for an expression that names no tag.
         """
         check_topic(topic)
+        if isinstance(expression, Predicate):
+            return cls(topic, expression.text, frozenset(), None, expression)
         if expression is None or expression in ("", ALL):
             return cls(topic, ALL, frozenset(), None)
         parts = expression.split("||") if isinstance(expression, str) else []
@@ -41,6 +48,11 @@ class Subscription:
             )
         return cls(topic, expression, tags, frozenset(java_hash(tag) for tag in tags))
 
+    def in_environment(self, runtime_env: Mapping[str, Any] | None) -> Subscription:
+        """This subscription; its predicate runs in `runtime_env` unless it has one of its own."""
+        return self if self.predicate is None else replace(self, predicate=self.predicate.in_environment(runtime_env))
+
     def matches(self, tags: str | None) -> bool:
-        """True if a message with this tag text is wanted: the exact check behind the one on codes."""
+        """True if a message with this tag text is wanted: the exact check behind the one on codes. A predicate has
+        decided before, where the message lies."""
         return not self.tags or tags in self.tags

@@ -39,6 +39,16 @@ class LocatedRecords(NamedTuple):
         rows = slice(first, last)
         return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
 
+    def pick(self, rows: NDArray[np.int64]) -> LocatedRecords:
+        """The records at these ascending indices."""
+        return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
+
+    def joined(self) -> bytes:
+        """The records' bytes, back to back."""
+        view = memoryview(self.data)
+        spans = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
+        return b"".join([view[start : start + size] for start, size in spans])
+
     @classmethod
     def read(cls, data: bytes) -> LocatedRecords:
         """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""

@@ -28,6 +28,7 @@ from raymq.consumer.pull.fetched_records import (
 from raymq.consumer.queue_change import QueueChangeListener
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
+from raymq.predicates.predicate import Predicate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,13 +65,15 @@ class AsyncPullConsumer:
 
     # What is consumed
 
-    async def subscribe(self, topic: str, expression: str = "*") -> None:
+    async def subscribe(self, topic: str, expression: str | Predicate = "*") -> None:
         await self._call(self._engine.subscribe, topic, expression)
 
     def unsubscribe(self, topic: str) -> None:
         self._engine.unsubscribe(topic)
 
-    async def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] = "*") -> None:
+    async def assign(
+        self, queues: Iterable[MessageQueue], expression: str | Predicate | Mapping[str, str | Predicate] = "*"
+    ) -> None:
         await self._call(self._engine.assign, list(queues), expression)
 
     def assignment(self) -> list[MessageQueue]:

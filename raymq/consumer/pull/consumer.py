@@ -28,6 +28,7 @@ from raymq.consumer.pull.wakeup import Wakeup
 from raymq.consumer.queue_change import QueueChangeListener
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
+from raymq.predicates.predicate import Predicate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,9 +51,9 @@ class PullConsumer:
 
     # What is consumed
 
-    def subscribe(self, topic: str, expression: str = "*") -> None:
+    def subscribe(self, topic: str, expression: str | Predicate = "*") -> None:
         """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``; the members of
-        the group share its queues.
+        the group share its queues. In place of tags a predicate (`raymq.predicate`) may say which messages.
 
         TopicNotExistError, IllegalNameError, InvalidArgumentError, or ClientStateError after `assign`. A second call
         for a topic replaces the first, from the next poll on.
@@ -64,7 +65,9 @@ class PullConsumer:
         ClientStateError without a subscription."""
         self._engine.unsubscribe(topic)
 
-    def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] = "*") -> None:
+    def assign(
+        self, queues: Iterable[MessageQueue], expression: str | Predicate | Mapping[str, str | Predicate] = "*"
+    ) -> None:
         """Consume exactly these queues, without being a member of the group: no other consumer gives way.
 
         Offsets are read and committed under the group's name, so other consumers must leave these queues alone.
@@ -87,8 +90,9 @@ class PullConsumer:
         Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0;
         ClientStateError when closed, or with nothing to consume; StoreCorruptError when the next message is
         damaged; DataLossError, while the other queues' messages go on coming, each time that a queue's next message
-        could not be read; the error of the group when it cannot be joined within the timeout; and, once, an error with
-        which the brokers have refused an automatic commit.
+        could not be read, and PredicateFailedError likewise, where its predicate failed on it; the error of the group
+        when it cannot be joined within the timeout; and, once, an error with which the brokers have refused an
+        automatic commit.
         """
         return as_messages(self._poll(decode_messages, max_messages, timeout_s))
 

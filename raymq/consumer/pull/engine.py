@@ -36,9 +36,12 @@ from raymq.errors import (
     DataLossError,
     InvalidArgumentError,
     OffsetOutOfRangeError,
+    PredicateFailedError,
     StoreCorruptError,
 )
 from raymq.message import MessageExt, MessageQueue, PullStatus
+from raymq.predicates.predicate import Predicate
+from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest, FetchResult
@@ -89,7 +92,7 @@ class PullEngine:
         """Held over calls by `subscribe` and `assign`, which come one after another."""
         self._mode = ""
         """Either "subscribe" or "assign", whichever was called first: they exclude each other. Empty before."""
-        self._losses: dict[MessageQueue, tuple[int, DataLossError]] = {}
+        self._losses: dict[MessageQueue, tuple[int, DataLossError | PredicateFailedError]] = {}
         """By queue the offset that could not be read last, and the error for the program."""
         self._unraised: set[MessageQueue] = set()
         """The queues of `_losses` whose error the program has not had yet."""
@@ -103,6 +106,7 @@ class PullEngine:
             deliver=self._deliver,
             lost=self._lose,
             found=self._found,
+            predicate=self._predicate,
         )
         self._in_place = InPlaceReader(
             self._core,
@@ -154,7 +158,7 @@ class PullEngine:
 
     # What is consumed
 
-    def subscribe(self, topic: str, expression: str | None) -> None:
+    def subscribe(self, topic: str, expression: str | Predicate | None) -> None:
         """Share the topic's queues with the group. Blocks for calls; errors as PullConsumer.subscribe says."""
         subscription = Subscription.parse(topic, expression)
         with self._change_lock:
@@ -177,7 +181,9 @@ class PullEngine:
             self._core.unsubscribe(topic, time.monotonic())
         self._announce_subscriptions()
 
-    def assign(self, queues: Iterable[MessageQueue], expression: str | Mapping[str, str] | None) -> None:
+    def assign(
+        self, queues: Iterable[MessageQueue], expression: str | Predicate | Mapping[str, str | Predicate] | None
+    ) -> None:
         """Have exactly these queues, without a group. Blocks for calls; errors as PullConsumer.assign says."""
         wanted = sorted({self.lookup.check(queue) for queue in queues})
         texts = expression if isinstance(expression, Mapping) else dict.fromkeys({q.topic for q in wanted}, expression)
@@ -258,8 +264,8 @@ class PullEngine:
         self.raise_loss()
 
     def raise_loss(self) -> None:
-        """Raise DataLossError if a queue's next message is lost, once for each time it could not be read. The other
-        queues go on."""
+        """Raise DataLossError or PredicateFailedError if a queue's next message is lost, or its predicate failed on it,
+        once for each time it could not be read. The other queues go on."""
         with self._lock:
             for queue in sorted(self._unraised):
                 offset, error = self._losses[queue]
@@ -494,11 +500,18 @@ class PullEngine:
         if self._in_place.take_up([queue]) or news:
             self.on_wakeup()
 
-    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
-        told = DataLossError(
-            f"{queue}: the message at offset {offset} cannot be read: {error}; bring the file back, or seek behind "
-            "what is lost (raymq topic describe tells what the queue holds)"
-        )
+    def _predicate(self, queue: MessageQueue) -> GroupPredicate | None:
+        with self._lock:
+            predicate = self._core.predicate(queue.topic)
+        return None if predicate is None else GroupPredicate(self.settings.group, predicate)
+
+    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
+        told = error
+        if isinstance(error, DataLossError):
+            told = DataLossError(
+                f"{queue}: the message at offset {offset} cannot be read: {error}; bring the file back, or seek behind "
+                "what is lost (raymq topic describe tells what the queue holds)"
+            )
         with self._lock:
             if not self._core.reads(queue, offset):
                 return  # the position has changed meanwhile

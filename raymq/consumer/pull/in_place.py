@@ -20,13 +20,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
 from raymq.consumer.pull.fetched_records import FetchedRecords
 from raymq.consumer.pull.subscription_state import SubscriptionState
-from raymq.errors import DataLossError, RaymqError
+from raymq.errors import DataLossError, PredicateFailedError, RaymqError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue
+from raymq.predicates.evaluation import FunctionHere
+from raymq.predicates.keep import keep
 from raymq.protocol.store import FetchRequest, QueueEnds
 from raymq.record.memory_records import LocatedRecords
 
@@ -43,6 +47,9 @@ READ_MAX_BYTES: Final = 64 << 20
 """The most bytes of records that one poll finds."""
 READ_MAX_S: Final = 0.02
 """How long one look may go past messages that the tags exclude, until the poll looks at its time again."""
+LOOK_AT_MAX: Final = 1024
+"""The most records that a predicate is called for between two looks at how much is kept."""
+LOOK_AT_MAX_BYTES: Final = 64 << 20
 OPEN_AGAIN_AFTER_S: Final = 1.0
 """How long a storage actor is read by fetches after its watch has ended, or could not be opened."""
 STAY_CHECK_S: Final = 1.0
@@ -137,6 +144,8 @@ class InPlaceReader:
         """How often `found` was called for each queue."""
         self._retried_s: dict[MessageQueue, float] = {}
         """The time at which it is to be tried again to read a queue in place, for those that could be."""
+        self._functions: dict[str, FunctionHere] = {}
+        """By topic the function of its predicate."""
         self._with_batches: set[MessageQueue] = set()
         """Queues whose records hold many messages each: these have no units to read."""
 
@@ -248,7 +257,10 @@ class InPlaceReader:
                 self._read_by_fetches([queue])
                 continue
             try:
-                records, next_offset = store.reader.find(request, end, left_bytes)
+                records, next_offset = self._find(store, queue, request, end, left_bytes, until_s)
+            except PredicateFailedError:
+                self._read_by_fetches([queue])  # which report it, and are tried again after a pause
+                continue
             except DataLossError as error:
                 logger.info("%s is read by fetches for once: %s", queue, error)
                 if store.reader.has_batches(queue.topic, queue.queue_id):
@@ -264,6 +276,37 @@ class InPlaceReader:
                 )
             max_messages -= sum(part.count for part in found)
             left_bytes -= sum(part.size_bytes for part in found)
+
+    def _find(
+        self,
+        store: _MappedStore,
+        queue: MessageQueue,
+        request: FetchRequest,
+        end: int,
+        max_bytes: int,
+        until_s: float,
+    ) -> tuple[list[LocatedRecords], int]:
+        """The records that answer a request and match the topic's predicate, and the offset to go on at: that of the
+        first one on which the predicate fails. PredicateFailedError if that is the first of all."""
+        with self._lock:
+            predicate = self._core.predicate(request.topic)
+        if predicate is None:
+            return store.reader.find(request, end, max_bytes)
+        function = self._functions.get(request.topic)
+        if function is None or function.predicate is not predicate:
+            function = self._functions[request.topic] = FunctionHere(predicate)
+        records, next_offset = store.reader.find(replace(request, max_messages=LOOK_AT_MAX), end, LOOK_AT_MAX_BYTES)
+        kept = keep(
+            records,
+            next_offset,
+            partial(function.evaluate, queue.broker_name),
+            max_messages=request.max_messages,
+            max_bytes=max_bytes,
+            until_s=until_s,
+        )
+        if kept.failure and not kept.looked:
+            raise PredicateFailedError(predicate.text, str(queue), kept.next_offset, kept.failure)
+        return kept.records, kept.next_offset
 
     def close(self) -> None:
         """Close the watches. Called once nobody polls any more."""

@@ -23,6 +23,7 @@ from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageQueue
+from raymq.predicates.predicate import Predicate
 from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest
 
@@ -70,6 +71,11 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     def topics(self) -> frozenset[str]:
         """The subscribed topics."""
         return frozenset(self._subscriptions)
+
+    def predicate(self, topic: str) -> Predicate | None:
+        """The predicate of the topic's subscription; None if it has none, or is not subscribed to."""
+        subscription = self._subscriptions.get(topic)
+        return None if subscription is None else subscription.predicate
 
     @property
     def version(self) -> int:

@@ -30,6 +30,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageModel
 from raymq.names import INSTANCES, InstanceName, check_group
+from raymq.predicates.predicate import Predicate
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import Allocation
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
@@ -81,8 +82,9 @@ class PushConsumer:
         self._listener: ShippedListener | None = None
         self._hooks: list[ShippedListener] = []
 
-    def subscribe(self, topic: str, expression: str = "*") -> PushConsumer:
-        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``.
+    def subscribe(self, topic: str, expression: str | Predicate = "*") -> PushConsumer:
+        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or that a
+        predicate (`raymq.predicate`) matches.
 
         TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError
         where no NameServer knows within 10 s whether the topic exists. A second call for a topic replaces the first.
@@ -135,7 +137,8 @@ class PushConsumer:
             raise ClientStateError("this push consumer has no listener; call on_message(function) before start()")
         if not 1 <= instances <= INSTANCES_MAX:
             raise ClientStateError(f"instances must be 1 to {INSTANCES_MAX}, not {instances}")
-        settings = replace(self._settings, subscriptions=tuple(self._subscriptions.values()))
+        subscriptions = tuple(one.in_environment(runtime_env) for one in self._subscriptions.values())
+        settings = replace(self._settings, subscriptions=subscriptions)
         options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus, "namespace": INSTANCES}
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)

@@ -14,16 +14,10 @@ working on again. A listener is therefore called at least once per message.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import cloudpickle
@@ -37,6 +31,7 @@ from raymq.consumer.push.task_feed import TaskFeed
 from raymq.errors import ListenerError
 from raymq.message import ConsumeStatus, MessageExt
 from raymq.protocol.consume_result import ConsumeLater
+from raymq.shipping import dumps_by_value
 
 MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
 BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | None]
@@ -69,38 +64,13 @@ def ship_hook(hook: ConsumeHook) -> ShippedListener:
 
 
 def _dumps(thing: Any, what: str) -> bytes:
-    module = _user_module(thing)
-    if module is not None and module.__name__ in cloudpickle.list_registry_pickle_by_value():
-        module = None  # the user's own registration, which stays
-    if module is not None:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return cloudpickle.dumps(thing)  # type: ignore[no-any-return]  # cloudpickle has no types
-    except Exception as error:  # whatever a user's object does when it is pickled
-        raise ListenerError(
+    return dumps_by_value(
+        thing,
+        lambda error: ListenerError(
             f"{what} cannot be shipped to its actor: {error}. It must not hold locks, open files, connections "
             "or a raymq client; make those in the listener's first call"
-        ) from error
-    finally:
-        if module is not None:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _user_module(handler: Any) -> ModuleType | None:
-    """The user's own module or package that defines a listener; None for the standard library and installed ones."""
-    owner: Any = handler
-    while isinstance(owner, functools.partial):
-        owner = owner.func
-    owner = owner if hasattr(owner, "__qualname__") else type(owner)
-    module = sys.modules.get(getattr(inspect.unwrap(owner), "__module__", "") or "")
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or module.__name__ == "__main__":
-        return None  # __main__ goes by value anyway
-    installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
-    if any(Path(file).is_relative_to(root) for root in installed):
-        return None
-    # All of the package, because its modules import each other.
-    return sys.modules.get(module.__name__.partition(".")[0], module)
+        ),
+    )
 
 
 class Listener:

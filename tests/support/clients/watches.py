@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 
-from raymq.logfiles.log_reader import LogReader
+from raymq.logfiles.log_reader import LogReader, StoreFiles
+from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueEnds
+from raymq.remoting.storage_client import FoundInPlace
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import WAIT_S
 
@@ -98,10 +101,15 @@ class MappedStorage:
         self.refused: Exception | None = None
         self.pull_from = ""
         settings = store._settings
+        self._files = StoreFiles(
+            str(settings.store_path_root_dir),
+            settings.mapped_file_size_commit_log_bytes,
+            settings.mapped_file_size_consume_queue_bytes,
+        )
         self._reader = LogReader(
-            settings.store_path_root_dir,
-            commit_log_file_size=settings.mapped_file_size_commit_log_bytes,
-            consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
+            self._files.root,
+            commit_log_file_size=self._files.commit_log_file_size,
+            consume_queue_file_size=self._files.consume_queue_file_size,
         )
 
     def reader(self) -> LogReader | None:
@@ -120,6 +128,22 @@ class MappedStorage:
             raise self.refused
         self.fetched += requests
         return self.store.fetch(requests, max_bytes=max_bytes, wait_s=min(wait_s, LOOK_S))
+
+    def describe(self) -> SimpleNamespace:
+        return SimpleNamespace(broker_name="a", node_id="node-1")
+
+    def find(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Do the same as `fetch`, but have the records where they lie."""
+        results = self.fetch(requests, 0, wait_s, timeout_s)
+        for index, (request, result) in enumerate(zip(requests, results, strict=True)):
+            if result.status is PullStatus.FOUND:
+                mapped, next_offset = self._reader.find(request, result.max_offset, max_bytes)
+                count = sum(len(part.starts) for part in mapped)
+                places = (next_offset, result.min_offset, result.max_offset, b"", count)
+                results[index] = FoundInPlace(result.status, *places, mapped=tuple(mapped), files=self._files)
+        return results
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
         return self.store.queue_bounds(topic, queue_id)

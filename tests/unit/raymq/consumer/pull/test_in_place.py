@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import raymq
 from raymq.consumer import fetcher
 from raymq.consumer.pull import engine as pull_engine, in_place
 from raymq.consumer.pull.consumer import PullConsumer
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.settings import PullSettings
-from raymq.errors import DataLossError, ServiceNotAvailableError, StoreCorruptError
+from raymq.errors import DataLossError, PredicateFailedError, ServiceNotAvailableError, StoreCorruptError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, QueueOffset
 from raymq.protocol.route import BrokerData, TopicRoute
@@ -397,3 +398,47 @@ def test_a_file_that_is_gone_is_found_out_by_a_fetch_and_the_rest_is_read_in_pla
     thread.start()
     assert poll(consumer, 3) == [b"2", b"3", b"4"]
     thread.join(WAIT_S)
+
+
+def test_a_predicate_is_asked_before_anything_is_kept(consume, store, storages):
+    store.append([make_batch([b"%d" % number for number in range(5, 3000)])])
+    asked = []
+    consumer = consume(Q0, expression=raymq.predicate(lambda message: asked.append(1) or message.body.endswith(b"99")))
+    assert poll(consumer, 30) == [b"%d" % number for number in range(99, 3000, 100)]
+    assert len(asked) == 3000, "each message once, in this process"
+    assert here(storages).fetched == []
+    assert consumer.position(Q0) == 3000
+
+
+def test_a_table_has_only_what_the_predicate_matches(consume):
+    consumer = consume(Q0, expression=raymq.predicate(lambda message: int(message.body) % 2))
+    assert consumer.poll_table(timeout_s=WAIT_S).column("queue_offset").to_pylist() == [1, 3]
+
+
+def test_a_predicate_that_fails_stops_its_queue_only_and_names_the_message(consume, store):
+    store.append([make_batch([b"a"], queue_id=1)])
+    predicate = raymq.predicate(lambda message: message.queue_id or 1 / (int(message.body) - 2))
+    consumer = consume(Q0, Q1, expression=predicate)
+    assert sorted(poll(consumer, 3)) == [b"0", b"1", b"a"]
+    with pytest.raises(PredicateFailedError, match=r"offset 2 of .*ZeroDivisionError"):
+        consumer.poll(timeout_s=WAIT_S)
+    store.append([make_batch([b"b"], queue_id=1)])
+    assert eventually(lambda: poll_through(consumer), "the other queue's message") == [b"b"]
+    consumer.seek(Q0, 3)
+    assert poll(consumer, 2) == [b"3", b"4"]
+
+
+def poll_through(consumer: PullConsumer) -> list[bytes]:
+    """The bodies of one poll; none if it raises that the predicate fails."""
+    try:
+        return [message.body for message in consumer.poll(timeout_s=0.1)]
+    except PredicateFailedError:
+        return []
+
+
+def test_another_predicate_decides_about_what_no_poll_has_returned(consume, store):
+    consumer = consume(Q0, expression=raymq.predicate(lambda message: False))
+    assert consumer.poll(timeout_s=0.2) == []
+    consumer.assign([Q0], raymq.predicate(lambda message: True))
+    store.append([make_batch([b"5"])])
+    assert poll(consumer, 1) == [b"5"]
