@@ -6,8 +6,8 @@
                           the predicate's process, which maps the log (raymq.predicates.child)
 
 It is made by the first consumer that needs it, in the predicate's `runtime_env`, and ends by itself RUNNER_IDLE_S after
-the last fetch: that is its consumers' lease. Nothing survives it, and a fetch is safe to repeat. The user's function is in
-a child process, so that it can be ended in the middle of a call and can harm nothing here.
+the last fetch: that is its consumers' lease. Nothing survives it, and a fetch is safe to repeat. The user's function is
+in a child process, so that it can be ended in the middle of a call and can harm nothing here.
 
 May wait for: Storage. Consumers (and Pull actors for theirs) wait for it.
 """
