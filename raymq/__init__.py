@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         ClientStateError as ClientStateError,
         ClusterNotFoundError as ClusterNotFoundError,
         ConfigError as ConfigError,
+        CreateReplyMessageError as CreateReplyMessageError,
         DataLossError as DataLossError,
         FilterExpressionError as FilterExpressionError,
         GroupNotExistError as GroupNotExistError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         OffsetOutOfRangeError as OffsetOutOfRangeError,
         PredicateFailedError as PredicateFailedError,
         RaymqError as RaymqError,
+        RequesterGoneError as RequesterGoneError,
         RequestTimeoutError as RequestTimeoutError,
         SendUnknownError as SendUnknownError,
         ServiceNotAvailableError as ServiceNotAvailableError,
@@ -79,6 +81,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
     from raymq.protocol.attributes import TopicMessageType as TopicMessageType
     from raymq.protocol.consume_result import ConsumeLater as ConsumeLater
     from raymq.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
+    from raymq.protocol.request_reply import Reply as Reply, reply as reply
     from raymq.record.compression import Compression as Compression, CompressionType as CompressionType
 
 __version__ = "0.1.0"
@@ -100,6 +103,7 @@ _HOMES: Final = {
     "ConsumeHook": "raymq.consumer.push.hook",
     "ConsumeLater": "raymq.protocol.consume_result",
     "ConsumeStatus": "raymq.message",
+    "CreateReplyMessageError": "raymq.errors",
     "DataLossError": "raymq.errors",
     "FilterExpressionError": "raymq.errors",
     "GroupNotExistError": "raymq.errors",
@@ -125,7 +129,9 @@ _HOMES: Final = {
     "QueueRange": "raymq.producer.table",
     "QueueSelector": "raymq.producer.queue_selector",
     "RaymqError": "raymq.errors",
+    "Reply": "raymq.protocol.request_reply",
     "RequestTimeoutError": "raymq.errors",
+    "RequesterGoneError": "raymq.errors",
     "SendContext": "raymq.producer.hooks",
     "SendMessageHook": "raymq.producer.hooks",
     "SendResult": "raymq.message",
@@ -145,6 +151,7 @@ _HOMES: Final = {
     "TopicNotExistError": "raymq.errors",
     "connect": "raymq.client",
     "predicate": "raymq.predicates.predicate",
+    "reply": "raymq.protocol.request_reply",
     "select_queue_by_hash": "raymq.producer.queue_selector",
     "select_queue_by_random": "raymq.producer.queue_selector",
     "sql": "raymq.filters.sql",

@@ -21,10 +21,10 @@ from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.names import NAMESPACE, NameServerName
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
+from raymq.remoting.actor_ref import running_nameservers
 from raymq.remoting.broker_client import close_broker_clients
 from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from raymq.consumer.push.consumer import PushConsumer, PushOptions
     from raymq.producer.async_producer import AsyncProducer
     from raymq.producer.repeatable.writer import RepeatableWriter
+    from raymq.request.requests import ClientRequests
 
-NAME_SERVERS_MAX: Final = 3
-"""The most NameServers that a cluster has."""
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
 """RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
 
@@ -81,7 +80,7 @@ def connect(
     if address is not None:
         raise ClientStateError("embedded=True starts raymq on this machine; leave address out, or leave embedded out")
     settings: ClusterSettings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
-    if ray.is_initialized() and _nameservers():
+    if ray.is_initialized() and running_nameservers():
         raise ClientStateError(
             "this Ray cluster runs a raymq already: use it with raymq.connect(), without embedded=True"
         )
@@ -97,26 +96,13 @@ def connect(
 def _attach(address: str | None) -> Callable[[], None]:
     """Connect this process to Ray; returns a function that disconnects it again, if it was connected here."""
     attached = attach_ray(address)
-    if not _nameservers():
+    if not running_nameservers():
         if attached:
             ray.shutdown()
         raise ClusterNotFoundError(
             "this Ray cluster runs no raymq: start it with `raymq up`, or use raymq.connect(embedded=True)"
         )
     return ray.shutdown if attached else lambda: None
-
-
-def _nameservers() -> list[NameServerName]:
-    """The names of the NameServers that run."""
-    found = []
-    for index in range(NAME_SERVERS_MAX):
-        name = NameServerName(index)
-        try:
-            ray.get_actor(str(name), namespace=NAMESPACE)
-        except ValueError:
-            continue
-        found.append(name)
-    return found
 
 
 class Client(Closing):
@@ -126,10 +112,11 @@ class Client(Closing):
         self._release = release
         self._lock = threading.Lock()
         self._open: dict[int, Any] = {}
+        self._requests: ClientRequests | None = None
         self._closed = False
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._born_host = (ray.util.get_node_ip_address(), 0)
-        self.routes = RouteCache(_nameservers())
+        self.routes = RouteCache(running_nameservers())
         self.storages = StorageClients(self.node_id)
         self.heartbeats = Heartbeats(self.routes, self._born_host[0])
         self.rebalance = RebalanceClient(self.routes)
@@ -155,6 +142,7 @@ class Client(Closing):
             storage=self.storages.get,
             born_host=self._born_host,
             settings=ProducerSettings(**settings),
+            requests=self._requests_of_all,
             on_close=self._forget,
         )
         self.heartbeats.set_producer(producer, group)
@@ -271,6 +259,7 @@ class Client(Closing):
         ``message_model=MessageModel.BROADCASTING``.
         """
         from raymq.consumer.push.consumer import PushConsumer
+        from raymq.request.replier import ListenerReplier
 
         self._check_open()
         if consume_timestamp_ms is None:
@@ -282,6 +271,7 @@ class Client(Closing):
             options=options,
             track=self._track,
             on_close=self._forget,
+            make_replier=ListenerReplier,
         )
 
     def close(self) -> None:
@@ -298,6 +288,8 @@ class Client(Closing):
                 item.close()
             except Exception as error:  # close the rest all the same, then say so
                 failures.append(error)
+        if self._requests is not None:
+            self._requests.close()
         self.rebalance.close()
         self._commits.close()
         self.heartbeats.close()
@@ -309,6 +301,15 @@ class Client(Closing):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a raymq client cannot be pickled: call raymq.connect() where it is used")
+
+    def _requests_of_all(self) -> ClientRequests:
+        """The requests of all producers of this client; made when the first one needs it."""
+        from raymq.request.requests import ClientRequests
+
+        with self._lock:
+            if self._requests is None:
+                self._requests = ClientRequests(self.routes, self.storages, self.heartbeats)
+            return self._requests
 
     def _check_open(self) -> None:
         if self._closed:

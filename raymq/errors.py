@@ -15,6 +15,8 @@
     │   ├── NotMasterError              14    retryable: another replica is master now
     │   └── InSyncReplicasError          1    retryable: too few replicas have everything
     ├── RequestTimeoutError          10006    retryable: no answer in time; the outcome is unknown
+    ├── RequesterGoneError               1    a reply was stored, and nobody waits for it
+    ├── CreateReplyMessageError      10007    the message to reply to is no request
     ├── SendUnknownError             10006    a send whose outcome is unknown after all its retries
     ├── ClusterNotFoundError         10004    no raymq runs where the client looked
     ├── ClientStateError             10000    closed, not subscribed, already started …
@@ -211,6 +213,26 @@ class RequestTimeoutError(RaymqError, TimeoutError):
 
     def __str__(self) -> str:
         return f"{self.what} gave no answer within {self.timeout_s:g} s; see `raymq status`"
+
+
+class RequesterGoneError(RaymqError):
+    """The client that sent a request is not connected any more. The reply is stored; nobody reads it."""
+
+    def __init__(self, client_id: str, correlation_id: str) -> None:
+        super().__init__(client_id, correlation_id)
+        self.client_id, self.correlation_id = client_id, correlation_id
+
+    def __str__(self) -> str:
+        return (
+            f"client {self.client_id} is gone, which sent request {self.correlation_id}: the reply is stored, and "
+            "nobody waits for it"
+        )
+
+
+class CreateReplyMessageError(RaymqError):
+    """A message that cannot be replied to: it was not sent with `request`."""
+
+    code = 10007
 
 
 class SendUnknownError(RaymqError):

@@ -39,6 +39,11 @@ PROPERTY_INNER_NUM: Final = "INNER_NUM"
 PROPERTY_INNER_BASE: Final = "INNER_BASE"
 PROPERTY_INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 PROPERTY_INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"
+PROPERTY_REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+PROPERTY_TTL: Final = "TTL"
+PROPERTY_CLUSTER: Final = "CLUSTER"
+PROPERTY_MESSAGE_TYPE: Final = "MSG_TYPE"
 PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
@@ -225,6 +230,15 @@ class Message(Struct, frozen=True, gc=False):
                 f"deliver_at_ms {deliver_at_ms} is {days:.1f} days ahead; at most {TIMER_DELAY_MAX_MS // 86_400_000} "
                 "are allowed (is it in milliseconds?)"
             )
+
+
+class SystemMessage(Message, frozen=True, gc=False):
+    """A message that raymq itself sends: it may have reserved properties, and go to a topic of the server."""
+
+    def _check_properties(self) -> None:
+        for name, value in self.properties.items():
+            _check_text("a property name", name)
+            _check_text(f"the value of property {name!r}", value)
 
 
 class MessageSource(Protocol):

@@ -29,6 +29,8 @@ DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
 """The prefix of queues that a message is put into beside its own (storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
+REPLY_SUFFIX: Final = "_REPLY_TOPIC"
+"""Ends the name of the topic of a cluster's replies to requests, which begins with the cluster's name."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 AUTO_CREATE_TOPIC: Final = "TBW102"
@@ -59,7 +61,7 @@ _RULE: Final = "use letters, digits and the characters % | - _"
 
 def is_system_topic(topic: str) -> bool:
     """True if `topic` belongs to the server: it may not be created, deleted or sent to by users."""
-    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX) or topic.endswith(REPLY_SUFFIX)
 
 
 def is_internal_topic(topic: str) -> bool:
@@ -80,6 +82,15 @@ def retry_topic(group: str) -> str:
 def dlq_topic(group: str) -> str:
     """The dead-letter topic, with the messages that a group could not consume in all its attempts."""
     return DLQ_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """The topic of the replies to requests of a cluster.
+
+    >>> reply_topic("raymq")
+    'raymq_REPLY_TOPIC'
+    """
+    return cluster + REPLY_SUFFIX
 
 
 def check_topic(topic: str) -> str:

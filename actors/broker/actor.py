@@ -49,11 +49,12 @@ from raymq.consumer.pull_once import pull_messages
 from raymq.consumer.subscription import Subscription
 from raymq.errors import RaymqError, TopicNotExistError
 from raymq.message import Message
-from raymq.names import AUTO_CREATE_TOPIC, PullName, check_group, is_internal_topic
+from raymq.names import AUTO_CREATE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.attributes import NO_ATTRIBUTES
 from raymq.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
+from raymq.protocol.request_reply import REPLY_QUEUES
 from raymq.protocol.route import MASTER_ID, PERM_ALL, PERM_INHERIT, BrokerRegistration, NewTopic, TopicConfig
 from raymq.protocol.stats import TopicStats
 from raymq.remoting.broker_client import BrokerDescription
@@ -103,7 +104,7 @@ class Broker(GroupMethods):
             self._registration,
             settings.options.registration_interval_s,
         )
-        self._clients = ClientRegistry()
+        self._clients = ClientRegistry(started_s=time.monotonic())
         self._clients_lock = threading.Lock()
         self._node_id = node_id
         self._lane = BrokerLane(settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address())
@@ -286,6 +287,12 @@ class Broker(GroupMethods):
         with self._clients_lock:
             self._clients.unregister(client_id)
 
+    def knows_client(self, client_id: str) -> bool:
+        """False if a client is gone: it said so, or its heartbeats ended two minutes ago. A broker that began less than
+        that ago has not heard of all clients, and says True."""
+        with self._clients_lock:
+            return self._clients.knows(client_id, time.monotonic())
+
     def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
         """The producers of a group, or of all, whose clients sent a heartbeat in the last two minutes."""
         with self._clients_lock:
@@ -433,6 +440,7 @@ class Broker(GroupMethods):
         if self._settings.options.auto_create_topic_enable:
             nums = self._settings.options.default_topic_queue_nums
             topics += (TopicConfig(AUTO_CREATE_TOPIC, nums, nums, PERM_ALL | PERM_INHERIT),)
+        topics += (TopicConfig(reply_topic(self._settings.cluster), REPLY_QUEUES, REPLY_QUEUES),)
         return BrokerRegistration(
             self._settings.cluster,
             self._settings.broker_name,

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
 from raymq.errors import RequestTimeoutError
-from raymq.message import Message, SendResult
+from raymq.message import Message, MessageExt, SendResult
 from raymq.producer.completion import SendFuture
 from raymq.producer.encoder import check_batch
-from raymq.producer.producer import Producer
+from raymq.producer.producer import REQUEST_TIMEOUT_S, Producer
 from raymq.producer.queue_selector import ANYWHERE, Destination, DestinationOptions
 from raymq.protocol.route import TopicRoute
 
@@ -78,6 +78,28 @@ class AsyncProducer:
         if self._producer.join(message, where) is None:
             await self._hand_over([message], where, None)
 
+    async def request(
+        self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
+    ) -> MessageExt:
+        """Send a message, and await the reply (`Producer.request`). Cancelled, it awaits the reply no more."""
+        pending = await asyncio.to_thread(self._producer.begin_request, message, timeout_s)
+        try:
+            await self.send(pending.message, timeout_s=timeout_s, **where)
+            return await asyncio.wrap_future(pending.future)
+        finally:
+            pending.abandon()
+
+    async def reply(
+        self,
+        request: MessageExt,
+        body: bytes,
+        *,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> SendResult:
+        """Answer a request (`Producer.reply`), from a thread."""
+        return await asyncio.to_thread(self._producer.reply, request, body, keys=keys, properties=properties)
+
     async def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
         """Send each row of an Arrow table as a message (`Producer.send_table`), from a thread."""
         return await asyncio.to_thread(self._producer.send_table, topic, table)
@@ -113,7 +135,7 @@ class AsyncProducer:
         timeout_s = producer.settings.send_timeout_s if timeout_s is None else timeout_s
         topic = producer.check(messages)
         destination = Destination(**where) if where else ANYWHERE
-        request = producer.request(messages, destination, timeout_s, together=together)
+        request = producer.send_request(messages, destination, timeout_s, together=together)
         route = await self._route(topic, destination.fixed, timeout_s)
         if len(messages) == 1 and timeout_s == producer.settings.send_timeout_s:
             joined = producer.join(messages[0], where)  # others came first, and have opened a batch meanwhile

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
@@ -45,7 +45,7 @@ from raymq.errors import (
     SendUnknownError,
 )
 from raymq.kernels.message_columns import MessageColumns
-from raymq.message import PLAIN_PROPERTIES, Message, MessageQueue, SendResult
+from raymq.message import PLAIN_PROPERTIES, Message, MessageExt, MessageQueue, SendResult, SystemMessage
 from raymq.names import check_group, check_user_topic
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
@@ -76,6 +76,7 @@ from raymq.producer.send_batch import SEALED, QueueSends, SendBatch, SendRequest
 from raymq.producer.send_state import closed_error
 from raymq.producer.sender import LoneSend, Pauses, Sender, SenderContext, Target, in_sender
 from raymq.producer.settings import ProducerSettings
+from raymq.protocol.request_reply import PendingRequest, Reply, Requests, RequestStatistics, reply_message
 from raymq.protocol.route import TopicRoute
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
@@ -90,6 +91,9 @@ _MARGIN_S: Final = 5.0
 """Time that a waiting `send` allows the sender thread beyond its timeout and the attempt under way."""
 _JOIN_TIMEOUT_SHARE: Final = 1 / 64
 """The share of the send timeout for which a batch is open, so that its messages have nearly the same deadline."""
+
+REQUEST_TIMEOUT_S: Final = 3.0
+"""The default time for a request and its reply, RocketMQ's."""
 
 _KEY_QUEUES_VALID_S: Final = 0.1
 """Time for which the queues of a topic's sharding keys are not asked for again."""
@@ -144,6 +148,7 @@ class Producer(Closing):
         born_host: tuple[str, int],
         settings: ProducerSettings | None = None,
         identity: ProducerIdentity | None = None,
+        requests: Callable[[], Requests] | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
@@ -151,6 +156,7 @@ class Producer(Closing):
         self.group = check_group(group)
         self.settings = settings = settings or ProducerSettings()
         self._routes = routes
+        self._requests = requests
         self._on_close = on_close
         self._lock = threading.Lock()
         self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages, self._lock)
@@ -296,6 +302,74 @@ class Producer(Closing):
         _refuse_in_callback("send_table")
         return send_table(self, topic, table)
 
+    # Request-reply (raymq.request)
+
+    def request(
+        self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
+    ) -> MessageExt:
+        """Send a message, and wait for the reply of whoever consumes it.
+
+        RequestTimeoutError when none comes within `timeout_s`, which the send counts into: the request may have been
+        carried out, and a reply that comes later is dropped. SystemBusyError while REQUESTS_MAX requests of this client
+        wait. When sending fails, the errors of `send`; nobody waits for a reply then.
+        """
+        _refuse_in_callback("request")
+        pending = self.begin_request(message, timeout_s)
+        try:
+            self.send(pending.message, timeout_s=timeout_s, **where)
+        except BaseException:
+            pending.abandon()
+            raise
+        return pending.result()
+
+    def request_async(
+        self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
+    ) -> Future[MessageExt]:
+        """Send a message as `send_async` does; the future ends as `request` does. It cannot be cancelled. Its callbacks
+        run in a thread that takes replies: they should be short."""
+        pending = self.begin_request(message, timeout_s)
+        try:
+            self.send_async(pending.message, **where).add_done_callback(pending.sent)
+        except BaseException:
+            pending.abandon()
+            raise
+        return pending.future
+
+    def begin_request(self, message: Message, timeout_s: float) -> PendingRequest:
+        """A request that is to be sent now, whose reply is waited for. The first one to a broker group takes calls."""
+        if self._requests is None:
+            raise ClientStateError("this producer takes no replies; make one with client.producer(...)")
+        topic = self.check([message])
+        return self._requests().begin(self.route(topic, timeout_s, keyed=False), message, timeout_s)
+
+    def reply(
+        self,
+        request: MessageExt,
+        body: bytes,
+        *,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Answer a request that a pull consumer returned; a listener answers with ``return raymq.reply(body)``.
+
+        Raises CreateReplyMessageError for a message that is no request, RequesterGoneError when the reply is stored
+        and the broker knows that nobody waits for it, else the errors of `send`. A reply that comes too late is
+        stored, too; its requester drops and counts it.
+        """
+        if self._requests is None:
+            raise ClientStateError("this producer sends no replies; make one with client.producer(...)")
+        message, queue = reply_message(request, Reply(body, keys, dict(properties or {})))
+        result = self.send(message, timeout_s=timeout_s, queue=queue)
+        self._requests().check_present(request)
+        return result
+
+    def request_statistics(self) -> RequestStatistics:
+        """The requests of this producer's client, by how they ended."""
+        if self._requests is None:
+            return RequestStatistics(0, 0, 0, 0, 0)
+        return self._requests().statistics()
+
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything handed over so far was acknowledged or has failed (the futures tell which).
 
@@ -363,7 +437,9 @@ class Producer(Closing):
                 )
         if self._closed:
             raise closed_error()
-        return check_user_topic(messages.topic if isinstance(messages, MessageColumns) else messages[0].topic)
+        if isinstance(messages, MessageColumns):
+            return check_user_topic(messages.topic)
+        return messages[0].topic if isinstance(messages[0], SystemMessage) else check_user_topic(messages[0].topic)
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
         """The route of a topic that is to be sent to. A topic that does not exist is created if the cluster does that,
@@ -392,7 +468,7 @@ class Producer(Closing):
         """The time that a send with `timeout_s` may wait for space in the buffer."""
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
-    def request(
+    def send_request(
         self,
         messages: Sequence[Message],
         destination: Destination,
@@ -460,7 +536,7 @@ class Producer(Closing):
         """Hand over messages; with `at_once`, send them in this thread if nothing is before them."""
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
-        request = self.request(messages, destination, timeout_s, together=together)
+        request = self.send_request(messages, destination, timeout_s, together=together)
         route = self.route(topic, timeout_s, keyed=destination.fixed)
         request.generation = self.buffer.allocate(request.cost_bytes, len(messages), self.allocate_timeout_s(timeout_s))
         placed = self.hand_over(route, request, at_once=at_once)

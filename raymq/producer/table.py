@@ -70,7 +70,7 @@ class SendSteps(Protocol):
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute: ...
 
-    def request(
+    def send_request(
         self,
         messages: Sequence[Message],
         destination: Destination,
@@ -110,7 +110,7 @@ def _hand_over(
     producer: SendSteps, route: TopicRoute, messages: MessageColumns, destination: Destination, progress: _TableProgress
 ) -> None:
     timeout_s = producer.settings.send_timeout_s
-    request = producer.request(messages, destination, timeout_s, before_end=progress.ended)
+    request = producer.send_request(messages, destination, timeout_s, before_end=progress.ended)
     # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
     request.generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
     progress.handed_over(len(messages))

@@ -7,7 +7,7 @@ says no more than "no answer"; the caller knows if its call is safe to repeat.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray.exceptions import (
@@ -20,10 +20,25 @@ from ray.exceptions import (
 )
 
 from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
-from raymq.names import NAMESPACE
+from raymq.names import NAMESPACE, NameServerName
 
+NAME_SERVERS_MAX: Final = 3
+"""The most NameServers that a cluster has."""
 DEFAULT_TIMEOUT_S = 10.0
 """Bounds an actor call whose caller gives no timeout."""
+
+
+def running_nameservers() -> list[NameServerName]:
+    """The names of the NameServers that run in the Ray cluster of this process."""
+    found = []
+    for index in range(NAME_SERVERS_MAX):
+        name = NameServerName(index)
+        try:
+            ray.get_actor(str(name), namespace=NAMESPACE)
+        except ValueError:
+            continue
+        found.append(name)
+    return found
 
 
 class ActorRef:

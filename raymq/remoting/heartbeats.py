@@ -52,6 +52,11 @@ class Heartbeats:
             self._producers[id(producer)] = group
         self._send_soon()
 
+    def send_now(self, broker_name: str) -> None:
+        """Tell a broker this client's producers and consumers before returning. RaymqError if it does not answer."""
+        broker = self._brokers.setdefault(broker_name, ActorRef(broker_name))
+        broker.call("heartbeat", self._heartbeat(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
+
     def set_consumer(self, consumer: object, data: ConsumerData) -> None:
         """Add a consumer to the heartbeats, described by `data`; this replaces an earlier description of it."""
         with self._lock:

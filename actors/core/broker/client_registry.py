@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import Final
+
 from raymq.protocol.clients import CLIENT_EXPIRY_S, ClientHeartbeat, ConsumerConnection, ProducerConnection
+
+_ENDED_MAX: Final = 10_000
 
 
 class ClientRegistry:
     """The clients whose last heartbeat is at most CLIENT_EXPIRY_S old. Times are of any monotonic clock, in s."""
 
-    def __init__(self, expiry_s: float = CLIENT_EXPIRY_S) -> None:
+    def __init__(self, expiry_s: float = CLIENT_EXPIRY_S, started_s: float = -inf) -> None:
+        """`started_s`: when clients could begin to send heartbeats here."""
         self._expiry_s = expiry_s
+        self._known_after_s = started_s + expiry_s
         self._clients: dict[str, tuple[ClientHeartbeat, float]] = {}
+        # The clients that said that they end, at most _ENDED_MAX of them, the latest last.
+        self._ended: dict[str, None] = {}
 
     def heartbeat(self, heartbeat: ClientHeartbeat, now_s: float) -> None:
         """Store a client's producers and consumers, in place of those of its last heartbeat."""
@@ -19,6 +28,15 @@ class ClientRegistry:
     def unregister(self, client_id: str) -> None:
         """Drop a client that has ended."""
         self._clients.pop(client_id, None)
+        self._ended[client_id] = None
+        if len(self._ended) > _ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def knows(self, client_id: str, now_s: float) -> bool:
+        """False if a client has ended, or was silent for too long. True in doubt: soon after `started_s`, not all
+        clients have been heard of."""
+        self.expire(now_s)
+        return client_id in self._clients or (client_id not in self._ended and now_s < self._known_after_s)
 
     def expire(self, now_s: float) -> list[str]:
         """Drop the clients that were silent for too long; returns their ids."""

@@ -22,11 +22,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from raymq.consumer.push.hook import ConsumeContext, ConsumeHook, call_hooks
-from raymq.message import ConsumeStatus
+from raymq.message import ConsumeStatus, MessageExt
 from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, ConsumeReport, Failure
+from raymq.protocol.request_reply import Reply, ReplyStatistics
 
 JOIN_AFTER_S: Final = 0.02
 """A request that is not through after this time gets further threads, more each time."""
@@ -38,6 +39,16 @@ SETTLE_AFTER_S: Final = 0.05
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Any]
+
+
+class Replier(Protocol):
+    """Sends the replies that listeners return (raymq.request.replier)."""
+
+    def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
+        """Send a listener's answer to these messages; returns why it is none, empty if it is. Raises nothing."""
+
+    def statistics(self) -> ReplyStatistics:
+        """The replies so far."""
 
 
 class ConsumeRequest:
@@ -134,6 +145,7 @@ class ConsumePool:
         timeout_s: float,
         group: str = "",
         hooks: Sequence[ConsumeHook] = (),
+        replier: Replier | None = None,
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self._handler = handler
@@ -141,6 +153,7 @@ class ConsumePool:
         self._timeout_s = timeout_s
         self._group = group
         self._hooks = tuple(hooks)
+        self._replier = replier
         self._on_done = on_done
         self._lock = threading.Lock()
         """Guards everything below, and the requests' fields but for `ended` and `failures`."""
@@ -284,7 +297,7 @@ class ConsumePool:
                     failure = _raised(request, index)
                 else:
                     if answer is not None:
-                        failure = _judged(request, index, answer)
+                        failure = self._judged(request, index, answer)
             else:
                 failure = self._call(request, index)
             started_s, now_s = now_s, time.monotonic()
@@ -307,12 +320,34 @@ class ConsumePool:
         context = ConsumeContext(self._group, call if isinstance(call, list) else [call])
         call_hooks(self._hooks, "before", context)
         try:
-            failure = _judged(request, index, self._handler(call))
+            failure = self._judged(request, index, self._handler(call))
         except BaseException:  # as in _run
             failure = _raised(request, index)
         context.success, context.error = failure is None, "" if failure is None else failure.error
         call_hooks(self._hooks, "after", context)
         return failure
+
+    def _judged(self, request: ConsumeRequest, index: int, answer: Any) -> Failure | None:
+        """The failure that a listener's answer tells; None for success, which every answer means but RECONSUME_LATER,
+        ConsumeLater and one that cannot be sent as replies."""
+        if answer is None:
+            return None
+        if answer is ConsumeStatus.RECONSUME_LATER:
+            return request.failure(index, "the listener answered RECONSUME_LATER")
+        messages = request.messages_of(index)
+        if isinstance(answer, ConsumeLater) and answer.first < len(messages):
+            return Failure(
+                messages.start + answer.first,
+                len(messages) - answer.first,
+                f"the listener answered {answer}",
+                delay_level=answer.delay_level,
+                suspend_ms=answer.suspend_ms,
+            )
+        if isinstance(answer, Reply | list | tuple) and self._replier is not None:
+            call = request.calls[index]
+            wrong = self._replier.answer(call if isinstance(call, list) else [call], answer)
+            return request.failure(index, wrong) if wrong else None
+        return None
 
     def _was_given_up(self, worker: _Worker) -> bool:
         with self._lock:
@@ -369,20 +404,3 @@ class ConsumePool:
 def _raised(request: ConsumeRequest, index: int) -> Failure:
     logger.exception("the listener failed")
     return request.failure(index, traceback.format_exc())
-
-
-def _judged(request: ConsumeRequest, index: int, answer: Any) -> Failure | None:
-    """The failure that a listener's answer tells; None for success, which every answer means but RECONSUME_LATER and
-    ConsumeLater."""
-    if answer is ConsumeStatus.RECONSUME_LATER:
-        return request.failure(index, "the listener answered RECONSUME_LATER")
-    messages = request.messages_of(index)
-    if isinstance(answer, ConsumeLater) and answer.first < len(messages):
-        return Failure(
-            messages.start + answer.first,
-            len(messages) - answer.first,
-            f"the listener answered {answer}",
-            delay_level=answer.delay_level,
-            suspend_ms=answer.suspend_ms,
-        )
-    return None

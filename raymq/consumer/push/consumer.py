@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypedDict
 
 from raymq.consumer.group_offsets import GroupOffsets
+from raymq.consumer.push.consume_pool import Replier
 from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.hosting import Instance
 from raymq.consumer.push.listener import (
@@ -73,11 +74,13 @@ class PushConsumer:
         options: PushOptions,
         track: Callable[[PushSubscription], PushSubscription],
         on_close: Callable[[PushSubscription], None],
+        make_replier: Callable[[], Replier] | None = None,
     ) -> None:
         self._settings = PushSettings(check_group(group), (), start, **options)
         self._routes = routes
         self._track = track
         self._on_close = on_close
+        self._make_replier = make_replier
         self._subscriptions: dict[str, Subscription] = {}
         self._listener: ShippedListener | None = None
         self._hooks: list[ShippedListener] = []
@@ -100,7 +103,9 @@ class PushConsumer:
         None or ConsumeStatus.CONSUME_SUCCESS means that it is consumed. After ConsumeStatus.RECONSUME_LATER, a
         `ConsumeLater`, or an exception it is delivered again: by way of the group's retry topic, after 10 s, 30 s, 1
         min … 2 h, and then it goes to the dead letters. An orderly consumer's queue waits a second instead, and goes on
-        with the same message. ListenerError when the listener cannot be pickled.
+        with the same message. ``return raymq.reply(b"…")`` answers a message that was sent with `Producer.request`; it
+        means that it is consumed, and nothing more where the message is no request. ListenerError when the listener
+        cannot be pickled.
         """
         self._listener = ship(listener, takes_batch=False)
         self._settings = replace(self._settings, consume_message_batch_max_size=1)
@@ -109,7 +114,8 @@ class PushConsumer:
     def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
         """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
         queue. An answer or an exception concerns all messages of a list, unless a `ConsumeLater` says from which one
-        on."""
+        on. Requests are answered by a list with a `raymq.reply(…)` or None for each message; one Reply for several
+        messages is a failure of all of them."""
         if not isinstance(batch_max, int) or not 1 <= batch_max <= BATCH_MAX_MOST:
             raise InvalidArgumentError(f"batch_max must be 1 to {BATCH_MAX_MOST}, not {batch_max!r}")
         self._listener = ship(listener, takes_batch=True)
@@ -169,7 +175,7 @@ class PushConsumer:
             instance = Instance(name, secrets.token_hex(8), brokers)
             try:
                 listener = ListenerActor.options(**options, name=name).remote(
-                    self._listener, settings, tuple(self._hooks), instance
+                    self._listener, settings, tuple(self._hooks), instance, self._make_replier
                 )
             except ValueError:  # the name is taken
                 continue

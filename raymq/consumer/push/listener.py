@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import cloudpickle
 import ray
 
+from raymq.consumer.push.consume_pool import Replier
 from raymq.consumer.push.feed_client import FeedClient
 from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.hosting import Hosted, Hosting, Instance
@@ -31,10 +32,11 @@ from raymq.consumer.push.task_feed import TaskFeed
 from raymq.errors import ListenerError
 from raymq.message import ConsumeStatus, MessageExt
 from raymq.protocol.consume_result import ConsumeLater
+from raymq.protocol.request_reply import Reply, ReplyStatistics
 from raymq.shipping import dumps_by_value
 
-MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | None]
-BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | None]
+MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | Reply | None]
+BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Listener:
         settings: PushSettings,
         hooks: tuple[ShippedListener, ...] = (),
         instance: Instance | None = None,
+        make_replier: Callable[[], Replier] | None = None,
     ) -> None:
         self._instance = instance
         self._hosted: Hosted | None = None
@@ -92,6 +95,7 @@ class Listener:
         """The value of the last `keep`."""
         self._failure = ""
         """The traceback if the listener could not be loaded."""
+        self._replier: Replier | None = None
         self._tasks: TaskFeed | None = None
         """None if the listener could not be loaded."""
         try:
@@ -100,7 +104,10 @@ class Listener:
         except Exception:  # a user's module may fail in any way when it is imported here
             self._failure = traceback.format_exc()
         else:
-            self._tasks = TaskFeed(handler, settings, takes_batch=shipped.takes_batch, hooks=made)
+            self._replier = None if make_replier is None else make_replier()
+            self._tasks = TaskFeed(
+                handler, settings, takes_batch=shipped.takes_batch, hooks=made, replier=self._replier
+            )
         if instance is not None and ray.get_runtime_context().was_current_actor_reconstructed:
             self._begin_hosting()
 
@@ -131,6 +138,10 @@ class Listener:
     def ready(self) -> str:
         """The traceback if the listener could not be loaded here; empty if it is loaded."""
         return self._failure
+
+    def reply_statistics(self) -> ReplyStatistics:
+        """The replies that the listener returned here, since this process began."""
+        return ReplyStatistics() if self._replier is None else self._replier.statistics()
 
     def keep(self, state: object) -> None:
         """Remember a value for the Pull actor, in case it dies."""

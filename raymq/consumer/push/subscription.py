@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import TracebackType
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from raymq.consumer.push.hosting import Instance
 from raymq.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.message import MessageQueue
 from raymq.parallel import map_parallel
+from raymq.protocol.request_reply import ReplyStatistics
 from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, resolve
 from raymq.retry import persist_until
 
@@ -158,6 +159,14 @@ class PushSubscription:
     def status(self) -> list[InstanceStatus]:
         """The status of each instance."""
         return [_status_of(instance.call("instance_status")) for instance in self.instances]
+
+    def reply_statistics(self) -> ReplyStatistics:
+        """The replies that the listeners of all instances returned, since their processes began."""
+        replies = [
+            resolve(instance.listener.reply_statistics.remote(), f"the listener of {instance.name}", LISTENER_TIMEOUT_S)
+            for instance in self.instances
+        ]
+        return ReplyStatistics(*(sum(counts) for counts in zip(*map(astuple, replies), strict=True)))
 
     def queues(self) -> list[MessageQueue]:
         """The queues that the instances hold."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from raymq.consumer.push.consume_pool import JOIN_AFTER_S, ConsumePool, ConsumeRequest, Handler
+from raymq.consumer.push.consume_pool import JOIN_AFTER_S, ConsumePool, ConsumeRequest, Handler, Replier
 from raymq.consumer.push.feed_client import TaskReport
 from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.settings import PushSettings
@@ -56,7 +56,13 @@ class TaskFeed:
     """The tasks at one listener's process: `handler` is called with messages, or lists of them if `takes_batch`."""
 
     def __init__(
-        self, handler: Handler, settings: PushSettings, *, takes_batch: bool, hooks: Sequence[ConsumeHook] = ()
+        self,
+        handler: Handler,
+        settings: PushSettings,
+        *,
+        takes_batch: bool,
+        hooks: Sequence[ConsumeHook] = (),
+        replier: Replier | None = None,
     ) -> None:
         self._settings = settings
         self._takes_batch = takes_batch
@@ -71,6 +77,7 @@ class TaskFeed:
             timeout_s=settings.consume_timeout_s,
             group=settings.group,
             hooks=hooks,
+            replier=replier,
             on_done=self._news.set,
         )
         self._reader = TaskReader()

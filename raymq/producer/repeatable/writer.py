@@ -189,7 +189,7 @@ class RepeatableWriter(Closing):
             self._go_on()
         producer, count = self._producer, len(part.messages)
         wait = Destination(queue=part.queue)
-        request = producer.request(part.messages, wait, self._timeout_s, before_end=self._under_way.add(part))
+        request = producer.send_request(part.messages, wait, self._timeout_s, before_end=self._under_way.add(part))
         request.first_sequence, request.stored = part.first_sequence, part.stored
         try:
             request.generation = producer.buffer.allocate(request.cost_bytes, count, self._timeout_s)

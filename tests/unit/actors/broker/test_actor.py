@@ -37,7 +37,7 @@ REMOTE_METHODS = {
         "group_progress",
     ),
     *("send_back", "replay", "group_stats", "start_rebalance", "start_pull", "send", "pull"),
-    *("heartbeat", "unregister_client", "producer_connections", "consumer_connections"),
+    *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
     *("describe", "status", "look_for_master", "close"),
 }
 """The names that clients, other actors and placement call."""

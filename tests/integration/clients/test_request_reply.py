@@ -1,0 +1,89 @@
+"""Requests and replies on a whole cluster: listeners and a pull consumer answer, askers leave, replies come late."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+import raymq
+from raymq.errors import CreateReplyMessageError, RequesterGoneError, RequestTimeoutError
+from raymq.message import MessageExt
+from raymq.protocol.request_reply import reply_queue
+from tests.support.history.waiting import eventually
+
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+REQUEST_S = 30.0
+"""Far beyond what a reply takes: no test waits for it."""
+
+
+def upper(message: MessageExt) -> object:
+    """A listener that answers with the body in capitals."""
+    return raymq.reply(message.body.upper(), keys=["k"], properties={"by": "upper"})
+
+
+def test_a_concurrent_and_an_orderly_listener_answer(mq: raymq.Client, topic: str) -> None:
+    for orderly in (False, True):
+        consumer = mq.push_consumer(f"answers-{uuid4().hex[:8]}", orderly=orderly).subscribe(topic)
+        with consumer.on_message(upper).start() as running, mq.producer() as producer:
+            answer = producer.request(raymq.Message(topic, b"hello"), timeout_s=REQUEST_S)
+            assert (answer.body, answer.keys, answer.properties) == (b"HELLO", ("k",), {"by": "upper"})
+            futures = [
+                producer.request_async(raymq.Message(topic, b"n%d" % n), timeout_s=REQUEST_S) for n in range(100)
+            ]
+            assert [future.result(REQUEST_S).body for future in futures] == [b"N%d" % n for n in range(100)]
+            producer.send(raymq.Message(topic, b"nobody asks"))
+            eventually(lambda: running.reply_statistics().no_request, "the message that is no request")
+            replies = running.reply_statistics()
+            assert (replies.sent >= 101, replies.gone, replies.unsent) == (True, 0, 0)
+
+
+def test_a_batch_listener_answers_each_message_and_asyncio_asks(mq: raymq.Client, topic: str) -> None:
+    consumer = mq.push_consumer(f"batches-{uuid4().hex[:8]}").subscribe(topic)
+
+    async def ask() -> list[bytes]:
+        async with mq.async_producer() as producer:
+            requests = [producer.request(raymq.Message(topic, b"n%d" % n), timeout_s=REQUEST_S) for n in range(50)]
+            return [reply.body for reply in await asyncio.gather(*requests)]
+
+    with consumer.on_messages(lambda messages: [upper(message) for message in messages]).start():
+        assert asyncio.run(ask()) == [b"N%d" % n for n in range(50)]
+
+
+def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic: str) -> None:
+    """Golden 164: after the timeout the correlation id is unknown."""
+    before = mq.producer().request_statistics()
+    with mq.pull_consumer(f"late-{uuid4().hex[:8]}", consume_from=FIRST) as c:
+        c.subscribe(topic)
+        with mq.producer() as producer:
+            with pytest.raises(RequestTimeoutError):
+                producer.request(raymq.Message(topic, b"slow"), timeout_s=0.2)
+            [request] = eventually(lambda: c.poll(timeout_s=1.0), "a message")
+            producer.reply(request, b"too late")
+            eventually(lambda: producer.request_statistics().late == before.late + 1, "the late reply")
+            after = producer.request_statistics()
+            assert (after.timed_out - before.timed_out, after.waiting) == (1, 0)
+            producer.send(raymq.Message(topic, b"no request"))
+            [plain] = eventually(lambda: c.poll(timeout_s=1.0), "a message")
+            with pytest.raises(CreateReplyMessageError, match="is no request"):
+                producer.reply(plain, b"x")
+
+
+def test_a_reply_to_a_client_that_is_gone_is_stored_and_said_to_be_so(mq: raymq.Client, topic: str) -> None:
+    """Golden 163."""
+    asker = raymq.connect()
+    future = asker.producer().request_async(raymq.Message(topic, b"anybody?"), timeout_s=REQUEST_S)
+    with mq.pull_consumer(f"gone-{uuid4().hex[:8]}", consume_from=FIRST) as c:
+        c.subscribe(topic)
+        [request] = eventually(lambda: c.poll(timeout_s=1.0), "a message")
+        asker.close()
+        with pytest.raises(raymq.ClientStateError, match="closed"):
+            future.result(REQUEST_S)
+        with mq.producer() as producer, pytest.raises(RequesterGoneError, match="is stored"):
+            producer.reply(request, b"too late")
+        queue = reply_queue("raymq", request.broker_name, request.system_properties["REPLY_TO_CLIENT"])
+        [stored] = [part for part in mq.admin.describe_topic(queue.topic) if part.queue == queue]
+        [answer] = mq.admin.pull(queue, stored.max_offset - 1).messages
+        assert (answer.body, answer.system_properties["MSG_TYPE"]) == (b"too late", "reply")
+        assert answer.system_properties["CORRELATION_ID"] == request.system_properties["CORRELATION_ID"]
