@@ -15,6 +15,8 @@ from raymq.message import MessageExt, MessageQueue, PullResult
 from raymq.names import check_topic
 from raymq.protocol.store import Boundary, QueryResult
 from raymq.record.decode import decode_record, decode_records
+from raymq.record.inner_batch import split_inner_batch
+from raymq.record.inner_batch_encode import is_inner_batch
 from raymq.record.message_id import parse_offset_message_id
 from raymq.remoting.storage_clients import call_master
 from raymq.retry import persist_until
@@ -67,7 +69,8 @@ class MessageAdmin(AdminBase):
     def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
         """The messages of `topic` that `message_id` names: a unique id, or an offset message id.
 
-        Empty if there is none; more than one if the producer sent the message more than once. TopicNotExistError,
+        Empty if there is none; more than one if the producer sent the message more than once, and all messages of an
+        inner batch for its offset message id, which they have in common. TopicNotExistError,
         InvalidArgumentError.
         """
         found = self._query(topic, "query_by_unique_id", message_id)
@@ -114,9 +117,10 @@ class MessageAdmin(AdminBase):
                 )
             except (InvalidArgumentError, DataLossError):
                 continue  # no record of this store starts at that offset
-            message = decode_record(record, broker_name=broker_name)
-            if message.offset_message_id == offset_id and message.topic == topic:
-                return [message]
+            records = split_inner_batch(record) if is_inner_batch(record) else [record]
+            messages = [decode_record(one, broker_name=broker_name) for one in records]
+            if messages[0].offset_message_id == offset_id and messages[0].topic == topic:
+                return messages
         return []
 
 

@@ -18,7 +18,7 @@ from raymq.cli.output import (
     table,
 )
 from raymq.delay import parse_delay_levels
-from raymq.protocol.attributes import MESSAGE_TYPE, RESERVE_TIME, TopicMessageType
+from raymq.protocol.attributes import MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
 from raymq.protocol.route import PERM_READ, PERM_WRITE
 
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
@@ -42,6 +42,13 @@ def _seconds(retention: str | None) -> float | None:
     return None if retention is None else 0.0 if retention == "0" else parse_delay_levels(retention)[0] / 1000
 
 
+queue_type_option = click.option(
+    "--queue-type",
+    type=click.Choice([one.name.lower() for one in QueueType], case_sensitive=False),
+    help="batch: messages that are sent together are stored as one record.",
+)
+
+
 @click.group(cls=Group)
 def topic() -> None:
     """Create, list, describe, change and delete topics."""
@@ -51,16 +58,25 @@ def topic() -> None:
 @click.argument("name")
 @click.option("--queues", type=int, default=4, show_default=True, help="Queues in all, shared by the broker groups.")
 @type_option
+@queue_type_option
 @retention_option
 @address_option
 @json_option
 def topic_create(
-    name: str, queues: int, message_type: str | None, retention: str | None, address: str | None, as_json: bool
+    name: str,
+    queues: int,
+    message_type: str | None,
+    queue_type: str | None,
+    retention: str | None,
+    address: str | None,
+    as_json: bool,
 ) -> None:
     """Create a topic. Example: raymq topic create orders --queues 8 --type fifo --retention 12h"""
     reserve_time_s = _seconds(retention)
     with client_of(address) as client:
-        client.admin.create_topic(name, queues, message_type=message_type, reserve_time_s=reserve_time_s)
+        client.admin.create_topic(
+            name, queues, message_type=message_type, queue_type=queue_type, reserve_time_s=reserve_time_s
+        )
         attributes = client.admin.topic_attributes([name])[name].mapping()
     text = "".join(f", {key} {value}" for key, value in attributes.items())
     value = {"topic": name, "queues": queues, "attributes": attributes}

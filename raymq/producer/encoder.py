@@ -44,6 +44,7 @@ from raymq.record.encode import (
     topic_part,
 )
 from raymq.record.hashing import tags_code
+from raymq.record.inner_batch_encode import encode_inner_batch
 from raymq.record.message_id import IdRange, UniqueIdGenerator
 
 OVERHEAD_BYTES: Final = 256
@@ -102,7 +103,9 @@ class BatchEncoder:
             sends.next_sequence = batches[0].first_sequence
         ids = self._message_ids(batches, len(messages))
         waits = batches[0].waits
-        if isinstance(messages, MessageColumns):
+        if batches[0].inner:
+            encoded = self._encode_inner(sends, messages, ids)
+        elif isinstance(messages, MessageColumns):
             encoded = self._encode_columns(sends, messages, ids)
         elif is_waiting_topic(sends.queue.topic):
             encoded = self._encode_waiting(sends, batches, messages, ids)
@@ -161,6 +164,18 @@ class BatchEncoder:
             producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
             compression=self._compression,
             waiting=Waiting(sends.queue.topic, targets),
+        )
+
+    def _encode_inner(self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str]) -> EncodedBatch:
+        """The batch as one record."""
+        return encode_inner_batch(
+            messages,
+            sends.queue.queue_id,
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
+            compression=self._compression,
         )
 
     def _encode_columns(self, sends: QueueSends, messages: MessageColumns, ids: Sequence[str]) -> EncodedBatch:

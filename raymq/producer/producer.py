@@ -76,6 +76,7 @@ from raymq.producer.send_batch import SEALED, QueueSends, SendBatch, SendRequest
 from raymq.producer.send_state import closed_error
 from raymq.producer.sender import LoneSend, Pauses, Sender, SenderContext, Target, in_sender
 from raymq.producer.settings import ProducerSettings
+from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.request_reply import PendingRequest, Reply, Requests, RequestStatistics, reply_message
 from raymq.protocol.route import TopicRoute
 from raymq.remoting.master_locator import RouteSource
@@ -510,8 +511,10 @@ class Producer(Closing):
             with self._lock:
                 if self._closed or sender.closed:
                     raise closed_error()
-                keyed = route.attributes.is_compacted
-                placed, futures = self._put_locked(request, parts, queue, sender, watched, at_once=at_once, keyed=keyed)
+                attributes = route.attributes
+                placed, futures = self._put_locked(
+                    request, parts, queue, sender, watched, attributes=attributes, at_once=at_once
+                )
         except BaseException as error:
             self.buffer.deallocate(request.cost_bytes, len(request.messages), request.generation)
             if watched is not None:
@@ -587,11 +590,11 @@ class Producer(Closing):
         sender: Sender,
         watched: Watched | None,
         *,
+        attributes: TopicAttributes,
         at_once: bool,
-        keyed: bool,
     ) -> tuple[_Placed, list[Future[None]]]:
         """Let the parts of a request join the batch that is open in their queue, or wait as batches of their own.
-        `keyed`: each message of the topic needs a key.
+        `attributes` are the topic's.
 
         Returns, beside where they are, the futures of flushes that are to end.
         """
@@ -605,6 +608,7 @@ class Producer(Closing):
                 queue.topic, queue, sender.state.sends(stored), members, Completion(ending), request.movable,
                 _waits(members), request.timeout_s, request.deadline_s, cost, request.generation,
                 plain=request.plain, first_sequence=request.first_sequence,
+                inner=attributes.has_inner_batches and stored.topic == queue.topic,
             )  # fmt: skip
             if number:
                 self.buffer.share_locked(request.generation)
@@ -615,7 +619,7 @@ class Producer(Closing):
                     self._note_lone_turn_locked(batch, sender)
                 break
             if joins:
-                self._open_locked(batch, stored, any_may_join=not keyed)
+                self._open_locked(batch, stored, any_may_join=not attributes.is_compacted)
             sender.put_locked(batch)
         return placed, []
 

@@ -102,7 +102,8 @@ class SendBatch(Struct, eq=False):
 
     Further messages may join while all cost at most `limit_bytes`, are not more than `max_messages`, and time is not
     beyond `join_until_s`. `plain`: none has more than a topic and a body. `alone`: no other batch goes with it, since
-    one of its messages may be what the store refuses. `first_sequence`: that of the first message if the batch is
+    one of its messages may be what the store refuses. `inner`: they are stored as one record, an inner batch.
+    `first_sequence`: that of the first message if the batch is
     numbered (SendRequest), else -1; it is not divided then.
     """
 
@@ -127,6 +128,7 @@ class SendBatch(Struct, eq=False):
     message_ids: Sequence[str] = ()
     stage: Stage = Stage.QUEUED
     first_sequence: int = -1
+    inner: bool = False
 
     @property
     def numbered(self) -> bool:
@@ -150,7 +152,7 @@ class SendBatch(Struct, eq=False):
         return SendBatch(
             self.topic, self.queue, self.sends, self.messages[first:end], self.completion, self.movable, self.waits,
             self.timeout_s, self.deadline_s, cost_bytes, self.generation, first=self.first + first, divided=True,
-            plain=self.plain, alone=True, message_ids=self.message_ids[first:end],
+            plain=self.plain, alone=True, message_ids=self.message_ids[first:end], inner=self.inner,
         )  # fmt: skip
 
 
@@ -196,14 +198,14 @@ class Flight(Struct, eq=False):
 
     def acknowledge(self, result: AppendResult) -> list[tuple[SendBatch, Acknowledged]]:
         """The answer for each batch that has no end yet. ValueError when it is no answer for so many messages."""
-        count = len(self.encoded)
+        count = len(self.encoded.message_ids)
         # The store lists the offsets of each record only where they do not follow each other.
         queue_offsets: Sequence[int] = result.queue_offsets or range(result.queue_offset, result.queue_offset + count)
         physical_offsets: Sequence[int] | NDArray[np.int64]
         if result.physical_offsets is not None:
             physical_offsets = result.physical_offsets
-        elif count == 1:
-            physical_offsets = (result.physical_offset,)
+        elif len(self.encoded) == 1:  # one message, or one inner batch
+            physical_offsets = (result.physical_offset,) * count
         else:
             ends = np.cumsum(self.encoded.sizes, dtype=np.int64)
             physical_offsets = result.physical_offset + ends - self.encoded.sizes

@@ -1,4 +1,4 @@
-"""A topic's attributes: the type of its messages, how long they are kept, and what goes when they are old.
+"""A topic's attributes: the type of its messages and of its queues, how long messages are kept, and which ones go.
 
 The names and values are RocketMQ's (`+message.type=FIFO`, `+cleanup.policy=COMPACTION`, `+reserve.time=3600000`), and
 so is their form wherever they are stored or sent: a mapping of text to text. A topic without an attribute has none of
@@ -16,6 +16,7 @@ from raymq.errors import InvalidArgumentError
 
 MESSAGE_TYPE: Final = "message.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
+QUEUE_TYPE: Final = "queue.type"
 RESERVE_TIME: Final = "reserve.time"
 """The time for which the topic's messages are kept, in ms."""
 
@@ -51,6 +52,14 @@ class CleanupPolicy(StrEnum):
     COMPACTION = "COMPACTION"
 
 
+class QueueType(StrEnum):
+    """SIMPLE: each message is a record of the log. BATCH: messages that are sent together are one record, an inner
+    batch, with one queue unit; their queue offsets still count messages."""
+
+    SIMPLE = "SimpleCQ"
+    BATCH = "BatchCQ"
+
+
 @dataclass(frozen=True, slots=True)
 class TopicAttributes:
     """A topic's attributes as values. `reserve_time_ms` None: messages are kept as long as the store's settings say."""
@@ -58,6 +67,7 @@ class TopicAttributes:
     message_type: TopicMessageType = TopicMessageType.UNSPECIFIED
     cleanup_policy: CleanupPolicy = CleanupPolicy.DELETE
     reserve_time_ms: int | None = None
+    queue_type: QueueType = QueueType.SIMPLE
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> Self:
@@ -66,6 +76,7 @@ class TopicAttributes:
             _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
             _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
             _reserve_time_ms(attributes.get(RESERVE_TIME) or "-1"),
+            _member(QueueType, QUEUE_TYPE, attributes.get(QUEUE_TYPE) or "SimpleCQ"),
         )
 
     def mapping(self) -> dict[str, str]:
@@ -74,6 +85,7 @@ class TopicAttributes:
             MESSAGE_TYPE: "" if self.message_type is TopicMessageType.UNSPECIFIED else str(self.message_type),
             CLEANUP_POLICY: "" if self.cleanup_policy is CleanupPolicy.DELETE else str(self.cleanup_policy),
             RESERVE_TIME: "" if self.reserve_time_ms is None else str(self.reserve_time_ms),
+            QUEUE_TYPE: "" if self.queue_type is QueueType.SIMPLE else str(self.queue_type),
         }
         return {name: text for name, text in texts.items() if text}
 
@@ -83,14 +95,25 @@ class TopicAttributes:
         return self.cleanup_policy is CleanupPolicy.COMPACTION
 
     @property
+    def has_inner_batches(self) -> bool:
+        """True if messages that are sent together are one record."""
+        return self.queue_type is QueueType.BATCH
+
+    @property
     def restricts(self) -> bool:
         """True if there are messages that the topic does not take."""
-        return self.is_compacted or self.message_type not in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED)
+        return (
+            self.is_compacted
+            or self.has_inner_batches
+            or self.message_type not in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED)
+        )
 
     @property
     def takes_normal(self) -> bool:
-        """True if the topic takes each message without sharding key, delay and transaction."""
-        return not self.restricts or (self.message_type is TopicMessageType.NORMAL and not self.is_compacted)
+        """True if the topic takes each message without sharding key, delay and transaction, as a record of its own."""
+        if self.is_compacted or self.has_inner_batches:
+            return False
+        return not self.restricts or self.message_type is TopicMessageType.NORMAL
 
 
 PLAIN_ATTRIBUTES: Final = TopicAttributes()
@@ -101,9 +124,11 @@ def attribute_changes(
     message_type: TopicMessageType | str | None = None,
     cleanup_policy: CleanupPolicy | str | None = None,
     reserve_time_s: float | None = None,
+    queue_type: QueueType | str | None = None,
 ) -> dict[str, str]:
     """The changes that arguments ask for, None asking for none; an empty value takes an attribute away. A type is
-    written as text of any case, too; a `reserve_time_s` of 0 means the store's own. InvalidArgumentError.
+    written as text of any case, too (of queues, "batch" or RocketMQ's "BatchCQ"); a `reserve_time_s` of 0 means the
+    store's own. InvalidArgumentError.
 
     >>> attribute_changes("fifo", None, 3600)
     {'message.type': 'FIFO', 'reserve.time': '3600000'}
@@ -124,6 +149,12 @@ def attribute_changes(
                 f"{reserve_time_s!r}"
             )
         changes[RESERVE_TIME] = str(round(reserve_time_s * 1000)) if reserve_time_s else ""
+    if queue_type is not None:
+        named = {str(one).lower(): one for one in QueueType} | {one.name.lower(): one for one in QueueType}
+        if str(queue_type).lower() not in named:
+            raise InvalidArgumentError(f"{queue_type!r} is no {QUEUE_TYPE}: it is simple or batch")
+        member = named[str(queue_type).lower()]
+        changes[QUEUE_TYPE] = "" if member is QueueType.SIMPLE else str(member)
     return changes
 
 
@@ -136,6 +167,11 @@ def changed_attributes(topic: str, known: Mapping[str, str], changes: Mapping[st
         raise InvalidArgumentError(
             f"topic {topic!r} was created with another {CLEANUP_POLICY} than {values.cleanup_policy}, which cannot be "
             "changed; create another topic, and copy the messages"
+        )
+    if values.queue_type is not TopicAttributes.parse(known).queue_type:
+        raise InvalidArgumentError(
+            f"topic {topic!r} was created with another {QUEUE_TYPE} than {values.queue_type}, which cannot be changed: "
+            "its queues hold units of one kind; create another topic, and copy the messages"
         )
     return merged
 

@@ -23,7 +23,7 @@ from raymq.message import PROPERTY_KEYS, Message, MessageQueue
 from raymq.names import TRANS_HALF_TOPIC
 from raymq.producer.encoder import is_delayed
 from raymq.producer.queue_selector import Destination
-from raymq.protocol.attributes import TopicAttributes, TopicMessageType
+from raymq.protocol.attributes import QUEUE_TYPE, TopicAttributes, TopicMessageType
 from raymq.protocol.route import TopicRoute
 
 _KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
@@ -43,6 +43,8 @@ def check_types(
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
+    if attributes.has_inner_batches:
+        _check_for_inner_batches(route.topic, messages, stored)
     given = {_type_of(destination, stored)}
     if not isinstance(messages, MessageColumns) and TopicMessageType.TRANSACTION not in given:
         delayed = [is_delayed(message) for message in messages]
@@ -76,6 +78,8 @@ def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int
         return
     if attributes.is_compacted and _rows_with_keys(table) < table.num_rows:
         raise no_key_error(route.topic)
+    if attributes.has_inner_batches and delayed:
+        raise _no_single_error(route.topic)
     keyed = _valid(table, "sharding_key")
     if delayed:
         check_type(route.topic, attributes, TopicMessageType.DELAY)
@@ -84,6 +88,21 @@ def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int
             check_type(route.topic, attributes, TopicMessageType.FIFO)
         if keyed < table.num_rows:
             check_type(route.topic, attributes, TopicMessageType.NORMAL)
+
+
+def _check_for_inner_batches(topic: str, messages: Sequence[Message], stored: MessageQueue | None) -> None:
+    """MessageIllegalError if a message would come to the topic's queues as a record of its own: it waits elsewhere
+    first."""
+    waits = stored is not None and stored.topic != topic
+    if waits or (not isinstance(messages, MessageColumns) and any(map(is_delayed, messages))):
+        raise _no_single_error(topic)
+
+
+def _no_single_error(topic: str) -> MessageIllegalError:
+    return MessageIllegalError(
+        f"the queues of topic {topic!r} hold inner batches ({QUEUE_TYPE} BatchCQ), so it takes neither delayed "
+        "messages nor transactions, which come one at a time; send them to another topic"
+    )
 
 
 def no_key_error(topic: str) -> MessageIllegalError:

@@ -7,6 +7,7 @@ import pytest
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.attributes import (
     CleanupPolicy,
+    QueueType,
     TopicAttributes,
     TopicMessageType,
     attribute_changes,
@@ -34,6 +35,7 @@ def test_a_topic_without_attributes_takes_everything(text):
     [
         {"message.type": "fifo"},
         {"cleanup.policy": "KEEP"},
+        {"queue.type": "batch"},
         {"reserve.time": "0"},
         {"reserve.time": "-2"},
         {"reserve.time": "1h"},
@@ -66,3 +68,20 @@ def test_the_cleanup_policy_stays_as_the_topic_was_created():
         changed_attributes("orders", {}, {"cleanup.policy": "COMPACTION"})
     with pytest.raises(InvalidArgumentError, match="cannot be changed"):
         changed_attributes("orders", {"cleanup.policy": "COMPACTION"}, {"cleanup.policy": ""})
+
+
+@pytest.mark.parametrize("text", ["batch", "BATCH", "BatchCQ", "batchcq", QueueType.BATCH])
+def test_the_type_of_queues_has_rocketmqs_value(text):
+    changes = attribute_changes(queue_type=text)
+    assert changes == {"queue.type": "BatchCQ"}
+    values = TopicAttributes.parse(changes)
+    assert (values.has_inner_batches, values.restricts, values.takes_normal) == (True, True, False)
+    assert values.mapping() == changes
+    assert attribute_changes(queue_type="simple") == {"queue.type": ""}
+    with pytest.raises(InvalidArgumentError, match="simple or batch"):
+        attribute_changes(queue_type="light")
+
+
+def test_the_type_of_queues_stays_as_the_topic_was_created():
+    with pytest.raises(InvalidArgumentError, match="cannot be changed"):
+        changed_attributes("orders", {}, {"queue.type": "BatchCQ"})

@@ -1,0 +1,145 @@
+"""A producer and a topic of queue type "batch": what it sends together is one record of a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from raymq.errors import MessageIllegalError, RequestTimeoutError
+from raymq.message import Message
+from raymq.producer.producer import Producer
+from raymq.producer.settings import ProducerSettings
+from raymq.protocol.attributes import QueueType, TopicAttributes
+from raymq.protocol.store import AppendResult
+from raymq.record.compression import Compression, CompressionType
+from raymq.record.encode import EncodedBatch, LoneRecord
+from raymq.remoting.storage_client import StorageDescription
+from storage.message_store import MessageStore
+from tests.support.clients.fakes import WAIT_S, FakeRoutes, description, topic_route
+from tests.support.stores.stores import open_store, read_queue
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+BATCH = replace(topic_route("batched", a=1), attributes=TopicAttributes(queue_type=QueueType.BATCH))
+
+
+class StoreClient:
+    """The calls of a producer to a store in this process. The first `lost` answers do not arrive."""
+
+    def __init__(self, store: MessageStore, lost: int = 0, max_message_size_bytes: int | None = None) -> None:
+        self.store, self.lost, self.calls = store, lost, 0
+        self._max = max_message_size_bytes
+
+    def describe(self, timeout_s: float = 5.0) -> StorageDescription:
+        return description() if self._max is None else replace(description(), max_message_size_bytes=self._max)
+
+    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
+        self.calls += 1
+        results = self.store.append(batches)
+        if self.calls <= self.lost:
+            raise RequestTimeoutError("append", timeout_s)
+        return results
+
+    def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
+        return self.append([record.batch()], timeout_s)[0]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    opened = open_store(tmp_path)
+    yield opened
+    opened.close()
+
+
+def producer_of(client: StoreClient, **settings) -> Producer:
+    return Producer(
+        "g",
+        routes=FakeRoutes(BATCH, topic_route("orders", a=1)),
+        storage=lambda name: client,
+        born_host=("127.0.0.1", 5000),
+        settings=ProducerSettings(**settings),
+    )
+
+
+def messages(count: int, first: int = 0, **fields) -> list[Message]:
+    return [Message("batched", b"%d" % n, keys=f"k-{n}", **fields) for n in range(first, first + count)]
+
+
+def records_of(store: MessageStore) -> int:
+    return len({message.physical_offset for message in read_queue(store, "batched")})
+
+
+def test_what_is_sent_together_is_one_record(store):
+    client = StoreClient(store)
+    with producer_of(client) as producer:
+        first = producer.send_batch(messages(10, tags="red", properties={"a": "b"}), timeout_s=WAIT_S)
+        lone = producer.send(Message("batched", b"lone"), timeout_s=WAIT_S)
+        many = producer.send_batch([Message("batched", b"m%d" % n) for n in range(1000)], timeout_s=WAIT_S)
+    assert [result.queue_offset for result in first] == list(range(10))
+    assert lone.queue_offset == 10
+    assert [result.queue_offset for result in many] == list(range(11, 1011))
+    assert len({result.offset_message_id for result in many}) == 1
+    found = read_queue(store, "batched")
+    assert records_of(store) == 3
+    assert [message.message_id for message in found] == [result.message_id for result in [*first, lone, *many]]
+    assert (found[3].tags, found[3].keys, found[3].properties) == ("red", ("k-3",), {"a": "b"})
+
+
+def test_messages_that_gather_are_one_record_too(store):
+    with producer_of(StoreClient(store)) as producer:
+        futures = [producer.send_async(message) for message in messages(500)]
+        offsets = sorted(future.result(WAIT_S).queue_offset for future in futures)
+    assert offsets == list(range(500))
+    assert records_of(store) < 500
+
+
+def test_a_table_goes_there_too(store):
+    table = pa.table({"body": [b"%d" % n for n in range(3000)], "keys": [f"k-{n}" for n in range(3000)]})
+    with producer_of(StoreClient(store)) as producer:
+        result = producer.send_table("batched", table)
+    assert result.count == 3000
+    assert [message.body for message in read_queue(store, "batched")] == [b"%d" % n for n in range(3000)]
+    assert store.queries.by_key("batched", "k-2999").count == 1
+
+
+def test_an_answer_that_is_lost_stores_nothing_twice(store):
+    client = StoreClient(store, lost=2)
+    with producer_of(client) as producer:
+        results = producer.send_batch(messages(10), timeout_s=WAIT_S)
+    assert client.calls == 3
+    assert [result.queue_offset for result in results] == list(range(10))
+    assert len(read_queue(store, "batched")) == 10
+
+
+def test_the_body_is_compressed_as_a_whole(store):
+    compression = Compression(CompressionType.ZSTD, threshold_bytes=64)
+    with producer_of(StoreClient(store), compression=compression) as producer:
+        producer.send_batch([Message("batched", b"the same again")] * 100, timeout_s=WAIT_S)
+    assert store.end_offset < 3000
+    assert {message.body for message in read_queue(store, "batched")} == {b"the same again"}
+
+
+def test_more_than_a_record_may_hold_is_divided(tmp_path):
+    store = open_store(tmp_path, max_message_size_bytes=5000)
+    with producer_of(StoreClient(store, max_message_size_bytes=5000), compression=Compression()) as producer:
+        body = Random(7).randbytes(1000)
+        results = producer.send_batch([Message("batched", body)] * 20, timeout_s=WAIT_S)
+    assert [result.queue_offset for result in results] == list(range(20))
+    assert 4 < records_of(store) <= 20
+    store.close()
+
+
+@pytest.mark.parametrize("delay", [{"delay_level": 3}, {"deliver_at_ms": 2**40}])
+def test_messages_that_would_come_one_at_a_time_are_refused(store, delay):
+    with producer_of(StoreClient(store)) as producer:
+        for send in (producer.send, producer.send_async, producer.send_oneway):
+            with pytest.raises(MessageIllegalError, match="inner batches"):
+                send(Message("batched", b"later", **delay))
+        with pytest.raises(MessageIllegalError, match="inner batches"):
+            producer.send_batch([*messages(2), *messages(1, **delay)])
+    assert store.end_offset == 0
