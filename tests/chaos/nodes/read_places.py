@@ -1,0 +1,86 @@
+"""Reads a topic with Spark on each node that holds some of it: the program of test_read_places.py.
+
+    python tests/chaos/nodes/read_places.py DIRECTORY
+
+It makes a topic over all broker groups of the raymq of the Ray cluster that RAY_ADDRESS names, and reads it twice: as
+read_topic asks of Spark, and with each part asked for on a node that does not hold it. Each task leaves a file in
+DIRECTORY/asked or DIRECTORY/elsewhere. It prints the host of each broker group's master, and the rows of each read, as
+JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+import raymq
+from raydp_jobs import read_topic, spark_session
+from raydp_jobs.source import locality, reader
+from raymq.protocol.route import MASTER_ID
+from raymq.scan.ranges import OffsetRange
+
+TOPIC, MESSAGES = "places", 4000
+PARTITION_BYTES = 256 << 10
+read_ranges, preferred_hosts = reader.read_ranges, locality.preferred_hosts
+
+
+def note_reads(directory: Path) -> None:
+    """Have each task that reads leave a note: its host, the broker groups of its ranges, the number of rows, and those
+    of the broker groups whose log files its process has mapped."""
+    directory.mkdir()
+
+    def noted(ranges: Iterable[OffsetRange], *arguments: Any) -> Iterator[pa.RecordBatch]:
+        chosen, rows = list(ranges), 0
+        for batch in read_ranges(chosen, *arguments):
+            rows += batch.num_rows
+            yield batch
+        maps = Path("/proc/self/maps").read_text()
+        brokers = sorted({one.broker_name for one in chosen})
+        note = {
+            "host": psutil.net_if_addrs()["eth0"][0].address,
+            "brokers": brokers,
+            "rows": rows,
+            "mapped": [broker for broker in brokers if f"/{broker}-0/commitlog/" in maps],
+        }
+        (directory / uuid.uuid4().hex).write_text(json.dumps(note))
+
+    reader.read_ranges = noted
+
+
+def main(directory: Path) -> None:
+    os.dup2(2, 1)  # only the last line is the answer
+    with raymq.connect() as mq:
+        mq.admin.create_topic(TOPIC, queues=4)
+        with mq.producer() as producer:
+            producer.send_table(TOPIC, pa.table({"body": [f"{number} {'x' * 1000}" for number in range(MESSAGES)]}))
+        hosts = locality.node_hosts()
+        leaders = {name: hosts[broker.nodes[MASTER_ID]] for name, broker in mq.admin.brokers().items()}
+
+        def hosts_of_others(*arguments: Any) -> list[list[str]]:
+            return [[host for host in leaders.values() if host not in own] for own in preferred_hosts(*arguments)]
+
+        rows = {}
+        # A task waits for the node that it is asked for, however busy this machine is.
+        with spark_session(
+            "places", executors=2, executor_memory="512m", configs={"spark.locality.wait": "60s"}
+        ) as spark:
+            for name, places in (("asked", preferred_hosts), ("elsewhere", hosts_of_others)):
+                reader.preferred_hosts = places
+                note_reads(directory / name)
+                frame = read_topic(spark, TOPIC, partition_bytes=PARTITION_BYTES, client=mq)
+                rows[name] = frame.select("broker_name", "queue_id", "queue_offset").distinct().count()
+    print(json.dumps({"leaders": leaders, "messages": MESSAGES, "rows": rows}), file=answer)
+
+
+if __name__ == "__main__":
+    answer = os.fdopen(os.dup(1), "w")
+    main(Path(sys.argv[1]))
+    answer.close()
