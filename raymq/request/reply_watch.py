@@ -14,7 +14,7 @@ from typing import Final
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.queue_lookup import QueueLookup
 from raymq.consumer.subscription import Subscription
-from raymq.errors import DataLossError
+from raymq.errors import RaymqError
 from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.decode import decode_records
@@ -100,7 +100,7 @@ class ReplyWatch:
                 if message.tags == self._client_id:
                     self._take(message)
 
-    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError) -> None:
+    def _lose(self, queue: MessageQueue, offset: int, error: RaymqError) -> None:
         logger.error("%s: the reply at offset %d is lost: %s", queue, offset, error)
         with self._lock:
             if self._offsets[queue] == offset:
