@@ -56,11 +56,11 @@ SPARK_SCHEMA: Final = StructType(
     ]
 )
 """The columns of `read_topic`. A queue is `broker_name` and `queue_id` together."""
-MORE_COLUMNS: Final = StructType(
+MORE_SPARK_COLUMNS: Final = StructType(
     [StructField("reconsume_times", IntegerType()), StructField("body_size", IntegerType())]
 )
 """The columns that `read_topic` has only when they are asked for by name, as raymq.kernels.columns has them."""
-_FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_COLUMNS)}
+_FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COLUMNS)}
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 
@@ -80,7 +80,7 @@ def read_topic(
     **options: Unpack[ScanOptions],
 ) -> DataFrame:
     """The messages of topics, between two offsets of each of their queues, as a DataFrame with `SPARK_SCHEMA`, or with
-    these `columns` of it and of `MORE_COLUMNS`.
+    these `columns` of it and of `MORE_SPARK_COLUMNS`.
 
     `options` are those of `plan_ranges`, as in Spark's Kafka source; offsets per queue are
     ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON, with -2 for earliest and -1 for latest. ``"latest"`` is
@@ -121,7 +121,7 @@ def read_topic(
 
 
 def spark_schema(columns: Sequence[str] | None = None) -> StructType:
-    """SPARK_SCHEMA, or these `columns` of it and of MORE_COLUMNS in this order. InvalidArgumentError for columns that
+    """SPARK_SCHEMA, or these `columns` of it and of MORE_SPARK_COLUMNS in this order. InvalidArgumentError for columns that
     there are not."""
     return StructType([_FIELDS[name] for name in schema_with("binary", columns).names])
 
