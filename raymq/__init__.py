@@ -49,6 +49,8 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         SystemBusyError as SystemBusyError,
         TopicExistsError as TopicExistsError,
         TopicNotExistError as TopicNotExistError,
+        TransactionError as TransactionError,
+        TransactionTooLateError as TransactionTooLateError,
     )
     from raymq.filters.sql import SqlFilter as SqlFilter, sql as sql
     from raymq.message import (
@@ -82,7 +84,13 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
     from raymq.protocol.consume_result import ConsumeLater as ConsumeLater
     from raymq.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
     from raymq.protocol.request_reply import Reply as Reply, reply as reply
+    from raymq.protocol.transactions import LocalTransactionState as LocalTransactionState
     from raymq.record.compression import Compression as Compression, CompressionType as CompressionType
+    from raymq.transactions.producer import (
+        Transaction as Transaction,
+        TransactionProducer as TransactionProducer,
+        TransactionSendResult as TransactionSendResult,
+    )
 
 __version__ = "0.1.0"
 
@@ -111,6 +119,7 @@ _HOMES: Final = {
     "InSyncReplicasError": "raymq.errors",
     "InvalidArgumentError": "raymq.errors",
     "ListenerError": "raymq.errors",
+    "LocalTransactionState": "raymq.protocol.transactions",
     "Message": "raymq.message",
     "MessageExt": "raymq.message",
     "MessageIllegalError": "raymq.errors",
@@ -149,6 +158,11 @@ _HOMES: Final = {
     "TopicExistsError": "raymq.errors",
     "TopicMessageType": "raymq.protocol.attributes",
     "TopicNotExistError": "raymq.errors",
+    "Transaction": "raymq.transactions.producer",
+    "TransactionError": "raymq.errors",
+    "TransactionProducer": "raymq.transactions.producer",
+    "TransactionSendResult": "raymq.transactions.producer",
+    "TransactionTooLateError": "raymq.errors",
     "connect": "raymq.client",
     "predicate": "raymq.predicates.predicate",
     "reply": "raymq.protocol.request_reply",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from raymq.producer.async_producer import AsyncProducer
     from raymq.producer.repeatable.writer import RepeatableWriter
     from raymq.request.requests import ClientRequests
+    from raymq.transactions.checks import Check
+    from raymq.transactions.producer import TransactionProducer
 
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
 """RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
@@ -153,6 +156,28 @@ class Client(Closing):
         from raymq.producer.async_producer import AsyncProducer
 
         return AsyncProducer(self.producer(group, **settings))
+
+    def transaction_producer(
+        self, group: str, *, check: Check, check_threads: int = 1, **settings: Any
+    ) -> TransactionProducer:
+        """A producer whose messages become visible together with a local transaction.
+
+        ``check(message)`` says how the local transaction of a message has ended: a LocalTransactionState, or None
+        while that is not known. It runs in `check_threads` threads of this process. `settings` are those of `producer`.
+        """
+        from raymq.transactions.producer import TransactionProducer
+
+        producer = TransactionProducer(
+            self.producer(group, **settings),
+            check,
+            routes=self.routes,
+            storage=self.storages.get,
+            brokers=self.routes.brokers,
+            client_id=f"{self.heartbeats.client_id}@{secrets.token_hex(4)}",
+            check_threads=check_threads,
+            on_close=self._forget,
+        )
+        return self._track(producer)
 
     def write_queues(self, topic: str, timeout_s: float = QUEUES_TIMEOUT_S) -> tuple[MessageQueue, ...]:
         """All queues of a topic, in the order in which sharding keys count them: the list that a repeatable write fixes

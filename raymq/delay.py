@@ -27,7 +27,7 @@ from typing import Final
 from raymq.errors import InvalidArgumentError
 from raymq.java_text import parse_number
 from raymq.message import PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS
-from raymq.names import SCHEDULE_TOPIC, SYSTEM_PREFIX
+from raymq.names import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_LEVELS_MAX: Final = 18
@@ -97,6 +97,11 @@ def timer_queue(deliver_at_ms: int, now_ms: int) -> int:
 def is_waiting_topic(topic: str) -> bool:
     """True if messages wait in `topic` to be delivered to another one."""
     return topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+
+
+def names_real_topic(topic: str) -> bool:
+    """True if messages in `topic` are for another one, which they name: delayed messages, and half messages."""
+    return is_waiting_topic(topic) or topic == HALF_TOPIC
 
 
 def waiting_code(

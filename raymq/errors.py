@@ -20,6 +20,8 @@
     ├── SendUnknownError             10006    a send whose outcome is unknown after all its retries
     ├── ClusterNotFoundError         10004    no raymq runs where the client looked
     ├── ClientStateError             10000    closed, not subscribed, already started …
+    ├── TransactionError                 1    a transaction cannot be ended as asked
+    │   └── TransactionTooLateError    604    only a check may end it now
     ├── ListenerError                10000    the user's listener raised, or cannot be shipped
     ├── PredicateFailedError            10000    a user's predicate raised, hung or ended its process
     ├── ConfigError                     29    `raymq.yaml` or a setting
@@ -261,6 +263,18 @@ class ClientStateError(RaymqError):
     """The object is not in a state for this call (closed, not subscribed, already started)."""
 
     code = 10000
+
+
+class TransactionError(RaymqError):
+    """A transaction cannot be ended as asked: it is not known, is another group's, or has another outcome already."""
+
+    code = 1
+
+
+class TransactionTooLateError(TransactionError):
+    """The immunity time of a transaction is over: only a check may end it now."""
+
+    code = 604
 
 
 class ListenerError(RaymqError):

@@ -32,9 +32,17 @@ SYSTEM_PREFIX: Final = "rmq_sys_"
 REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 """Ends the name of the topic of a cluster's replies to requests, which begins with the cluster's name."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""The messages of transactions that are not finished; queue 0 of it is their only queue."""
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""Records that say which half messages are finished."""
+CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""The half messages that were given up, because no check found out their outcome."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """A topic of brokers that create a topic when a message is sent to it; new topics get its permission."""
+
+TRANSACTION_TOPICS: Final = frozenset((HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC))
+"""The topics that only transactions write to."""
 
 SYSTEM_TOPICS: Final = frozenset(
     """TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC

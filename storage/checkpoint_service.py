@@ -103,6 +103,7 @@ class CheckpointService:
             parts.log.commit()
             end, last = parts.log.end_offset, self._appender.last_record_offset
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
+            transactions = parts.halves.rows() if producers is not None else {}
             thorough = thorough or producers is not None
             least_pages = 0 if thorough else self._least_pages
             dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
@@ -123,7 +124,9 @@ class CheckpointService:
         # Before the checkpoint: where that lets recovery start later, the snapshot knows who sent what before.
         if producers is not None and self._gate.wait_flushed(end):
             try:
-                snapshot = take_snapshot(parts.reader, end=end, last=last, queues=queues, producers=producers)
+                snapshot = take_snapshot(
+                    parts.reader, end=end, last=last, queues=queues, producers=producers, transactions=transactions
+                )
                 write_snapshot(self._root / SNAPSHOT_FILE, snapshot)
                 self._snapshot_end, self._snapshot_s = end, time.monotonic()
             except DataLossError:

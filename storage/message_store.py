@@ -35,6 +35,7 @@ from raymq.protocol.store import (
     StoreStatistics,
     StoreStatus,
 )
+from raymq.protocol.transactions import EndTransaction
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import IPV6_HOST_BYTES, encode_host
 from storage.append.durability import (
@@ -67,6 +68,7 @@ from storage.retention.cleaner import Cleaner
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
 from storage.stats import StoreStats
+from storage.transactions.service import TransactionService
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +84,9 @@ class MessageStore:
     """One open store directory. Thread-safe. Make one with `open`, end it with `close`.
 
     The store itself appends, fetches and answers for its queues. Its parts do the rest: `queries` finds messages by
-    key, id, physical offset and time, `schedule` delivers delayed messages, `chunks` are the log for other replicas,
-    `cleaner` deletes old files, and `flags` are the reasons why it must not be read or written.
+    key, id, physical offset and time, `schedule` delivers delayed messages, `transactions` ends transactions, `chunks`
+    are the log for other replicas, `cleaner` deletes old files, and `flags` are the reasons why it must not be read or
+    written.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class MessageStore:
         self.chunks = LogChunks(parts, self._gate, self._appender, self._stats, require_readable=self._require_readable)
         self.schedule = ScheduleService(parts, self._gate, self._appender, self._stats)
         resources.callback(self.schedule.close)
+        self.transactions = TransactionService(parts, self._gate, self._appender, self._stats)
         self._checkpoints = CheckpointService(parts, self._gate, self._appender, self._index, self._stats, checkpoint)
         resources.callback(self._checkpoints.close)
         self.cleaner = Cleaner(
@@ -276,6 +280,10 @@ class MessageStore:
         if waits and acks is not None:
             return StartedAppend(written, batches, None, acks, deadline_s=now_s + acks.timeout_s)
         return SettledAppend(written[0], now_s)
+
+    def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend:
+        """End a transaction (TransactionService.start_end), and do not wait, as `start_append` does not."""
+        return self.transactions.start_end(end, require_topic=require_topic)
 
     def add_progress_listener(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, by whatever thread, each time that started appends may have become settled: after a

@@ -14,6 +14,7 @@ from raymq.config.store import StoreSettings
 from raymq.logfiles.log_reader import LogReader
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress
+from storage.dispatch.half_messages import HalfMessages
 from storage.dispatch.held_units import HeldUnits
 from storage.dispatch.visibility import Visibility
 from storage.files.config_files import ConfigFiles
@@ -43,6 +44,8 @@ class StoreParts:
     dedup: DedupTable
     # How far the scheduler has delivered each queue of delayed messages.
     deliveries: DeliveryProgress
+    # The messages of transactions without an outcome.
+    halves: HalfMessages
     # The messages that are written and that consumers do not see yet.
     visibility: Visibility
     # The batches that the index has not put yet.
@@ -88,6 +91,7 @@ class StoreParts:
             queues,
             dedup,
             deliveries,
+            HalfMessages(),
             Visibility(),
             appended,
             threading.Lock(),

@@ -44,6 +44,7 @@ from actors.options import PERSISTENT
 from actors.pull.actor import PullActor
 from actors.rebalance import start_rebalance
 from actors.threads import take_turns_quickly
+from actors.transactions.methods import TransactionMethods
 from raymq.config.cluster import BrokerSettings
 from raymq.consumer.pull_once import pull_messages
 from raymq.consumer.subscription import Subscription
@@ -70,7 +71,7 @@ AGREE_TIMEOUT_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Broker(GroupMethods):
+class Broker(GroupMethods, TransactionMethods):
     """The shell around one broker group's state and its client registry.
 
     Its threads find the group's master, read the master's state, keep the broker registered, and do the housekeeping.
@@ -92,7 +93,8 @@ class Broker(GroupMethods):
         records = StateRecords(lambda: store.storage, (ray.util.get_node_ip_address(), 0))
         log = StateLog(settings.broker_name, store.storage, records.append)
         monitor = BrokerMonitor(log, lambda: store.storage, settings.options, self.update_group)
-        super().__init__(settings, log, store, monitor)
+        GroupMethods.__init__(self, settings, log, store, monitor)
+        TransactionMethods.__init__(self, store)
         self._read_from = store.present()
         """The store whose state is the present one, and the epoch in which it led then."""
         self._another_leads = threading.Event()
@@ -399,6 +401,7 @@ class Broker(GroupMethods):
             self._monitor.note_deletions: STATS_INTERVAL_S,
             self._log.snapshot: STATE_SNAPSHOT_INTERVAL_S,
             self._monitor.protect: PROTECT_INTERVAL_S,
+            self._check_transactions: self._settings.options.transaction_check_interval_ms / 1000,
         }
         due_s = dict.fromkeys(tasks, 0.0)
         while not self._stopping.is_set():

@@ -6,7 +6,7 @@ A change of what a lane's frame does at a storage actor belongs here; the bytes 
              (actors.core.replica.pending_appends)
     WAIT     answered by the lane's thread, right after the appends of a turn
     FETCH    read by a few threads, because records may have to come from the disk; while it waits it holds none
-    CALL     by the same threads
+    CALL     by the same threads; the end of a transaction as an append
     The frames of the log are served by actors.replica.log_lanes.
 
 Nothing survives the process.
@@ -20,18 +20,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.pending_appends import PendingAppends, Settled
-from raymq.delay import is_waiting_topic
+from raymq.delay import names_real_topic
 from raymq.errors import RaymqError, SystemBusyError
-from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.protocol.transactions import EndTransaction
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.appends import ServerHandles, decode_append, encode_results
-from raymq.remoting.lane.calls import ControlCalls
+from raymq.remoting.lane.calls import ControlCalls, encode_result
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.loop import Timer
@@ -68,9 +69,17 @@ class Source(Protocol):
     @property
     def polls(self) -> LongPolls: ...
     def start_append(self, batches: Sequence[EncodedBatch]) -> StartedAppend: ...
+    def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend: ...
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]: ...
     def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]: ...
     def add_progress_listener(self, callback: Callable[[], None]) -> None: ...
+
+
+class Answering(NamedTuple):
+    """A request whose append waits, and what answers it."""
+
+    request: LaneRequest
+    answer: Callable[[Sequence[AppendResult]], None]
 
 
 class LaneContext:
@@ -330,7 +339,7 @@ class DataPlane:
         address of this node, other nodes are served too."""
         self.source = source
         self._deleted, self._limit = deleted, limit
-        self._pending: PendingAppends[tuple[LaneRequest, Sequence[EncodedBatch]]] = PendingAppends()
+        self._pending: PendingAppends[Answering] = PendingAppends()
         self._under_way = 0
         """Appends that are started and have no answer."""
         self._is_settling = False
@@ -344,7 +353,7 @@ class DataPlane:
                 Kind.APPEND: self._append,
                 Kind.FETCH: self._fetch,
                 Kind.WAIT: self._wait,
-                Kind.CALL: ControlCalls(methods, self.submit),
+                Kind.CALL: ControlCalls(methods, self.submit, {"end_transaction": self._end_transaction}),
                 **more(self),
             },
             contexts=LaneContext,
@@ -377,23 +386,51 @@ class DataPlane:
 
     def _append(self, request: LaneRequest) -> None:
         batches = decode_append(request.payload, request.count, request.context.handles)
+
+        def start() -> StartedAppend:
+            self._deleted.check(batches)
+            return self.source.start_append(batches)
+
+        def answer(kept: Sequence[EncodedBatch], results: Sequence[AppendResult]) -> None:
+            self._deleted.check(kept)  # deleted meanwhile: then nobody will see them
+            request.answer(*encode_results(results), count=len(results))
+
+        self._start(request, start, partial(answer, batches), lambda: partial(answer, _kept(batches)))
+
+    def _end_transaction(self, request: LaneRequest, end: EndTransaction) -> None:
+        """The twin of the actor method of this name. Nobody waits for the disk here, as with an append."""
+
+        def start() -> StartedAppend:
+            return self.source.start_end(end, require_topic=self._deleted.require)
+
+        def answer(results: Sequence[AppendResult]) -> None:
+            request.answer(encode_result(results[0]))
+
+        self._start(request, start, answer, lambda: answer)
+
+    def _start(
+        self,
+        request: LaneRequest,
+        start: Callable[[], StartedAppend],
+        answer: Callable[[Sequence[AppendResult]], None],
+        later: Callable[[], Callable[[Sequence[AppendResult]], None]],
+    ) -> None:
+        """Start an append and answer it, at once or when it is settled: then with what `later` returned before."""
         self._limit.begin()
         self._under_way += 1  # before it starts: progress from then on counts
         try:
-            self._deleted.check(batches)
-            started = self.source.start_append(batches)
+            started = start()
             results = started.settle(time.monotonic())
             if results is not None:
-                self._deleted.check(batches)  # deleted meanwhile: then nobody will see them
+                answer(results)
         except BaseException:
             self._end_append()
             raise
         if results is None:
-            self._pending.add(started, (request, _kept(batches)))
+            self._pending.add(started, Answering(request, later()))
             self._set_deadline()
             return
         self._end_append()
-        request.answer(*encode_results(results), count=len(results))
 
     def _end_append(self) -> None:
         self._limit.end()
@@ -413,13 +450,12 @@ class DataPlane:
             self._answer(settled)
         self._set_deadline()
 
-    def _answer(self, settled: Settled[tuple[LaneRequest, Sequence[EncodedBatch]]]) -> None:
-        request, batches = settled.token
+    def _answer(self, settled: Settled[Answering]) -> None:
+        request, answer = settled.token
         try:
             if settled.error is not None:
                 raise settled.error
-            self._deleted.check(batches)
-            request.answer(*encode_results(settled.results), count=len(settled.results))
+            answer(settled.results)
         except RaymqError as error:
             request.fail(error)
 
@@ -470,7 +506,7 @@ def _kept(batches: Sequence[EncodedBatch]) -> Sequence[EncodedBatch]:
         EncodedBatch(
             batch.topic,
             batch.queue_id,
-            bytes(batch.records) if is_waiting_topic(batch.topic) else b"",
+            bytes(batch.records) if names_real_topic(batch.topic) else b"",
             batch.sizes,
             batch.tag_codes,
             batch.producer,

@@ -60,6 +60,7 @@ from raymq.errors import (
 )
 from raymq.names import StorageName
 from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.protocol.transactions import EndResult, EndTransaction
 from raymq.record.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.files.config_files import ConfigFiles
@@ -314,6 +315,18 @@ class Replica:
     def start_append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> StartedAppend:
         """Do as `append` does, and do not wait (MessageStore.start_append). Copies that arrive are progress."""
         return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
+
+    def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend:
+        """End a transaction (TransactionService.start_end), and do not wait. Errors as of `append`, too."""
+        return self._append(
+            None, lambda store, acks: store.transactions.start_end(end, require_topic=require_topic, acks=acks)
+        )
+
+    def end_transaction(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> EndResult:
+        """Do as `start_end` does, and wait."""
+        return self._append(
+            None, lambda store, acks: store.transactions.end(end, require_topic=require_topic, acks=acks)
+        )
 
     def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks], T]) -> T:
         with self._changed:

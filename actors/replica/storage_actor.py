@@ -51,6 +51,7 @@ from raymq.protocol.store import (
     QueueSpan,
     StoreStatistics,
 )
+from raymq.protocol.transactions import CheckRound, EndResult, EndTransaction, TransactionFigures
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import rays_tls
 from raymq.remoting.lane.frames import PAYLOAD_MAX
@@ -215,6 +216,25 @@ class Storage:
             results = store.append(batches) if self._replica is None else self._replica.append(batches)
             self._deleted.check(batches)  # deleted meanwhile: then nobody will see them
             return results
+
+    @ray.method(concurrency_group="append")
+    def end_transaction(self, end: EndTransaction) -> EndResult:
+        """Commit or roll back a transaction (TransactionService.start_end). Safe to repeat."""
+        store = self._open()
+        with self._append_limit.enter():
+            if self._replica is None:
+                return store.transactions.end(end, require_topic=self._deleted.require)
+            return self._replica.end_transaction(end, require_topic=self._deleted.require)
+
+    @ray.method(concurrency_group="control")
+    def check_transactions(self, groups: Sequence[str], start_ms: int) -> CheckRound:
+        """A part of a round of checks (TransactionService.check). NotMasterError."""
+        return self._master_store().transactions.check(groups, start_ms)
+
+    @ray.method(concurrency_group="control")
+    def transactions(self) -> TransactionFigures:
+        """The transactions that wait (TransactionService.figures). NotMasterError."""
+        return self._master_store().transactions.figures()
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:

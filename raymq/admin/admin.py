@@ -11,6 +11,7 @@ from raymq.admin.topics import QueueDescription
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.route import MASTER_ID, BrokerData
 from raymq.protocol.store import StoreStatistics
+from raymq.protocol.transactions import TransactionFigures
 from raymq.retry import persist_until
 
 __all__ = ["Admin", "QueueDescription"]
@@ -37,6 +38,13 @@ class Admin(GroupAdmin):
     def clean_store(self, broker_name: str) -> None:
         """Have a broker group's store delete expired messages now, whatever the hour. InvalidArgumentError."""
         self._store_call(broker_name, "clean")
+
+    def transactions(self) -> dict[str, TransactionFigures]:
+        """The transactions without an outcome, by topic and producer group, in each broker group's store."""
+        figures: dict[str, TransactionFigures] = {
+            name: self._store_call(name, "transactions") for name in self._broker_names()
+        }
+        return figures
 
     def _store_call(self, broker_name: str, method: str) -> Any:
         data = self.brokers().get(broker_name)

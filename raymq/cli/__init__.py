@@ -21,6 +21,7 @@ from raymq.cli.output import Group
 from raymq.cli.servers import balance, demo, down, drain, status, up
 from raymq.cli.stores import store
 from raymq.cli.topics import topic
+from raymq.cli.transactions import transactions
 
 
 def main() -> NoReturn:
@@ -56,6 +57,7 @@ for command in (
     dlq,
     job,
     store,
+    transactions,
     completion,
 ):
     cli.add_command(command)

@@ -52,6 +52,10 @@ class BrokerOptions(BaseModel):
         int, Field(ge=1, description="How far behind, in bytes of the log, is too far.")
     ] = 16 << 30
 
+    transaction_check_interval_ms: Annotated[
+        int, Field(ge=100, le=86_400_000, description="How often producers are asked about half messages.")
+    ] = 30_000
+
     @property
     def registration_interval_s(self) -> float:
         """The period between full registrations, within RocketMQ's bounds (golden fact 32)."""

@@ -239,6 +239,21 @@ class StoreOptions(BaseModel):
         str,
         Field(description="How long messages of delay level 1, 2, … wait: numbers with s, m, h or d; at most 18."),
     ] = DELAY_LEVELS
+    transaction_time_out_ms: Annotated[
+        int, Field(ge=1, le=86_400_000, description="How old a half message is before its producers are asked.")
+    ] = 6000
+    transaction_check_max: Annotated[
+        int, Field(ge=1, le=10_000, description="How often its producers are asked before a half message is given up.")
+    ] = 15
+    transaction_op_msg_max_size: Annotated[
+        int, Field(ge=16, le=1 << 20, description="Characters of an op record: so many ended transactions share one.")
+    ] = 4096
+    transaction_open_max: Annotated[
+        int, Field(ge=1, le=10_000_000, description="Half messages without an outcome; one more gets SystemBusyError.")
+    ] = 100_000
+    reject_transaction_message: Annotated[
+        bool, Field(description="Whether half messages are refused, with NoPermissionError.")
+    ] = False
     enable_lmq: Annotated[
         bool, Field(description="With the next: whether messages go into the %LMQ% queues that they name, too.")
     ] = False

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raymq.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, is_waiting_topic, timer_queue
+from raymq.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, names_real_topic, timer_queue
 from raymq.errors import MessageIllegalError
 from raymq.kernels.byte_column import ByteColumn
 from raymq.kernels.encode import encode_columns
@@ -23,13 +23,14 @@ from raymq.message import (
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
     PROPERTY_SEQUENCE,
+    PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
     Message,
     MessageQueue,
     message_list,
 )
-from raymq.names import SCHEDULE_TOPIC
+from raymq.names import HALF_TOPIC, SCHEDULE_TOPIC
 from raymq.producer.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES, QueueSends, SendBatch
 from raymq.record import layout
 from raymq.record.compression import Compression, CompressionType
@@ -107,7 +108,7 @@ class BatchEncoder:
             encoded = self._encode_inner(sends, messages, ids)
         elif isinstance(messages, MessageColumns):
             encoded = self._encode_columns(sends, messages, ids)
-        elif is_waiting_topic(sends.queue.topic):
+        elif names_real_topic(sends.queue.topic):
             encoded = self._encode_waiting(sends, batches, messages, ids)
         elif len(messages) <= _FEW and isinstance(ids, IdRange):
             encoded = self._encode_few(sends, messages, ids, waits)
@@ -325,7 +326,10 @@ def is_delayed(message: Message) -> bool:
 
 
 def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
-    """The queue that stores a message sent now to `queue`: that one, or the one in which a delayed message waits."""
+    """The queue that stores a message sent now to `queue`: that one, or the one in which a delayed message waits, or a
+    half message."""
+    if PROPERTY_TRANSACTION_PREPARED in message.properties:
+        return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
     if message.delay_level:
         return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
     if message.deliver_at_ms is None:

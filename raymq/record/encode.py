@@ -31,6 +31,8 @@ from raymq.message import (
     PROPERTY_SEQUENCE,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_ID,
+    PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
     Message,
@@ -122,7 +124,8 @@ class LoneRecord(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A batch of messages that wait in internal topic `topic` (raymq.delay); message i is for queue `real_queue_ids[i]`
+    """A batch of messages that wait in internal topic `topic` (raymq.delay), for their time or for the end of their
+    transaction; message i is for queue `real_queue_ids[i]`
     of its own topic."""
 
     topic: str
@@ -172,7 +175,7 @@ def encode_batch(
     sizes: list[int] = []
     codes: list[int] = []
     for index, (message, message_id, sequence) in enumerate(zip(messages, message_ids, sequences, strict=False)):
-        target = "" if waiting is None else _target_text(message, waiting.real_queue_ids[index])
+        target = "" if waiting is None else _target_text(message, waiting.real_queue_ids[index], message_id)
         body, sys_flag = message.body, host_bits
         if compresses:
             body, bits = compression.compress_body(body)
@@ -241,9 +244,12 @@ def _user_text(message: Message) -> str:
     return text if message.wait_store_msg_ok else f"{text}{PROPERTY_WAIT}\x01false\x02"
 
 
-def _target_text(message: Message, queue_id: int) -> str:
-    """The properties that tell when a delayed message is due, and for which queue (spec/storage.md §1)."""
-    if message.deliver_at_ms is None:
+def _target_text(message: Message, queue_id: int, message_id: str) -> str:
+    """The properties that tell for which queue a message is (spec/storage.md §1), and when a delayed one is due, or
+    which transaction a half message belongs to."""
+    if PROPERTY_TRANSACTION_PREPARED in message.properties:
+        when = f"{PROPERTY_TRANSACTION_ID}\x01{message_id}"
+    elif message.deliver_at_ms is None:
         when = f"{PROPERTY_DELAY}\x01{min(message.delay_level, DELAY_LEVELS_MAX)}"
     else:
         when = f"{PROPERTY_TIMER_DELIVER_MS}\x01{message.deliver_at_ms}"

@@ -29,6 +29,7 @@ from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROP
 from raymq.record.encode import ProducerSequence, topic_part
 from raymq.record.layout import (
     SYS_FLAG_STORE_HOST_IPV6,
+    SYS_FLAG_TRANSACTION_MASK,
     RecordError,
     RecordHeader,
     decode_properties,
@@ -136,13 +137,16 @@ def build_record(
     queue_id: int,
     exchanged: Mapping[str, str],
     *,
-    producer: ProducerSequence,
+    producer: ProducerSequence | None,
     reconsume_times: int,
     store_host_ipv6: bool,
+    transaction_bits: int = 0,
+    prepared_transaction_offset: int = 0,
 ) -> bytes:
     """The bytes of a new record of `topic`:`queue_id` with the properties in `exchanged` instead of its own of those
-    names; one that is empty is only taken out. The fields that only the store knows are zero.
+    names; one that is empty is only taken out. Its part in a transaction is not taken over either.
 
+    Without `producer` no store recognises its repeats. The fields that only the store knows are zero.
     MessageIllegalError when the properties exceed 32767 bytes; IllegalNameError when `topic` is no name.
     """
     magic, topic_text = topic_part(topic)
@@ -150,10 +154,12 @@ def build_record(
     pieces = [piece for piece in record.properties.split(b"\x02") if piece and not piece.startswith(names)]
     pieces += [f"{name}\x01{value}".encode() for name, value in exchanged.items() if value]
     kept = b"".join([piece + b"\x02" for piece in pieces])
-    properties = kept + producer_text(producer) + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
+    identity = b"" if producer is None else producer_text(producer)
+    properties = kept + identity + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
     if len(properties) > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(f"the properties take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit")
-    sys_flag = record.header.sys_flag & ~SYS_FLAG_STORE_HOST_IPV6 | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
+    kept_flags = record.header.sys_flag & ~(SYS_FLAG_STORE_HOST_IPV6 | SYS_FLAG_TRANSACTION_MASK)
+    sys_flag = kept_flags | transaction_bits | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
     header = record.header._replace(
         total_size=header_size(sys_flag) + len(record.body) + len(topic_text) + 2 + len(properties),
         magic=magic,
@@ -164,7 +170,7 @@ def build_record(
         store_timestamp_ms=0,
         store_host=bytes(20 if store_host_ipv6 else 8),
         reconsume_times=reconsume_times,
-        prepared_transaction_offset=0,
+        prepared_transaction_offset=prepared_transaction_offset,
     )
     return b"".join((header.encode(), record.body, topic_text, len(properties).to_bytes(2), properties))
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raymq.protocol.group import CommitAnswer, GroupConfig, QueueOffset
+from raymq.protocol.transactions import TransactionCheck
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
@@ -37,6 +38,8 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "auto_create_topic": None,
     "heartbeat": None,
     "unregister_client": None,
+    "take_transaction_checks": list[TransactionCheck],
+    "leave_transaction_checks": None,
 }
 """The methods that a broker's lane serves, with the types of their results."""
 

@@ -22,6 +22,7 @@ from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader, StoreFiles
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, QueueSpan
+from raymq.protocol.transactions import EndResult, EndTransaction
 from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.record.memory_records import LocatedRecords
 from raymq.remoting.actor_ref import ActorRef
@@ -104,6 +105,11 @@ class StorageClient:
             if result is not None:
                 return result
         [result] = self.append([record.batch()], timeout_s)
+        return result
+
+    def end_transaction(self, end: EndTransaction, timeout_s: float) -> EndResult:
+        """Commit or roll back a transaction. A repeat changes nothing."""
+        result: EndResult = self._control_call("end_transaction", (end,), EndResult, timeout_s)
         return result
 
     def fetch(

@@ -8,7 +8,7 @@ messages, have their own queues and their own way into them: inner_batches.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -21,9 +21,10 @@ from raymq.kernels.fields import Ints
 from raymq.kernels.stamp import is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
 from raymq.kernels.units import begins_of
 from raymq.message import SendStatus
+from raymq.names import HALF_TOPIC, TRANSACTION_TOPICS
 from raymq.protocol.store import AppendResult
 from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX
-from raymq.record.dispatch import dispatch_view
+from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import (
     BLANK_LENGTH,
@@ -34,7 +35,14 @@ from raymq.record.layout import (
 )
 from storage.append.checked_batch import CheckedBatch
 from storage.append.inner_batches import InnerBatchWriter, count_inner
-from storage.append.put_check import RECORD_OVERHEAD_MAX_BYTES, may_be_special, refuse_batch, space_checks
+from storage.append.put_check import (
+    RECORD_OVERHEAD_MAX_BYTES,
+    HalfFacts,
+    may_be_special,
+    refuse_batch,
+    refuse_transactional,
+    space_checks,
+)
 from storage.dispatch.delivery_progress import Delivery, Source, waiting_codes
 from storage.log.append_plan import AppendSpan
 from storage.parts import StoreParts
@@ -62,6 +70,13 @@ class AppendPlan(NamedTuple, Generic[Q]):
     log_end: int
 
 
+class Delivered(NamedTuple):
+    """The place of a record that was stored by `Appender.deliver`."""
+
+    queue_offset: int
+    physical_offset: int
+
+
 class Appender:
     """Writes batches and due deliveries to the log and the queues. `prepare` is called outside the append lock,
     everything else under it. With multi-dispatch the store has a MultiDispatchAppender instead."""
@@ -76,14 +91,15 @@ class Appender:
         self._deliveries, self._delay_levels_ms = parts.deliveries, settings.delay_levels_ms
         self._visibility, self._reader, self._appended = parts.visibility, parts.reader, parts.appended
         self._inner_batches = InnerBatchWriter(parts, store_host)
+        self._halves, self._settings = parts.halves, settings
         # The longest body, the longest record, and the most bytes of an append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
-        self._record_max_bytes = min(
+        self.record_max_bytes = min(
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
         # A record so long is neither too long, nor is its body.
-        self._plain_max_bytes = min(self._record_max_bytes, self._max_message_size_bytes)
+        self._plain_max_bytes = min(self.record_max_bytes, self._max_message_size_bytes)
         # Called with the bytes that are about to be written; they raise to refuse them. Which ones there are depends on
         # the settings.
         self._space_checks = space_checks(settings, parts.log)
@@ -112,7 +128,7 @@ class Appender:
         if size > self._plain_max_bytes or len(sizes) != 1 or sizes.item() != size or len(batch.tag_codes) != 1:
             return False
         found = split_record(record, queue_id, topic)
-        if found is None or queue_id < 0 or is_waiting_topic(topic):
+        if found is None or queue_id < 0 or is_waiting_topic(topic) or topic in TRANSACTION_TOPICS:
             return False
         sys_flag, _, properties = found
         return (
@@ -136,6 +152,10 @@ class Appender:
     def _check(self, batch: EncodedBatch) -> CheckedBatch:
         ends = record_ends(batch.sizes)
         facts = self._check_facts(batch, ends)
+        if batch.topic in TRANSACTION_TOPICS:
+            halves = [HalfFacts(view.properties, batch.queue_id) for view, _ in _views(batch.records, ends)]
+            waiting = len(self._halves.open)
+            refuse_transactional(batch.topic, halves, waiting=waiting, settings=self._settings)
         return CheckedBatch(batch, memoryview(batch.records), ends, facts.stride, count_inner(facts))
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
@@ -146,7 +166,7 @@ class Appender:
         refused = refuse_batch(
             facts,
             max_message_size_bytes=self._max_message_size_bytes,
-            record_max_bytes=self._record_max_bytes,
+            record_max_bytes=self.record_max_bytes,
         )
         if refused is not None:
             raise refused.error
@@ -190,15 +210,17 @@ class Appender:
                 return [AppendResult(SendStatus.SEND_OK, queue_offset, physical_offset, store_ms)]
         return self.append([CheckedBatch(batch, memoryview(record), record_ends(batch.sizes))])
 
-    def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
+    def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
         """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.
+
+        Without a `source` they are records of transactions. Returns their places.
 
         MessageIllegalError, StoreNotWritableError and SystemBusyError are raised before anything is written. OSError:
         the disk failed in the middle.
         """
         plan, _ = self._plan_deliveries(deliveries)
         self._reserve(plan.units, plan.log_end)
-        self._write_planned_deliveries(source, deliveries, plan)
+        return self._write_planned_deliveries(source, deliveries, plan)
 
     def _stored_before(self, batches: Sequence[CheckedBatch]) -> list[list[int]]:
         """For each batch the queue offsets of its first messages that an earlier send stored."""
@@ -280,15 +302,23 @@ class Appender:
         return AppendPlan(queues, spans, [(queue, 1) for queue in queues], log_end), ends
 
     def _write_planned_deliveries(
-        self, source: Source, deliveries: Sequence[Delivery], plan: AppendPlan[ConsumeQueue]
-    ) -> None:
+        self, source: Source | None, deliveries: Sequence[Delivery], plan: AppendPlan[ConsumeQueue]
+    ) -> list[Delivered]:
         """Write deliveries as planned and reserved, and note that `source` is delivered up to the last of them."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
+        delivered: list[Delivered] = []
         for span in plan.spans[0]:
             part = slice(span.first, span.last)
-            self._write_deliveries(deliveries[part], plan.queues[part], span.physical_offset)
-            self._deliveries.advance(source, deliveries[part][-1].epoch, deliveries[part][-1].queue_offset + 1)
+            places = self._write_deliveries(deliveries[part], plan.queues[part], span.physical_offset)
+            delivered += places
+            if source is not None:
+                self._deliveries.advance(source, deliveries[part][-1].epoch, deliveries[part][-1].queue_offset + 1)
+                continue
+            for item, (queue_offset, physical_offset) in zip(deliveries[part], places, strict=True):
+                view = _stored(dispatch_view(item.record), queue_offset, physical_offset, self.last_store_timestamp_ms)
+                self._halves.note(view, item.record)
+        return delivered
 
     def _show_with_log(self, queues: Sequence[ConsumeQueue]) -> None:
         """Let consumers see the ends of these queues once they see all that is written now."""
@@ -297,8 +327,9 @@ class Appender:
 
     def _write_deliveries(
         self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
-    ) -> None:
-        """Stamp and write deliveries that lie back to back in one file, from `physical_offset` on, and their units."""
+    ) -> list[Delivered]:
+        """Stamp and write deliveries that lie back to back in one file, from `physical_offset` on, and their units.
+        Returns their places."""
         store_ms = self.last_store_timestamp_ms
         sizes = np.array([len(item.record) for item in deliveries], np.int32)
         codes = np.array([item.tags_code for item in deliveries], np.int64)
@@ -319,6 +350,7 @@ class Appender:
             queue.append_scattered(begins[rows], sizes[rows], codes[rows])
         self._show_with_log(list(rows_of))
         self.messages_appended += len(deliveries)
+        return list(map(Delivered, queue_offsets.tolist(), begins.tolist()))
 
     def commit(self) -> None:
         """Write all records that were appended to the files, to be read. OSError: the disk failed."""
@@ -410,6 +442,11 @@ class Appender:
             codes = waiting_codes((batch.topic, batch.queue_id), codes, store_ms, self._delay_levels_ms)
         queue.append_units(physical_offset, batch.sizes, codes, checked.ends)
         self._appended.add(physical_offset, checked.ends, batch, store_ms)
+        if batch.topic == HALF_TOPIC:
+            first = queue.next_offset - len(batch)
+            for row, (view, record) in enumerate(_views(records, checked.ends)):
+                place = physical_offset + int(checked.ends[row]) - view.size
+                self._halves.note(_stored(view, first + row, place, store_ms), record)
 
     def _write_rest(
         self,
@@ -448,6 +485,19 @@ class Appender:
             None if back_to_back else tuple(physical_offsets),
             None if in_sequence else tuple(queue_offsets),
         )
+
+
+def _views(records: bytes | bytearray | memoryview, ends: Ints | None) -> Iterator[tuple[DispatchView, memoryview]]:
+    """Each record of a batch as dispatch sees it, and its bytes."""
+    data, start = memoryview(records), 0
+    for end in [len(data)] if ends is None else ends.tolist():
+        yield dispatch_view(data[start:end]), data[start:end]
+        start = end
+
+
+def _stored(view: DispatchView, queue_offset: int, physical_offset: int, store_ms: int) -> DispatchView:
+    """The view of a record that was made before the store gave it its place and its time."""
+    return view._replace(queue_offset=queue_offset, physical_offset=physical_offset, store_timestamp_ms=store_ms)
 
 
 def _negative_queue_id(queue_id: int) -> MessageIllegalError:

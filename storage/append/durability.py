@@ -35,6 +35,13 @@ class WriteBatches(Protocol):
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written: ...
 
 
+class Waits(Protocol):
+    """Something that was written and may have to be durable: a batch, or the end of a transaction."""
+
+    @property
+    def wait_store_msg_ok(self) -> bool: ...
+
+
 class DiskState(Protocol):
     """Tells how far the disk is."""
 
@@ -66,7 +73,7 @@ class StartedAppend:
     def __init__(
         self,
         written: Written,
-        batches: Sequence[EncodedBatch],
+        batches: Sequence[Waits],
         disk: DiskState | None,
         acks: ReplicaAcks | None,
         *,
@@ -134,7 +141,7 @@ class SettledAppend(StartedAppend):
         return self._results
 
 
-def waits_for(batches: Sequence[EncodedBatch], acks: ReplicaAcks | None) -> bool:
+def waits_for(batches: Sequence[Waits], acks: ReplicaAcks | None) -> bool:
     """True if one of the batches waits. InSyncReplicasError if it does, and too few replicas are in sync (`acks`)."""
     for batch in batches:
         if batch.wait_store_msg_ok:

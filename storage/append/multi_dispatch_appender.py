@@ -27,7 +27,7 @@ from raymq.record.crc import PROPERTY_CRC_LENGTH
 from raymq.record.encode import EncodedBatch
 from raymq.record.inner_batch_encode import is_inner_batch
 from raymq.record.layout import decode_properties, record_ends
-from storage.append.appender import Appender
+from storage.append.appender import Appender, Delivered
 from storage.append.checked_batch import CheckedBatch
 from storage.append.put_check import PutMessageStatus, refusal
 from storage.dispatch.delivery_progress import Delivery, Source
@@ -61,7 +61,7 @@ class MultiDispatchAppender(Appender):
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
     ) -> None:
         super().__init__(parts, recovered, store_host=store_host, clock_ms=clock_ms)
-        self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, self._record_max_bytes)
+        self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, self.record_max_bytes)
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
         """`Appender.prepare`. A message alone may name other queues, too."""
@@ -80,15 +80,16 @@ class MultiDispatchAppender(Appender):
         self._show_with_log(multi.write_units(plan.spans))
         return results
 
-    def deliver(self, source: Source, deliveries: Sequence[Delivery]) -> None:
+    def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
         """`Appender.deliver`. A message that cannot be put into the queues it names goes to its own queue only."""
         multi = self._new_multi_append()
         deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         plan, ends = self._plan_deliveries(deliveries)
         self._reserve(plan.units + multi.count_units(), plan.log_end)
-        self._write_planned_deliveries(source, deliveries, plan)
+        delivered = self._write_planned_deliveries(source, deliveries, plan)
         starts = starts_of(plan.spans[0], np.diff(ends, prepend=0))
         self._show_with_log(multi.write_units([[AppendSpan(0, 1, start)] for start in starts.tolist()]))
+        return delivered
 
 
 def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:

@@ -8,14 +8,15 @@ RocketMQ's checks are left out because their subject cannot come this far: a top
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from raymq.config.store import StoreSettings
 from raymq.errors import (
     MessageIllegalError,
+    NoPermissionError,
     RaymqError,
     ServiceNotAvailableError,
     StoreNotWritableError,
@@ -24,18 +25,24 @@ from raymq.errors import (
 from raymq.kernels.check import BatchFacts
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
+    PROPERTY_DELAY,
     PROPERTY_INNER_BASE,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     PROPERTY_INNER_NUM,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_PREPARED,
     SendStatus,
 )
+from raymq.names import HALF_TOPIC, check_group, check_topic, is_internal_topic
 from raymq.record.inner_batch_encode import INNER_MESSAGES_MAX, count_messages
 from raymq.record.layout import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
 )
+from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.log.commit_log import CommitLog
 
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
@@ -190,12 +197,50 @@ def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> R
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a message's offsets in other queues are the store's to set")
     if messages > 1 and sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "messages of a transaction cannot be sent in a batch")
-    if sys_flags & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK):
+    if sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(
             PutMessageStatus.MESSAGE_ILLEGAL,
-            "a record that is marked as prepared or rolled back is in no queue, and its offset would be lost",
+            "the transaction bits of a record are the store's to set: send with a transaction producer",
         )
     return None
+
+
+class HalfFacts(NamedTuple):
+    """The facts of one half message that put checks look at."""
+
+    properties: Mapping[str, str]
+    queue_id: int
+
+
+def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: int, settings: StoreSettings) -> None:
+    """MessageIllegalError, or NoPermissionError, unless these messages for a topic of transactions (names.py) are half
+    messages that a store with these settings takes; SystemBusyError while `waiting`, the half messages without an
+    outcome, are too many."""
+    if topic != HALF_TOPIC:
+        raise MessageIllegalError(f"only the store itself writes to {topic}; nothing was stored")
+    if settings.reject_transaction_message:
+        raise NoPermissionError("this store takes no half messages (reject_transaction_message is on)")
+    if waiting + len(halves) > settings.transaction_open_max:
+        raise SystemBusyError(
+            f"{waiting} transactions wait for their end (transaction_open_max is {settings.transaction_open_max}); "
+            "nothing was stored, see `raymq transactions list`"
+        )
+    for half in halves:
+        _check_half(*half)
+
+
+def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
+    """MessageIllegalError or IllegalNameError unless these are the properties of a half message."""
+    group, topic = properties.get(PROPERTY_PRODUCER_GROUP), properties.get(PROPERTY_REAL_TOPIC)
+    real_queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
+    complete = properties.get(PROPERTY_TRANSACTION_PREPARED) == "true" and group and topic
+    if not complete or not real_queue_id.isdecimal() or queue_id != HALF_QUEUE_ID:
+        raise MessageIllegalError("this is no half message: send with a transaction producer")
+    check_group(str(group))
+    if is_internal_topic(check_topic(str(topic))):
+        raise MessageIllegalError(f"a transaction cannot send to {topic}, which belongs to the server")
+    if PROPERTY_DELAY in properties or PROPERTY_TIMER_DELIVER_MS in properties:
+        raise MessageIllegalError("a message of a transaction cannot be delayed")
 
 
 SpaceCheck = Callable[[int], None]

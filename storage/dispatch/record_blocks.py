@@ -14,14 +14,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import is_waiting_topic
+from raymq.delay import is_waiting_topic, names_real_topic
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.message import PROPERTY_REAL_TOPIC
+from raymq.names import TRANSACTION_TOPICS
 from raymq.record.crc import body_crcs
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.layout import (
     MIN_RECORD_SIZE,
     SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
@@ -70,8 +72,17 @@ class Block:
 
     @property
     def is_ordinary(self) -> bool:
-        """True if no record is an inner batch, and none names other queues."""
-        return not self.has_units_elsewhere and not (self.sys_flags & SYS_FLAG_INNER_BATCH).any()
+        """True if no record is an inner batch, none names other queues, and none is part of a transaction."""
+        if self.has_units_elsewhere or (self.sys_flags & SYS_FLAG_INNER_BATCH).any():
+            return False
+        return not self.of_transactions().any()
+
+    def of_transactions(self) -> NDArray[np.bool_]:
+        """True for each record that the table of half messages has to know (half_messages.py)."""
+        internal = np.array([topic in TRANSACTION_TOPICS for topic in self.topics])[self.topic_codes]
+        committed = self.sys_flags & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT
+        found: NDArray[np.bool_] = internal | committed
+        return found
 
     def is_queued(self) -> NDArray[np.bool_]:
         """True for each record that has a unit in a queue."""
@@ -97,7 +108,7 @@ class Block:
 
 def was_moved(view: DispatchView) -> bool:
     """True if a scheduler stored the record, which waited in another queue before."""
-    return PROPERTY_REAL_TOPIC in view.properties and not is_waiting_topic(view.topic)
+    return PROPERTY_REAL_TOPIC in view.properties and not names_real_topic(view.topic)
 
 
 def is_queued(sys_flag: int) -> bool:
@@ -161,7 +172,7 @@ def read_block(
         int(fields.store_timestamp.max()),
         found.producers,
         found.has_units_elsewhere,
-        found.was_moved & ~waits,
+        found.was_moved & ~np.array([names_real_topic(topic) for topic in topics])[topic_codes],
     )
 
 

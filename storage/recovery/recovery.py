@@ -24,10 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from raymq.names import HALF_TOPIC
 from raymq.record.check import check_record
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
 from storage.dispatch.batch_dispatch import QueueGapError
+from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.dispatch.queue_check import misplaced_file
 from storage.dispatch.record_blocks import BLOCK_BYTES, Block, read_block
 from storage.dispatch.record_check import is_implausible, is_torn
@@ -61,6 +63,7 @@ class Recovery:
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup, self._reader = parts.log, parts.queues, parts.dedup, parts.reader
+        self._halves = parts.halves
         self._checkpoint = checkpoint
         """The store times up to which log and queues are known to be on disk; only used after a crash."""
         self._snapshot = snapshot
@@ -93,6 +96,7 @@ class Recovery:
         except QueueGapError as gap:
             logger.warning("%s; walking the whole log to make its queues again", gap)
             self._redispatch.start_again()
+            self._halves.clear()
             if self._after_crash:
                 self._cut_queues_at(self._log.min_offset)
             end_offset = self._walk_from(self._log.min_offset)
@@ -152,6 +156,9 @@ class Recovery:
         if index > 0:
             # This file is not checked and not dispatched: it only tells which messages producers may send again.
             self._remember_producers(self._log.starts[index - 1])
+            if self._queues.get(HALF_TOPIC, HALF_QUEUE_ID) is not None:
+                for start in self._log.starts[:index]:
+                    self._remember_transactions(start)
         return self._log.starts[index]
 
     def _reset_misplaced_queues(self) -> str:
@@ -185,6 +192,7 @@ class Recovery:
         for row in snapshot.producers:
             if not is_deleted(row.topic):
                 self._dedup.load_row(row)
+        self._halves.load(snapshot.transactions)
         self._last_record_offset = snapshot.last
         last = dispatch_view(self._reader.log_bytes(snapshot.last, snapshot.end))
         self._last_store_timestamp_ms = last.store_timestamp_ms
@@ -265,6 +273,29 @@ class Recovery:
                 self._redispatch.remember_record(dispatch_view(data, position), start + position)
                 position += size
 
+    def _remember_transactions(self, start: int) -> None:
+        """Note the half messages of a file that is not walked, and what ended them: they may be older than all that
+        is."""
+        data, position = self._data(start), 0
+        while True:
+            block = self._block(data, start, position, check_crc=False)
+            if block is not None:
+                for at in block.starts[block.of_transactions()].tolist():
+                    self._note_transaction(data, position + at)
+                position += block.length
+                continue
+            until = position + BLOCK_BYTES
+            while position < until:
+                size, good = check_record(data, position, check_crc=False)
+                if not good or size <= 0:
+                    return
+                self._note_transaction(data, position)
+                position += size
+
+    def _note_transaction(self, data: memoryview, position: int) -> None:
+        view = dispatch_view(data, position)
+        self._halves.note(view, data[position : position + view.size])
+
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
         """Walk one file from `position` on. Returns the physical offset at which its last good record ends, and True if
         the log goes on there."""
@@ -301,6 +332,7 @@ class Recovery:
             if self._after_crash and is_torn(data, position, size, file_start=start, **self._checks):
                 return None
             self._redispatch.put_record(view, start + position, may_fill_gaps=may_fill_gaps)
+            self._halves.note(view, data[position : position + size])
             self._note_walked(1, start + position, view.store_timestamp_ms)
         return size
 

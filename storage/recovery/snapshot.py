@@ -1,9 +1,11 @@
-"""A snapshot of the dedup table, with a position from which recovery may walk the log instead of from a file's start.
+"""A snapshot of the dedup table and of the half messages, with a position from which recovery may walk the log, instead
+of from a file's start.
 
 On disk
     dedup           1a2b3c4d                the CRC-32 of what follows
                     {"end": 1234, "last": 1000, "tail": 0, "tail_crc": 99,
-                     "queues": [[topic, queue, next offset]], "producers": [[id, topic, queue, epoch, runs]]}
+                     "queues": [[topic, queue, next offset]], "producers": [[id, topic, queue, epoch, runs]],
+                     "transactions": {"open": [], "ended": [], "ops": []}}
 
 `end` is a physical offset up to which the log, the queues and this table agree and are on disk. The record that ends
 there starts at `last`; the log's bytes from `tail` to `end` have the CRC-32 `tail_crc`; `queues` tells how far each
@@ -17,16 +19,18 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
 from raymq.record.crc import crc32
 from storage.dispatch.dedup import ProducerRow
+from storage.dispatch.half_messages import HalfMessages
 from storage.files import disk
 
 SNAPSHOT_FILE: Final = "dedup"
 TAIL_BYTES: Final = 4 << 20
+_NAMES: Final = ("end", "last", "tail", "tail_crc", "queues", "producers", "transactions")
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,8 @@ class Snapshot:
     tail_crc: int
     queues: list[QueueRow]
     producers: list[ProducerRow]
+    # HalfMessages.rows; a file of an older version has none.
+    transactions: dict[str, Any]
 
     def fits(self, reader: LogReader) -> bool:
         """True if the log's bytes before `end` are still those that the snapshot was taken behind."""
@@ -59,11 +65,17 @@ class Snapshot:
 
 
 def take_snapshot(
-    reader: LogReader, *, end: int, last: int, queues: list[QueueRow], producers: list[ProducerRow]
+    reader: LogReader,
+    *,
+    end: int,
+    last: int,
+    queues: list[QueueRow],
+    producers: list[ProducerRow],
+    transactions: dict[str, Any],
 ) -> Snapshot:
     """The snapshot of this state, with the CRC of at most the last 4 MiB before `end` in its file."""
     tail = max(last - last % reader.commit_log_file_size, end - TAIL_BYTES)
-    return Snapshot(end, last, tail, crc32(reader.log_bytes(tail, end)), queues, producers)
+    return Snapshot(end, last, tail, crc32(reader.log_bytes(tail, end)), queues, producers, transactions)
 
 
 def read_snapshot(path: Path) -> Snapshot | None:
@@ -86,11 +98,13 @@ def _parse(text: bytes) -> Snapshot:
     values = json.loads(text)
     queues = [QueueRow(*row) for row in values.pop("queues")]
     producers = [ProducerRow(*row) for row in values.pop("producers")]
-    return Snapshot(**values, queues=queues, producers=producers)
+    transactions = values.pop("transactions", HalfMessages().rows())
+    HalfMessages().load(transactions)
+    return Snapshot(**values, queues=queues, producers=producers, transactions=transactions)
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Replace the file at `path`; on return the new one is on disk."""
-    values = {name: getattr(snapshot, name) for name in ("end", "last", "tail", "tail_crc", "queues", "producers")}
+    values = {name: getattr(snapshot, name) for name in _NAMES}
     text = json.dumps(values, separators=(",", ":")).encode()
     disk.replace_file(path, b"%08x\n" % crc32(text) + text)

@@ -92,6 +92,7 @@ class ChunkAppender:
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
+        self._halves = parts.halves
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
         # The units that the chunk under way put into queues: topic, messages, bytes.
@@ -187,6 +188,9 @@ class ChunkAppender:
             self._put_batch(view)
             if belongs_to_batches(self._queues, view):
                 remember_producer(view, self._dedup, self._deliveries)
+        for view in views:
+            position = view.physical_offset - physical_offset
+            self._halves.note(view, data[position : position + view.size])
         for view in singles:
             for key in put_elsewhere(self._queues, view, view.physical_offset):
                 self._show_end_of(key)

@@ -104,11 +104,14 @@ class Cleaner:
         self._wake.set()
 
     def pinned_physical_offset(self) -> int:
-        """The start of the first delayed message that still waits, which retention keeps; the log's end if none
-        does."""
+        """The start of the first message that still waits, for its time or for the end of its transaction, which
+        retention keeps; the log's end if none does."""
         with self._parts.append_lock:
-            first = self._parts.deliveries.pinned_physical_offset(self._queues.plain)
-            return self._log.end_offset if first is None else first
+            pins = (
+                self._parts.deliveries.pinned_physical_offset(self._queues.plain),
+                self._parts.halves.pinned_physical_offset(),
+            )
+            return min([pin for pin in pins if pin is not None], default=self._log.end_offset)
 
     def run_once(self, now: datetime) -> int:
         """Look at the disk once and delete what the rules say, and let topics forget what is older than their own time;

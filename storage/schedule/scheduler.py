@@ -29,7 +29,7 @@ from raymq.delay import (
 )
 from raymq.errors import IllegalNameError, MessageIllegalError, RaymqError
 from raymq.kernels.moved_records import MovedRecord, move_waiting_records
-from raymq.names import SCHEDULE_TOPIC
+from raymq.names import HALF_TOPIC, SCHEDULE_TOPIC
 from raymq.protocol.store import ScheduleStatus
 from raymq.record.encode import ProducerSequence
 from raymq.record.hashing import tags_code
@@ -45,7 +45,6 @@ DELIVERY_CHUNK_MESSAGES: Final = 256
 DELIVERY_CHUNK_BYTES: Final = 1 << 20
 LOW_INTERVAL_MS: Final = 1000
 
-_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _UNREADABLE: Final = (RecordError, MessageIllegalError, IllegalNameError)
 
 logger = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ class Scheduler:
             return [None] * len(views)
         producer_id = delivery_producer_id(*source)
         moved = move_waiting_records(here, [ProducerSequence(producer_id, due.epoch, due.queue_offset) for due in dues])
-        return [None if record is None or record.topic == _HALF_TOPIC else record for record in moved]
+        return [None if record is None or record.topic == HALF_TOPIC else record for record in moved]
 
     def _prepare_delivery(self, source: Source, due: Due, view: memoryview | None, now_ms: int) -> Delivery | None:
         """The delivery of the message whose record is `view` to its next queue; None if it is gone or is given up,
@@ -190,7 +189,7 @@ class Scheduler:
         try:
             record = read_waiting(view)
             topic, queue_id, code = _next_queue(source, record, now_ms)
-            if topic == _HALF_TOPIC:
+            if topic == HALF_TOPIC:
                 raise RecordError("its target is the half topic")
             data = move_record(record, topic, queue_id, producer=producer, store_host_ipv6=self._reader.store_host_ipv6)
         except _UNREADABLE as error:

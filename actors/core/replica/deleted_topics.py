@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from raymq.delay import is_waiting_topic
+from raymq.delay import names_real_topic
 from raymq.errors import TopicNotExistError
 from raymq.message import PROPERTY_REAL_TOPIC
 from raymq.record.encode import EncodedBatch
@@ -42,9 +42,13 @@ class DeletedTopics:
         """TopicNotExistError if a batch is for a deleted topic, or holds a delayed message for one."""
         if self._names:
             for batch in batches:
-                for topic in _real_topics(batch) if is_waiting_topic(batch.topic) else (batch.topic,):
-                    if topic in self._names:
-                        raise TopicNotExistError(topic)
+                for topic in _real_topics(batch) if names_real_topic(batch.topic) else (batch.topic,):
+                    self.require(topic)
+
+    def require(self, topic: str) -> None:
+        """TopicNotExistError for a deleted topic."""
+        if topic in self._names:
+            raise TopicNotExistError(topic)
 
     def add(self, topic: str) -> None:
         """Refuse messages for `topic`; on disk on return."""

@@ -20,7 +20,7 @@ from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import PROPERTY_KEYS, Message, MessageQueue
-from raymq.names import TRANS_HALF_TOPIC
+from raymq.names import HALF_TOPIC
 from raymq.producer.encoder import is_delayed
 from raymq.producer.queue_selector import Destination
 from raymq.protocol.attributes import QUEUE_TYPE, TopicAttributes, TopicMessageType
@@ -114,7 +114,7 @@ def no_key_error(topic: str) -> MessageIllegalError:
 
 
 def _type_of(destination: Destination, stored: MessageQueue | None) -> TopicMessageType:
-    if stored is not None and stored.topic == TRANS_HALF_TOPIC:
+    if stored is not None and stored.topic == HALF_TOPIC:
         return TopicMessageType.TRANSACTION
     if stored is not None and is_waiting_topic(stored.topic):
         return TopicMessageType.DELAY

@@ -48,6 +48,9 @@ broker_groups: {BROKER_GROUPS}
 store:
   mapped_file_size_commit_log_bytes: {LOG_FILE_BYTES}
   mapped_file_size_consume_queue_bytes: 600000
+  transaction_time_out_ms: 2000
+broker:
+  transaction_check_interval_ms: 1000
 """
 
 

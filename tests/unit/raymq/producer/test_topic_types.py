@@ -10,7 +10,7 @@ import pytest
 
 from raymq.errors import MessageIllegalError
 from raymq.message import Message, MessageQueue
-from raymq.names import TRANS_HALF_TOPIC
+from raymq.names import HALF_TOPIC
 from raymq.producer.checks.topic_types import check_types
 from raymq.producer.queue_selector import Destination
 from raymq.protocol.attributes import CleanupPolicy, TopicAttributes, TopicMessageType
@@ -65,7 +65,7 @@ def test_a_topic_takes_its_own_messages_and_no_others(make, kind, name):
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_half_message_is_a_transaction_whatever_else_it_has(kind):
-    half = MessageQueue(TRANS_HALF_TOPIC, "a", 0)
+    half = MessageQueue(HALF_TOPIC, "a", 0)
     messages = [Message("orders", b"x", delay_level=3)]
     if kind in EVERYTHING | {TopicMessageType.TRANSACTION}:
         check_types(route(kind), messages, Destination(sharding_key="k"), half)

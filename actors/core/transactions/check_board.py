@@ -1,0 +1,60 @@
+"""The checks of a broker that wait for a producer of their group to ask for them, and the producers that live.
+
+A producer is live while it asks: a broker cannot call a program. Whoever asks next gets the next checks of its group,
+so a producer that hangs gets none. One that dies with a check in its hands is no loss: the check of the next round goes
+to whoever asks then. Bounded: a check that nobody takes is replaced by that of the next round, and of a group that has
+too many, the oldest goes. Time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raymq.protocol.transactions import TransactionCheck
+
+LIVE_S: Final = 10.0
+"""A producer that has not asked for so long is not live."""
+CHECKS_WAITING_MAX: Final = 2000
+"""The most checks of one group that wait."""
+CHECKS_TAKEN_MAX: Final = 32
+"""The most checks that a producer gets at a time."""
+
+
+class CheckBoard:
+    """The checks of one broker. For one thread at a time."""
+
+    def __init__(self) -> None:
+        # By group and client: when it asked last.
+        self._asked_s: dict[str, dict[str, float]] = {}
+        # By group and transaction id.
+        self._waiting: dict[str, dict[str, TransactionCheck]] = {}
+
+    def live_groups(self, now_s: float) -> list[str]:
+        """The groups with a live producer."""
+        for group, clients in list(self._asked_s.items()):
+            live = {client: asked_s for client, asked_s in clients.items() if now_s - asked_s < LIVE_S}
+            if live:
+                self._asked_s[group] = live
+            else:
+                del self._asked_s[group]
+                self._waiting.pop(group, None)
+        return list(self._asked_s)
+
+    def put(self, checks: list[TransactionCheck]) -> None:
+        """Let checks wait for a producer, in place of earlier ones of the same transactions."""
+        for check in checks:
+            waiting = self._waiting.setdefault(check.producer_group, {})
+            waiting.pop(check.transaction_id, None)
+            waiting[check.transaction_id] = check
+            if len(waiting) > CHECKS_WAITING_MAX:
+                del waiting[next(iter(waiting))]
+
+    def take(self, group: str, client_id: str, now_s: float) -> list[TransactionCheck]:
+        """The next checks for a producer of a group, which lives."""
+        self._asked_s.setdefault(group, {})[client_id] = now_s
+        waiting = self._waiting.get(group, {})
+        return [waiting.pop(key) for key in list(waiting)[:CHECKS_TAKEN_MAX]]
+
+    def leave(self, group: str, client_id: str) -> None:
+        """Note that a producer has ended."""
+        self._asked_s.get(group, {}).pop(client_id, None)

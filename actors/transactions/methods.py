@@ -1,0 +1,56 @@
+"""The transaction methods of the Broker actor: a round of checks, and handing the checks to producers that ask.
+
+Nothing of this survives the broker, and nothing has to: the store knows which half messages are open, and how often
+they were asked about.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final, Protocol
+
+from actors.core.transactions.check_board import CheckBoard
+from raymq.names import check_group
+from raymq.protocol.transactions import CheckRound, TransactionCheck
+
+CHECK_ROUND_MAX_S: Final = 60.0
+"""A round that takes longer ends; the next one goes on."""
+
+
+class ControlsStore(Protocol):
+    """Calls to the master's storage actor (MasterStore)."""
+
+    def control(self, method: str, *args: Any) -> Any: ...
+
+
+class TransactionMethods:
+    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
+
+    def __init__(self, store: ControlsStore) -> None:
+        self._transaction_store = store
+        self._checks = CheckBoard()
+        self._checks_lock = threading.Lock()
+
+    def take_transaction_checks(self, group: str, client_id: str) -> list[TransactionCheck]:
+        """The next checks for a live producer of `group`, which is live because it asks. IllegalNameError."""
+        with self._checks_lock:
+            return self._checks.take(check_group(group), client_id, time.monotonic())
+
+    def leave_transaction_checks(self, group: str, client_id: str) -> None:
+        """A producer of `group` has ended: from now on it is not live."""
+        with self._checks_lock:
+            self._checks.leave(group, client_id)
+
+    def _check_transactions(self) -> None:
+        """One round of checks."""
+        with self._checks_lock:
+            groups = self._checks.live_groups(time.monotonic())
+        start_ms, end_s = 0, time.monotonic() + CHECK_ROUND_MAX_S
+        while True:
+            part: CheckRound = self._transaction_store.control("check_transactions", groups, start_ms)
+            with self._checks_lock:
+                self._checks.put(part.checks)
+            start_ms = part.start_ms
+            if not part.more or time.monotonic() >= end_s:
+                return

@@ -1,0 +1,88 @@
+"""The records that the end of a transaction and a check consist of, made from the half message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raymq.message import (
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
+    PROPERTY_WAIT,
+    Message,
+)
+from raymq.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from raymq.record.encode import encode_batch
+from raymq.record.hashing import tags_code
+from raymq.record.layout import SYS_FLAG_TRANSACTION_COMMIT, decode_properties
+from raymq.record.rewrite import RecordParts, build_record, split_record
+from storage.dispatch.delivery_progress import Delivery
+from storage.dispatch.half_messages import HALF_QUEUE_ID, OP_TAG, HalfMessage, op_body
+
+
+class HalfRecord:
+    """The record of a half message, taken apart. RecordError when its fields do not add up."""
+
+    def __init__(self, half: HalfMessage, record: bytes | memoryview, *, store_host_ipv6: bool) -> None:
+        self._half = half
+        self._parts: RecordParts = split_record(record)
+        self._properties = decode_properties(self._parts.properties)
+        self._store_host_ipv6 = store_host_ipv6
+
+    def final_message(self) -> Delivery:
+        """The message in its real queue, which consumers get. Its commit bit and its transaction id say that the
+        transaction is committed. It is not delayed, whatever its properties are.
+
+        MessageIllegalError when it breaks a rule; IllegalNameError when its topic is no name.
+        """
+        queue_id = int(self._properties[PROPERTY_REAL_QUEUE_ID])
+        kept = {PROPERTY_WAIT: "false", PROPERTY_DELAY: "", PROPERTY_TIMER_DELIVER_MS: ""}
+        return self._moved(self._properties[PROPERTY_REAL_TOPIC], queue_id, kept, SYS_FLAG_TRANSACTION_COMMIT)
+
+    def checked_copy(self) -> Delivery:
+        """The half message once more, with one check more. It names the offset of its first record."""
+        counted = {
+            PROPERTY_WAIT: "false",
+            PROPERTY_TRANSACTION_CHECK_TIMES: str(self._half.check_times + 1),
+            PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: str(self._half.first_queue_offset),
+        }
+        return self._moved(HALF_TOPIC, HALF_QUEUE_ID, counted, 0)
+
+    def given_up(self) -> Delivery:
+        """The message for those who look into what was given up."""
+        return self._moved(CHECK_MAX_TIME_TOPIC, 0, {PROPERTY_WAIT: "false"}, 0)
+
+    def _moved(self, topic: str, queue_id: int, exchanged: Mapping[str, str], bits: int) -> Delivery:
+        record = build_record(
+            self._parts,
+            topic,
+            queue_id,
+            exchanged,
+            producer=None,
+            reconsume_times=self._parts.header.reconsume_times,
+            store_host_ipv6=self._store_host_ipv6,
+            transaction_bits=bits,
+            prepared_transaction_offset=self._half.physical_offset,
+        )
+        return Delivery(topic, queue_id, bytearray(record), tags_code(self._properties.get(PROPERTY_TAGS)), 0, 0)
+
+
+def op_record(
+    queue_offsets: list[int], now_ms: int, store_host: tuple[str, int], *, ipv6: bool, property_crc: bool
+) -> Delivery:
+    """The record that says that the half messages at these offsets are finished."""
+    message = Message(OP_HALF_TOPIC, op_body(queue_offsets), OP_TAG, wait_store_msg_ok=False)
+    batch = encode_batch(
+        [message],
+        HALF_QUEUE_ID,
+        born_host=store_host,
+        born_timestamp_ms=now_ms,
+        message_ids=[""],
+        append_prop_crc=property_crc,
+        store_host_ipv6=ipv6,
+    )
+    return Delivery(OP_HALF_TOPIC, HALF_QUEUE_ID, bytearray(batch.records), tags_code(OP_TAG), 0, 0)

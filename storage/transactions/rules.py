@@ -1,0 +1,113 @@
+"""The rules of transactions: who may end one, and what a check does with a half message. Times come in as arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from raymq.errors import InvalidArgumentError, TransactionError, TransactionTooLateError
+from raymq.java_text import parse_number
+from raymq.protocol.transactions import EndTransaction, LocalTransactionState
+from storage.dispatch.half_messages import EndedTransaction, HalfMessage, Outcome
+
+_WANTED: Final = {
+    int(LocalTransactionState.COMMIT_MESSAGE): Outcome.COMMITTED,
+    int(LocalTransactionState.ROLLBACK_MESSAGE): Outcome.ROLLED_BACK,
+}
+_DONE: Final = {
+    Outcome.COMMITTED: "committed",
+    Outcome.ROLLED_BACK: "rolled back",
+    Outcome.GIVEN_UP: "given up; its message is in TRANS_CHECK_MAX_TIME_TOPIC",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRules:
+    """The settings that decide. `time_out_ms`: the age before a first check; `check_max`: the checks before a half
+    message is given up, `reserved_ms` the age."""
+
+    time_out_ms: int
+    check_max: int
+    reserved_ms: int
+
+
+class CheckDecision(Enum):
+    """The part of a half message in a round of checks."""
+
+    WAIT = "WAIT"
+    ASK = "ASK"
+    GIVE_UP = "GIVE_UP"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedHalf:
+    """The half message that an END names, as the log has it."""
+
+    producer_group: str
+    queue_offset: int
+    physical_offset: int
+    born_ms: int
+    # The text of CHECK_IMMUNITY_TIME_IN_SECONDS, if the message has it.
+    immunity: str | None
+
+
+def wanted_outcome(commit_or_rollback: int) -> Outcome:
+    """The outcome that an END asks for. InvalidArgumentError unless it is COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
+    outcome = _WANTED.get(commit_or_rollback)
+    if outcome is None:
+        raise InvalidArgumentError(
+            f"a transaction ends with COMMIT_MESSAGE (8) or ROLLBACK_MESSAGE (12), not {commit_or_rollback}"
+        )
+    return outcome
+
+
+def check_end(end: EndTransaction, named: NamedHalf | None, now_ms: int, rules: TransactionRules) -> None:
+    """Raise unless an END may end the half message that it names, in RocketMQ's order of checks (spec §1.3)."""
+    if named is None:
+        raise TransactionError(f"no half message of a transaction is at physical offset {end.physical_offset}")
+    if not end.from_transaction_check and named.immunity is not None:
+        limit_ms = max((parse_number(named.immunity) or 0) * 1000, rules.time_out_ms)
+        if now_ms - named.born_ms > limit_ms:
+            raise TransactionTooLateError(
+                f"transaction {end.transaction_id} is {now_ms - named.born_ms} ms old, and only {limit_ms} ms are its "
+                "producer's; from then on a check ends it"
+            )
+    for what, said, found in (
+        ("producer group", end.producer_group, named.producer_group),
+        ("queue offset", end.queue_offset, named.queue_offset),
+        ("physical offset", end.physical_offset, named.physical_offset),
+    ):
+        if said != found:
+            raise TransactionError(f"transaction {end.transaction_id} has {what} {found}, not {said}")
+
+
+def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction | None) -> EndedTransaction:
+    """The outcome of a transaction that has ended, if it is the one that is wanted; else TransactionError."""
+    if ended is None:
+        raise TransactionError(f"transaction {transaction_id} ended so long ago that its outcome is not known any more")
+    if ended.outcome is not wanted:
+        raise TransactionError(
+            f"transaction {transaction_id} cannot be {_DONE[wanted]}: it is {_DONE[ended.outcome]} already"
+        )
+    return ended
+
+
+def immunity_ms(immunity: str | None, rules: TransactionRules) -> int:
+    """The age up to which no check asks for a half message, by the text of its immunity time in seconds."""
+    seconds = None if immunity is None else parse_number(immunity)
+    return rules.time_out_ms if seconds is None or seconds == -1 else seconds * 1000
+
+
+def decide_check(half: HalfMessage, now_ms: int, rules: TransactionRules) -> CheckDecision:
+    """Decide what a round at `now_ms` does with a half message, in RocketMQ's order (spec §1.5).
+
+    An age below 0 (the clock went back) is asked about at once. Unlike in RocketMQ, a message that waits for its
+    immunity time is left where it is, so that waiting does not use up its checks.
+    """
+    age_ms = now_ms - half.born_ms
+    if half.check_times >= rules.check_max or age_ms > rules.reserved_ms:
+        return CheckDecision.GIVE_UP
+    limit_ms = immunity_ms(half.immunity, rules)
+    immune = age_ms <= limit_ms if half.immunity is not None else 0 <= age_ms <= limit_ms
+    return CheckDecision.WAIT if immune else CheckDecision.ASK

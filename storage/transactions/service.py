@@ -1,0 +1,296 @@
+"""The transactions of one store: ends them, and finds the half messages whose producers are to be asked.
+
+Each change is one append under the append lock, where the table of half messages (storage.dispatch.half_messages) says
+if the transaction is still open. So a transaction ends once, however often its end is asked for, and whoever asks.
+
+Only a master may do any of this; the write gate refuses it on others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from raymq.errors import DataLossError, MessageIllegalError
+from raymq.logfiles.log_reader import LogReader
+from raymq.message import (
+    PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
+    PROPERTY_PRODUCER_GROUP,
+    SendStatus,
+)
+from raymq.names import HALF_TOPIC
+from raymq.protocol.store import AppendResult
+from raymq.protocol.transactions import (
+    CheckRound,
+    EndResult,
+    EndTransaction,
+    TransactionCheck,
+    TransactionFigures,
+    WaitingTransactions,
+)
+from raymq.record.check import check_record
+from raymq.record.dispatch import dispatch_view
+from raymq.record.layout import IPV6_HOST_BYTES, RecordError, decode_host, unpack_header
+from storage.append.appender import Appender
+from storage.append.durability import ReplicaAcks, SettledAppend, StartedAppend, waits_for
+from storage.append.write_gate import WriteGate
+from storage.dispatch.delivery_progress import Delivery
+from storage.dispatch.half_messages import EndedTransaction, HalfMessage, Outcome, transaction_id
+from storage.parts import StoreParts
+from storage.stats import StoreStats
+from storage.transactions.records import HalfRecord, op_record
+from storage.transactions.rules import (
+    CheckDecision,
+    NamedHalf,
+    TransactionRules,
+    check_end,
+    check_repeat,
+    decide_check,
+    wanted_outcome,
+)
+
+CHECKS_AT_ONCE_MAX: Final = 256
+"""The most half messages that one call of `check` appends anew, or gives up: it holds the append lock."""
+_HOUR_MS: Final = 3_600_000
+
+
+class _Durable(Struct, frozen=True):
+    """The end of a transaction waits for the disk and the copies, whatever its message says."""
+
+    wait_store_msg_ok: bool = True
+
+
+class _Actions(NamedTuple):
+    """The half messages of one call of `check`: those to ask about, each with its copy, and those to give up."""
+
+    asked: list[tuple[HalfMessage, Delivery]]
+    given_up: list[Delivery]
+    more: bool
+
+
+class TransactionService:
+    """The transactions of one store. Thread-safe."""
+
+    def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
+        settings = parts.settings
+        self._halves, self._log, self._append_lock = parts.halves, parts.log, parts.append_lock
+        self._reader: LogReader = parts.reader
+        self._gate, self._appender, self._stats = gate, appender, stats
+        self._rules = TransactionRules(
+            settings.transaction_time_out_ms,
+            settings.transaction_check_max,
+            settings.file_reserved_time_hours * _HOUR_MS,
+        )
+        ip, _, port = decode_host(appender.store_host).rpartition(":")
+        self._store_host = ip.strip("[]"), int(port)
+        self._ipv6 = len(appender.store_host) == IPV6_HOST_BYTES
+        self._property_crc = settings.enabled_append_prop_crc
+        # So many characters fit in an op record.
+        self._op_size = settings.transaction_op_msg_max_size
+        # The checks since the store was opened.
+        self._checked = 0
+
+    def start_end(
+        self, end: EndTransaction, *, require_topic: Callable[[str], None], acks: ReplicaAcks | None = None
+    ) -> StartedAppend:
+        """Commit or roll back a transaction; the one result is an EndResult, as durable as the settings promise when it
+        is settled. `require_topic` raises for a topic that messages must not be stored in.
+
+        Ending a transaction in the same way again changes nothing, and succeeds. InvalidArgumentError: neither commit
+        nor rollback. TransactionTooLateError, TransactionError: it is not this group's, or has another outcome.
+        MessageIllegalError: its message cannot be stored; it stays open. The errors of MessageStore.append.
+        """
+        wanted = wanted_outcome(end.commit_or_rollback)
+        start_s, gate = time.monotonic(), self._gate
+        waits = (gate.is_sync or acks is not None) and waits_for([_Durable()], acks)
+        result, end_offset = gate.write(partial(self._end, end, wanted, require_topic))
+        if wanted is Outcome.COMMITTED and not result.duplicate:
+            self._stats.count_puts([(result.topic, 1, 0)], time.monotonic() - start_s)
+        results: list[AppendResult] = [result]
+        if not waits:
+            return SettledAppend(results, time.monotonic())
+        disk = gate if gate.is_sync else None
+        wait_s = gate.timeout_s if disk is not None or acks is None else acks.timeout_s
+        return StartedAppend((results, end_offset), [_Durable()], disk, acks, deadline_s=start_s + wait_s)
+
+    def end(
+        self,
+        end: EndTransaction,
+        *,
+        require_topic: Callable[[str], None] = lambda topic: None,
+        acks: ReplicaAcks | None = None,
+    ) -> EndResult:
+        """Do as `start_end` does, and wait."""
+        started = self.start_end(end, require_topic=require_topic, acks=acks)
+        [result] = started.settle(0.0) or self._gate.progress.wait_settled(started)
+        assert isinstance(result, EndResult)
+        return result
+
+    def check(self, groups: Sequence[str], start_ms: int = 0) -> CheckRound:
+        """A part of a round of checks, which began at `start_ms` (0: now, by the store's clock).
+
+        Half messages that are old enough are appended anew, counted, and returned to be asked about, if their producer
+        group is among `groups`, which have live producers. Others wait, and are not counted. Those that were asked
+        about often enough, or are as old as files are kept, are given up.
+        """
+        checks, _ = self._gate.write(partial(self._check, frozenset(groups), start_ms))
+        return checks
+
+    def write_ops(self) -> None:
+        """Write op records for the half messages that have ended and have none yet: RocketMQ wants them."""
+        if self._halves.unwritten_ops:
+            self._gate.write(lambda: self._deliver([self._op([])]))
+
+    def figures(self) -> TransactionFigures:
+        """The transactions that wait, the group with the oldest one first; and counters since the store was opened."""
+        waiting: dict[tuple[str, str], tuple[int, int]] = {}
+        with self._append_lock:
+            for half in self._halves.open.values():
+                key = half.topic, half.producer_group
+                count, oldest_ms = waiting.get(key, (0, half.born_ms))
+                waiting[key] = count + 1, min(oldest_ms, half.born_ms)
+            counts = dict(self._halves.counts)
+        rows = [WaitingTransactions(*key, *values) for key, values in waiting.items()]
+        rows.sort(key=lambda row: row.oldest_born_timestamp_ms)
+        return TransactionFigures(
+            rows,
+            counts[Outcome.COMMITTED],
+            counts[Outcome.ROLLED_BACK],
+            counts[Outcome.GIVEN_UP],
+            self._checked,
+        )
+
+    # Under the append lock
+
+    def _end(self, end: EndTransaction, wanted: Outcome, require_topic: Callable[[str], None]) -> EndResult:
+        key, named = self._named(end)
+        check_end(end, named, self._appender.read_clock(), self._rules)
+        half = self._halves.open.get(key)
+        if half is None:
+            return _end_result(check_repeat(key, wanted, self._halves.ended(key)), duplicate=True)
+        if wanted is Outcome.COMMITTED:
+            require_topic(half.topic)
+            deliveries = [self._fitting(self._read(half).final_message())]
+            if len(self._halves.unwritten_ops) * 8 >= self._op_size:
+                deliveries.append(self._op([]))
+        else:
+            deliveries = [self._op(list(half.queue_offsets))]
+        self._deliver(deliveries)
+        ended = self._halves.ended(key)
+        assert ended is not None
+        return _end_result(ended, duplicate=False)
+
+    def _named(self, end: EndTransaction) -> tuple[str, NamedHalf | None]:
+        """The id of the transaction that an END names, and its half message at the offset that it names."""
+        half = self._halves.open.get(end.transaction_id)
+        if half is not None and half.physical_offset == end.physical_offset:
+            place = half.queue_offset, half.physical_offset
+            return end.transaction_id, NamedHalf(half.producer_group, *place, half.born_ms, half.immunity)
+        offset, log_end = end.physical_offset, self._log.end_offset
+        if not self._log.min_offset <= offset < log_end:
+            return end.transaction_id, None
+        self._appender.commit()
+        file_end = offset - offset % self._log.file_size + self._log.file_size
+        try:
+            data = self._reader.log_bytes(offset, min(file_end, log_end))
+            size, good = check_record(data)
+            view = dispatch_view(data) if good and size > 0 else None
+        except (DataLossError, RecordError):
+            view = None
+        if view is None or view.topic != HALF_TOPIC:
+            return end.transaction_id, None
+        properties = view.properties
+        return transaction_id(view), NamedHalf(
+            properties.get(PROPERTY_PRODUCER_GROUP, ""),
+            view.queue_offset,
+            view.physical_offset,
+            unpack_header(data, 0)[8],
+            properties.get(PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS),
+        )
+
+    def _check(self, groups: frozenset[str], start_ms: int) -> CheckRound:
+        now_ms = self._appender.read_clock()
+        start_ms = start_ms or now_ms
+        asked, given_up, more = self._actions(groups, now_ms, start_ms)
+        deliveries = [copy for _, copy in asked] + given_up
+        if len(self._halves.unwritten_ops) and not more:
+            deliveries.append(self._op([]))
+        self._deliver(deliveries)
+        self._checked += len(asked)
+        checks = [self._question(self._halves.open[half.transaction_id]) for half, _ in asked]
+        return CheckRound(start_ms, checks, len(given_up), more)
+
+    def _actions(self, groups: frozenset[str], now_ms: int, start_ms: int) -> _Actions:
+        asked: list[tuple[HalfMessage, Delivery]] = []
+        given_up: list[Delivery] = []
+        for half in list(self._halves.open.values()):
+            if half.stored_ms >= start_ms and half.born_ms <= now_ms:
+                break  # stored in this round: so are all that follow
+            if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
+                return _Actions(asked, given_up, more=True)
+            decision = decide_check(half, now_ms, self._rules)
+            if decision is CheckDecision.WAIT or (decision is CheckDecision.ASK and half.producer_group not in groups):
+                continue
+            try:
+                record = self._read(half)
+            except DataLossError:
+                self._halves.drop(half.transaction_id)
+                continue
+            if decision is CheckDecision.ASK:
+                asked.append((half, record.checked_copy()))
+            else:
+                given_up.append(record.given_up())
+        return _Actions(asked, given_up, more=False)
+
+    def _question(self, half: HalfMessage) -> TransactionCheck:
+        self._appender.commit()
+        place = half.physical_offset, half.physical_offset + half.size
+        record = bytes(self._reader.log_bytes(*place))
+        offsets = half.queue_offset, half.physical_offset
+        return TransactionCheck(half.producer_group, half.transaction_id, *offsets, half.check_times, record)
+
+    def _read(self, half: HalfMessage) -> HalfRecord:
+        """The newest record of a half message. DataLossError if it is gone."""
+        self._appender.commit()
+        record = self._reader.log_bytes(half.physical_offset, half.physical_offset + half.size)
+        return HalfRecord(half, record, store_host_ipv6=self._ipv6)
+
+    def _op(self, first: list[int]) -> Delivery:
+        """An op record for these offsets, and for as many as fit of those that have none yet."""
+        offsets, size = list(first), 0
+        for offset in self._halves.unwritten_ops:
+            size += len(str(offset)) + 1
+            if size > self._op_size:
+                break
+            offsets.append(offset)
+        now_ms = self._appender.read_clock()
+        return op_record(offsets, now_ms, self._store_host, ipv6=self._ipv6, property_crc=self._property_crc)
+
+    def _fitting(self, delivery: Delivery) -> Delivery:
+        """The delivery. MessageIllegalError if its record is longer than this store's may be."""
+        size = len(delivery.record)
+        if size > self._appender.record_max_bytes:
+            raise MessageIllegalError(
+                f"a record of {size} bytes exceeds this store's limit of {self._appender.record_max_bytes}"
+            )
+        return delivery
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        if deliveries:
+            self._appender.deliver(None, deliveries)
+
+
+def _end_result(ended: EndedTransaction, *, duplicate: bool) -> EndResult:
+    return EndResult(
+        SendStatus.SEND_OK,
+        ended.queue_offset,
+        ended.physical_offset,
+        ended.stored_ms,
+        duplicate,
+        topic=ended.topic,
+        queue_id=ended.queue_id,
+    )

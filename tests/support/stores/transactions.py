@@ -1,0 +1,87 @@
+"""Half messages as a transaction producer sends them to a store, and their ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raymq.message import Message
+from raymq.names import HALF_TOPIC
+from raymq.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
+from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.transactions.half_message import half_message
+from storage.message_store import MessageStore
+
+GROUP = "payments"
+
+
+class Clock:
+    """The time that a store is told; moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_ms = time.time_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def half_batch(
+    messages: Sequence[Message],
+    *,
+    ids: Sequence[str],
+    group: str = GROUP,
+    immunity_s: int | None = None,
+    born_ms: int | None = None,
+    queue_id: int = 3,
+    producer: ProducerSequence | None = None,
+) -> EncodedBatch:
+    """The batch that a producer makes of the half messages of messages for queue `queue_id`."""
+    return encode_batch(
+        [half_message(message, group, immunity_s) for message in messages],
+        0,
+        born_host=("127.0.0.1", 5000),
+        born_timestamp_ms=time.time_ns() // 1_000_000 if born_ms is None else born_ms,
+        message_ids=list(ids),
+        producer=producer,
+        waiting=Waiting(HALF_TOPIC, [queue_id] * len(messages)),
+    )
+
+
+@dataclass
+class Transaction:
+    """A half message that is stored."""
+
+    store: MessageStore
+    transaction_id: str
+    queue_offset: int
+    physical_offset: int
+
+    def order(self, state: int, **changes: Any) -> EndTransaction:
+        values: dict[str, Any] = {
+            "producer_group": GROUP,
+            "queue_offset": self.queue_offset,
+            "physical_offset": self.physical_offset,
+            "commit_or_rollback": int(state),
+            "transaction_id": self.transaction_id,
+        }
+        return EndTransaction(**{**values, **changes})
+
+    def commit(self, **changes: Any) -> EndResult:
+        return self.store.transactions.end(self.order(LocalTransactionState.COMMIT_MESSAGE, **changes))
+
+    def rollback(self, **changes: Any) -> EndResult:
+        return self.store.transactions.end(self.order(LocalTransactionState.ROLLBACK_MESSAGE, **changes))
+
+
+def begin(
+    store: MessageStore, body: bytes = b"x", *, name: str = "", clock: Callable[[], int] | None = None, **changes: Any
+) -> Transaction:
+    """Store one half message; its transaction id is `name`, or made of the body."""
+    message_id = name or f"T-{body.hex()}"
+    message = Message("orders", body, tags="paid", keys=["k"], properties={"a": "b"})
+    if clock is not None:
+        changes.setdefault("born_ms", clock())
+    [result] = store.append([half_batch([message], ids=[message_id], **changes)])
+    return Transaction(store, message_id, result.queue_offset, result.physical_offset)
