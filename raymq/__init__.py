@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
     from raymq.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
     from raymq.consumer.pull.consumer import PullConsumer as PullConsumer
     from raymq.consumer.push.hook import ConsumeContext as ConsumeContext, ConsumeHook as ConsumeHook
+    from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer as AsyncSimpleConsumer
+    from raymq.consumer.simple.consumer import SimpleConsumer as SimpleConsumer
+    from raymq.consumer.simple.received_message import ReceivedMessage as ReceivedMessage
     from raymq.errors import (
         ClientStateError as ClientStateError,
         ClusterNotFoundError as ClusterNotFoundError,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         OffsetOutOfRangeError as OffsetOutOfRangeError,
         PredicateFailedError as PredicateFailedError,
         RaymqError as RaymqError,
+        ReceiptExpiredError as ReceiptExpiredError,
         RequesterGoneError as RequesterGoneError,
         RequestTimeoutError as RequestTimeoutError,
         SendUnknownError as SendUnknownError,
@@ -99,6 +103,7 @@ _HOMES: Final = {
     "Allocation": "raymq.protocol.membership",
     "AsyncProducer": "raymq.producer.async_producer",
     "AsyncPullConsumer": "raymq.consumer.pull.async_consumer",
+    "AsyncSimpleConsumer": "raymq.consumer.simple.async_consumer",
     "CheckForbiddenHook": "raymq.producer.hooks",
     "Client": "raymq.client",
     "ClientStateError": "raymq.errors",
@@ -139,6 +144,8 @@ _HOMES: Final = {
     "QueueSelector": "raymq.producer.queue_selector",
     "RaymqError": "raymq.errors",
     "Reply": "raymq.protocol.request_reply",
+    "ReceiptExpiredError": "raymq.errors",
+    "ReceivedMessage": "raymq.consumer.simple.received_message",
     "RequestTimeoutError": "raymq.errors",
     "RequesterGoneError": "raymq.errors",
     "SendContext": "raymq.producer.hooks",
@@ -147,6 +154,7 @@ _HOMES: Final = {
     "SendStatus": "raymq.message",
     "SendUnknownError": "raymq.errors",
     "ServiceNotAvailableError": "raymq.errors",
+    "SimpleConsumer": "raymq.consumer.simple.consumer",
     "StoreCorruptError": "raymq.errors",
     "StoreError": "raymq.errors",
     "StoreFailedError": "raymq.errors",

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from raymq.consumer.pull.engine import PullEngine
     from raymq.consumer.pull.settings import PullOptions
     from raymq.consumer.push.consumer import PushConsumer, PushOptions
+    from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer
+    from raymq.consumer.simple.consumer import SimpleConsumer
+    from raymq.consumer.simple.engine import SimpleEngine
+    from raymq.consumer.simple.settings import SimpleOptions
     from raymq.producer.async_producer import AsyncProducer
     from raymq.producer.repeatable.writer import RepeatableWriter
     from raymq.request.requests import ClientRequests
@@ -263,6 +267,33 @@ class Client(Closing):
             rebalance=self.rebalance,
             commits=self._commits,
             node_id=self.node_id,
+            announce=self.heartbeats.set_consumer,
+            on_close=self._forget,
+        )
+        return self._track(engine)
+
+    def simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> SimpleConsumer:
+        """A consumer in this process that receives messages for a time and acknowledges each of them. The options are
+        `ordered` (raymq.consumer.simple.settings.SimpleSettings) and `consume_from`, `consume_timestamp_ms`."""
+        from raymq.consumer.simple.consumer import SimpleConsumer
+
+        return SimpleConsumer(self._simple_engine(group, options))
+
+    def async_simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> AsyncSimpleConsumer:
+        """As `simple_consumer`, for the event loop that runs now."""
+        from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer
+
+        return AsyncSimpleConsumer(self._simple_engine(group, options))
+
+    def _simple_engine(self, group: str, options: SimpleOptions) -> SimpleEngine:
+        from raymq.consumer.simple.engine import SimpleEngine
+        from raymq.consumer.simple.settings import SimpleSettings
+
+        self._check_open()
+        engine = SimpleEngine(
+            SimpleSettings.of(group, **options),
+            routes=self.routes,
+            storages=self.storages,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
         )

@@ -169,6 +169,22 @@ class SystemBusyError(RaymqError):
         return str(self.text)
 
 
+class ReceiptExpiredError(RaymqError):
+    """The receipt of a received message counts for nothing any more: it was acknowledged, or handed out again."""
+
+    code = 208
+
+    def __init__(self, topic: str, handle: str) -> None:
+        super().__init__(topic, handle)
+        self.topic, self.handle = topic, handle
+
+    def __str__(self) -> str:
+        return (
+            f"the receipt {self.handle!r} of topic {self.topic!r} counts for nothing any more: its message was "
+            "acknowledged, or was handed out again; receive with a longer invisible_s"
+        )
+
+
 class ServiceNotAvailableError(RaymqError):
     """The server exists but cannot serve now."""
 

@@ -5,8 +5,8 @@ starts what consumers need in the cluster (Rebalance and Pull actors). Messages 
 `send` and `pull`: plain methods at the price of a second hop, so that any Ray program can produce and consume with
 nothing but `ray.get_actor("broker-a", namespace="raymq")`.
 
-A change of a remote method belongs here, or in actors.broker.group_methods if it is about consumer groups; a change of
-what is decided belongs in actors.core.broker.
+A change of a remote method belongs here, in actors.broker.group_methods if it is about consumer groups, or in
+actors.broker.pop if it is about simple consumers; a change of what is decided belongs in actors.core.broker.
 
 What survives its death: all of the state, because each change is a record in the group's own log before it is answered.
 A new instance reads the snapshot in `config/` and the records behind it. Safe to repeat: everything except `send`.
@@ -29,12 +29,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.actor_class import actor_class
 from actors.broker.direct_appends import DirectAppends
-from actors.broker.group_methods import GroupMethods
 from actors.broker.lane import BrokerLane
 from actors.broker.master_store import MasterStore
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.own_routes import OwnRoutes
 from actors.broker.plain_answers import plain_errors, plain_pull_result, plain_send_result
+from actors.broker.pop.methods import PopMethods
+from actors.broker.pop.queue_ends import QueueEndsWatch
 from actors.broker.registrar import Registrar
 from actors.broker.state_log import DecidedChanges, StateLog
 from actors.broker.state_records import STORE_TIMEOUT_S, StateRecords
@@ -71,7 +72,7 @@ AGREE_TIMEOUT_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Broker(GroupMethods, TransactionMethods):
+class Broker(PopMethods, TransactionMethods):
     """The shell around one broker group's state and its client registry.
 
     Its threads find the group's master, read the master's state, keep the broker registered, and do the housekeeping.
@@ -93,7 +94,7 @@ class Broker(GroupMethods, TransactionMethods):
         records = StateRecords(lambda: store.storage, (ray.util.get_node_ip_address(), 0))
         log = StateLog(settings.broker_name, store.storage, records.append)
         monitor = BrokerMonitor(log, lambda: store.storage, settings.options, self.update_group)
-        GroupMethods.__init__(self, settings, log, store, monitor)
+        PopMethods.__init__(self, settings, log, store, monitor, QueueEndsWatch(lambda: store.storage, node_id))
         TransactionMethods.__init__(self, store)
         self._read_from = store.present()
         """The store whose state is the present one, and the epoch in which it led then."""
@@ -109,7 +110,9 @@ class Broker(GroupMethods, TransactionMethods):
         self._clients = ClientRegistry(started_s=time.monotonic())
         self._clients_lock = threading.Lock()
         self._node_id = node_id
-        self._lane = BrokerLane(settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address())
+        self._lane = BrokerLane(
+            settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address(), self._answered_later
+        )
         self._direct = DirectAppends(self._lane.loop, records, node_id)
         log.write_by(self._direct)
         self._stopping = threading.Event()
@@ -355,6 +358,7 @@ class Broker(GroupMethods, TransactionMethods):
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
+        self._receives.close()
         self._direct.close()
         self._lane.close()
         self._stopping.set()

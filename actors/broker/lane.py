@@ -2,7 +2,8 @@
 
 A method of the Broker that is served here answers as its actor method does. Commits are not waited for by any thread:
 the lane's own hands them to the state log, which answers them once they are durable, as a rule in the same thread
-(actors.broker.direct_appends). The other methods may wait, and run in a pool.
+(actors.broker.direct_appends). So it is with receives and acknowledgements (actors.broker.pop). The other methods may
+wait, and run in a pool.
 """
 
 from __future__ import annotations
@@ -44,11 +45,20 @@ class BrokerLane:
     """Serves the methods of `broker` that LANE_RESULTS names. `host`: an IP address of this node, for clients on other
     nodes."""
 
-    def __init__(self, label: str, broker: Any, commit_soon: CommitSoon, host: str) -> None:
+    def __init__(
+        self,
+        label: str,
+        broker: Any,
+        commit_soon: CommitSoon,
+        host: str,
+        at_once: Mapping[str, Callable[..., None]] | None = None,
+    ) -> None:
+        """`at_once`: methods that answer by themselves, and wait for nothing, in place of `broker`'s."""
         self._commit_soon = commit_soon
+        answered_later = {_COMMIT: self._commit, **(at_once or {})}
         self._pool = ThreadPoolExecutor(LANE_THREADS, thread_name_prefix="broker-lane")
-        methods = {name: getattr(broker, name) for name in LANE_RESULTS if name != _COMMIT}
-        calls = ControlCalls(methods, self._pool.submit, {_COMMIT: self._commit})
+        methods = {name: getattr(broker, name) for name in LANE_RESULTS if name not in answered_later}
+        calls = ControlCalls(methods, self._pool.submit, answered_later)
         try:
             self._server = LaneServer(label, {Kind.CALL: calls}, host=host, tls=rays_tls())
         except (OSError, KeyError) as error:  # the address, or the files of TLS

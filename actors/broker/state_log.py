@@ -276,6 +276,11 @@ class StateLog:
                 if self._ready.is_set():  # else another replica became the master meanwhile
                     return reader(self._state)
 
+    def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
+        """As `read`, without waiting: None while the state is not known."""
+        with self._lock:
+            return reader(self._state) if self._ready.is_set() else None
+
     # Changes
 
     def change(self, decide: Decide) -> bool:

@@ -121,8 +121,8 @@ def read_topic(
 
 
 def spark_schema(columns: Sequence[str] | None = None) -> StructType:
-    """SPARK_SCHEMA, or these `columns` of it and of MORE_SPARK_COLUMNS in this order. InvalidArgumentError for columns that
-    there are not."""
+    """SPARK_SCHEMA, or these `columns` of it and of MORE_SPARK_COLUMNS in this order. InvalidArgumentError for columns
+    that there are not."""
     return StructType([_FIELDS[name] for name in schema_with("binary", columns).names])
 
 

@@ -16,7 +16,7 @@ from raymq.message import ConsumeFromWhere, MessageModel
 CLIENT_HEARTBEAT_INTERVAL_S: Final = 30.0
 CLIENT_EXPIRY_S: Final = 120.0
 
-ConsumeType = Literal["PUSH", "PULL"]
+ConsumeType = Literal["PUSH", "PULL", "POP"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raymq.protocol.group import CommitAnswer, GroupConfig, QueueOffset
+from raymq.protocol.pop import LeasedRange, ReceiveAnswer
 from raymq.protocol.transactions import TransactionCheck
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
@@ -40,6 +41,10 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "unregister_client": None,
     "take_transaction_checks": list[TransactionCheck],
     "leave_transaction_checks": None,
+    "start_receiving": None,
+    "receive_messages": ReceiveAnswer,
+    "ack_messages": int,
+    "change_invisible": list[LeasedRange | None],
 }
 """The methods that a broker's lane serves, with the types of their results."""
 

@@ -87,10 +87,10 @@ class EndsWatch:
     storage actor (NotMasterError …) is raised by `receive`, and leaves it open.
     """
 
-    def __init__(self, name: str, address: LaneAddress) -> None:
-        """Open a lane to storage actor `name` on this node; raises as `Lane`."""
+    def __init__(self, name: str, address: LaneAddress, *, remote: bool = False) -> None:
+        """Open a lane to storage actor `name`, by TCP if it is `remote`; raises as `Lane`."""
         self._name = name
-        self._lane = Lane(address)
+        self._lane = Lane(address, remote=remote)
         self._queues: list[QueueName] = []
         """The queues of the last ask."""
         self._encoded = encode_queues(())

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from actors.core.broker.state import BrokerState, offsets_by_queue
+from actors.core.pop.leases import PopTable
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.group import GroupConfig
@@ -32,7 +33,8 @@ OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
 """{"queueOffset": n}: the first state record that the other three files do not contain. Beside it the fields that
 RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
-"orderConfigs" {"topic": "broker-a:4"} and "layouts" {"topic": "broker-a:4;broker-b:4"}."""
+"orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"} and "leases"
+(actors.core.pop.leases)."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -98,6 +100,7 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
         "queueOffset": position,
         "resetVersions": versions,
         "firstResetVersions": state.offsets.first_versions,
+        "leases": state.pop.dump(),
         **{
             key: {topic: getattr(config, name) for topic, config in state.topics.items() if getattr(config, name)}
             for name, key in _OWN_TOPIC_KEYS.items()
@@ -150,6 +153,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         state.offsets.set(
             group, topic, offsets_by_queue(offsets), offsets_by_queue(own.get("resetVersions", {}).get(key, {}))
         )
+    state.pop = PopTable.load(own.get("leases", {}))
     return state, int(own["queueOffset"])
 
 

@@ -12,6 +12,7 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "group_delete", "group": G}
     {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
+    {"kind": "pop",          "group": G, "queues": [[T, 0, …], …]}  leases of simple consumers (actors.core.pop.leases)
     {"kind": "mark"}         changes nothing: whoever has read up to it has read everything before it
 
 Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
@@ -31,6 +32,7 @@ from typing import Any, Final
 import msgspec
 
 from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
+from actors.core.pop.leases import POP, PopTable
 from raymq.errors import (
     GroupNotExistError,
     InvalidArgumentError,
@@ -66,10 +68,13 @@ class BrokerState:
     groups: dict[str, GroupConfig] = field(default_factory=dict)
     offsets: OffsetTable = field(default_factory=OffsetTable)
     topics_version: DataVersion = field(default_factory=DataVersion)
+    pop: PopTable = field(default_factory=PopTable)
 
     def copy(self) -> BrokerState:
         """A state of its own with the same values."""
-        return BrokerState(dict(self.topics), dict(self.groups), self.offsets.copy(), self.topics_version)
+        return BrokerState(
+            dict(self.topics), dict(self.groups), self.offsets.copy(), self.topics_version, self.pop.copy()
+        )
 
     def decide_topic(
         self,
@@ -263,6 +268,11 @@ class BrokerState:
                     f"topic {topic!r} has no queue {queue_id} here; it has {config.read_queue_nums}"
                 )
 
+    def committed(self, group: str, topic: str, queue_id: int) -> int:
+        """A group's committed offset in a queue; 0 without one."""
+        known = self.offsets.get(group, topic, queue_id)
+        return 0 if known is None else known.queue_offset
+
     def require_topic(self, topic: str) -> TopicConfig:
         """The topic's configuration, or TopicNotExistError."""
         config = self.topics.get(topic)
@@ -306,6 +316,7 @@ class BrokerState:
         topic = change["topic"]
         self.topics.pop(topic, None)
         self.offsets.drop_topic(topic, change.get("next_reset_version", 0))
+        self.pop.drop_topic(topic)
         self.topics_version = self.topics_version.next(now_ms)
 
     def _apply_group(self, change: Change, now_ms: int) -> None:
@@ -315,10 +326,19 @@ class BrokerState:
     def _apply_group_delete(self, change: Change, now_ms: int) -> None:
         self.groups.pop(change["group"], None)
         self.offsets.drop_group(change["group"])
+        self.pop.drop_group(change["group"])
 
     def _apply_offsets(self, change: Change, now_ms: int) -> None:
         versions = offsets_by_queue(change.get("reset_versions", {}))
         self.offsets.set(change["group"], change["topic"], offsets_by_queue(change["offsets"]), versions)
+
+    def _apply_reset(self, change: Change, now_ms: int) -> None:
+        self._apply_offsets(change, now_ms)
+        self.pop.forget_queues(change["group"], change["topic"], offsets_by_queue(change["offsets"]))
+
+    def _apply_pop(self, change: Change, now_ms: int) -> None:
+        for topic, offsets in self.pop.apply(change).items():
+            self.offsets.set(change["group"], topic, offsets, {})
 
     def _apply_mark(self, change: Change, now_ms: int) -> None:
         """Nothing changes."""
@@ -369,7 +389,8 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
     "group": BrokerState._apply_group,
     "group_delete": BrokerState._apply_group_delete,
     "offsets": BrokerState._apply_offsets,
-    "reset": BrokerState._apply_offsets,
+    "reset": BrokerState._apply_reset,
+    POP: BrokerState._apply_pop,
     "mark": BrokerState._apply_mark,
 }
 

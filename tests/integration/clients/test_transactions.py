@@ -1,5 +1,5 @@
-"""Transactions against a whole cluster. What a store makes of them is in tests/component/transactions, what they survive
-in tests/chaos/processes."""
+"""Transactions against a whole cluster. What a store makes of them is in tests/component/transactions, what they
+survive in tests/chaos/processes."""
 
 from __future__ import annotations
 

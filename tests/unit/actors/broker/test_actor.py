@@ -37,6 +37,7 @@ REMOTE_METHODS = {
         "group_progress",
     ),
     *("send_back", "replay", "group_stats", "start_rebalance", "start_pull", "send", "pull"),
+    *("start_receiving", "receive_messages", "ack_messages", "change_invisible", "pop_progress"),
     *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
     *("describe", "status", "look_for_master", "close"),
 }

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from actors.broker.group_methods import GroupMethods
 from actors.broker.lane import BrokerLane
 from actors.broker.monitor import BrokerMonitor
+from actors.broker.pop.methods import PopMethods
 from actors.broker.state_log import StateLog
 from actors.core.broker.client_registry import ClientRegistry
 from raymq.errors import (
@@ -41,7 +41,7 @@ FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 NO_LANE = LaneAddress("\0raymq-no-such-lane", b"")
 
 
-class LocalBroker(GroupMethods):
+class LocalBroker(PopMethods):
     """A broker without Ray, over a store that keeps state records; its queues hold the messages 3 to 9."""
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class LocalBroker(GroupMethods):
         )
         store: Any = SimpleNamespace(bounds_of_queues=lambda queues: [QueueBounds(3, 10, 0) for _ in queues])
         monitor = BrokerMonitor(log, lambda: store, settings.options, self.update_group)
-        super().__init__(settings, log, store, monitor)
+        super().__init__(settings, log, store, monitor, SimpleNamespace(known={}))  # type: ignore[arg-type]  # no receives
         self.clients = ClientRegistry()
         self.lane = self.open_lane()
 
     def open_lane(self) -> BrokerLane:
-        self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1")
+        self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1", self._answered_later)
         return self.lane
 
     @property

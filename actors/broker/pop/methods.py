@@ -1,0 +1,200 @@
+"""The methods of the Broker actor for simple consumers: messages handed out for a time, and settled one by one.
+
+A change of a remote method about them belongs here; the decisions themselves are in actors.core.pop. RocketMQ keeps
+this state in check points and acknowledgements of its revive topics, and copies what comes again to a retry topic. Here
+it is a part of the broker's state, each change a record in the state log; what comes again is read in its own queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import Final
+
+from actors.broker.group_methods import GroupMethods
+from actors.broker.master_store import MasterStore
+from actors.broker.monitor import BrokerMonitor
+from actors.broker.pop.queue_ends import QueueEndsWatch
+from actors.broker.pop.receives import LOOK_TIMEOUT_S, Receives
+from actors.broker.state_log import CHANGE_TIMEOUT_S, StateLog
+from actors.core.broker.state import BrokerState, Change
+from actors.core.broker.stats import GROUP_GET_NUMS
+from actors.core.pop.receive import Committed, lease_range
+from actors.core.pop.settle import Settled, decide_ack, decide_invisible
+from raymq.config.cluster import BrokerSettings
+from raymq.errors import RequestTimeoutError
+from raymq.protocol.group import StartOffsetQuery
+from raymq.protocol.pop import LeasedRange, LeasePart, PopQueueProgress, ReceiveAnswer, ReceiveRequest
+from raymq.remoting.lane.calls import encode_result
+from raymq.remoting.lane.connection import LaneRequest
+
+RECEIVE_GRACE_S: Final = LOOK_TIMEOUT_S + 5.0
+
+Settle = Callable[[BrokerState, Committed], Settled]
+
+
+class PopMethods(GroupMethods):
+    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe.
+
+    The methods whose names end in `_soon` are for the broker's lane: they wait for nothing, and answer later.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        log: StateLog,
+        store: MasterStore,
+        monitor: BrokerMonitor,
+        ends: QueueEndsWatch,
+    ) -> None:
+        super().__init__(settings, log, store, monitor)
+        self._receives = Receives(log, ends)
+
+    @property
+    def _answered_later(self) -> dict[str, Callable[..., None]]:
+        """The methods for the broker's lane that wait for nothing and answer by themselves, by their names there."""
+        return {
+            "receive_messages": self._receive_soon,
+            "ack_messages": self._ack_soon,
+            "change_invisible": self._change_invisible_soon,
+        }
+
+    def start_receiving(self, group: str, topics: Sequence[str], query: StartOffsetQuery) -> None:
+        """Create the group if it is new, and commit where it starts in queues in which it has committed nothing.
+
+        Safe to repeat. TopicNotExistError, GroupNotExistError, NoPermissionError.
+        """
+        self.ensure_group(group)
+        state = self._log.ready()
+        queues = {topic: range(self._check_readable(state, group, topic).read_queue_nums) for topic in topics}
+        first = self._first_offsets(group, queues, query)
+
+        def decide(state: BrokerState) -> list[Change]:
+            changes = [state.decide_starts(group, topic, offsets) for topic, offsets in first.items()]
+            return [change for change in changes if change is not None]
+
+        self._change(decide)
+
+    def receive_messages(self, request: ReceiveRequest) -> ReceiveAnswer:
+        """Hand out up to `request.max_messages` messages, after up to `request.wait_s` for the first: their offsets,
+        which the consumer reads itself. Durable on return, and safe to repeat under the same attempt id.
+
+        InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError; SystemBusyError if too many
+        receives wait.
+        """
+        future: Future[ReceiveAnswer] = Future()
+        self._receives.submit(request, future.set_result, future.set_exception)
+        try:
+            return future.result(request.wait_s + RECEIVE_GRACE_S)
+        except FutureTimeoutError as error:
+            if isinstance(error, RequestTimeoutError):
+                raise
+            raise RequestTimeoutError("the broker, to hand out messages,", request.wait_s + RECEIVE_GRACE_S) from None
+
+    def _receive_soon(self, lane: LaneRequest, request: ReceiveRequest) -> None:
+        """`receive_messages` for the lane."""
+        self._receives.submit(request, lambda answer: lane.answer(encode_result(answer)), _failing(lane, "a receive"))
+
+    def ack_messages(self, group: str, parts: Sequence[LeasePart]) -> int:
+        """Settle received messages for good; returns how many this counts for. Durable on return, and safe to repeat.
+
+        Messages whose lease is not there any more, because they were settled or handed out again, do not count.
+        GroupNotExistError, InvalidArgumentError.
+        """
+        settled = self._settle(group, lambda state, committed: decide_ack(state.pop, committed, group, parts))
+        return self._acked(group, parts, settled)
+
+    def _ack_soon(self, lane: LaneRequest, group: str, parts: list[LeasePart]) -> None:
+        """`ack_messages` for the lane."""
+        self._settle_soon(
+            group,
+            lambda state, committed: decide_ack(state.pop, committed, group, parts),
+            lambda settled: lane.answer(encode_result(self._acked(group, parts, settled))),
+            _failing(lane, "an acknowledgement"),
+        )
+
+    def _acked(self, group: str, parts: Sequence[LeasePart], settled: Settled) -> int:
+        for topic in {part.topic for part in parts}:
+            self._monitor.count(GROUP_GET_NUMS, f"{topic}@{group}", settled.counts.get(topic, 0))
+        return settled.count
+
+    def change_invisible(
+        self, group: str, parts: Sequence[LeasePart], invisible_ms: int, counted: bool = True
+    ) -> list[LeasedRange | None]:
+        """Have received messages come again `invisible_ms` from now; returns the new lease of each part, None where the
+        old one does not hold any more. Without `counted` the attempt is taken back: nobody has seen the messages.
+
+        Durable on return. GroupNotExistError, InvalidArgumentError, SystemBusyError.
+        """
+        settled = self._settle(group, _invisible(group, parts, invisible_ms, counted))
+        return _new_ranges(parts, settled)
+
+    def _change_invisible_soon(
+        self, lane: LaneRequest, group: str, parts: list[LeasePart], invisible_ms: int, counted: bool = True
+    ) -> None:
+        """`change_invisible` for the lane."""
+        self._settle_soon(
+            group,
+            _invisible(group, parts, invisible_ms, counted),
+            lambda settled: lane.answer(encode_result(_new_ranges(parts, settled))),
+            _failing(lane, "a change of the invisible time"),
+        )
+
+    def pop_progress(self, group: str, topic: str) -> list[PopQueueProgress]:
+        """The leases of simple consumers in the queues of a topic that have any."""
+        now_ms = time.time_ns() // 1_000_000
+        return self._log.read(
+            lambda state: [
+                PopQueueProgress(q, queue.next_offset, queue.in_flight(now_ms), queue.due(now_ms), len(queue.leases))
+                for q, queue in sorted(state.pop.tables.get((group, topic), {}).items())
+            ]
+        )
+
+    def _settle(self, group: str, settle: Settle) -> Settled:
+        done: Future[Settled] = Future()
+        self._settle_soon(group, settle, done.set_result, done.set_exception)
+        try:
+            return done.result(CHANGE_TIMEOUT_S)
+        except FutureTimeoutError as error:
+            if isinstance(error, RequestTimeoutError):
+                raise
+            raise RequestTimeoutError("the broker, to settle messages,", CHANGE_TIMEOUT_S) from None
+
+    def _settle_soon(
+        self, group: str, settle: Settle, answer: Callable[[Settled], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        settled = Settled()
+
+        def decide(state: BrokerState) -> list[Change]:
+            nonlocal settled
+            state.require_group(group)
+            settled = settle(state, partial(state.committed, group))
+            return [] if settled.change is None else [settled.change]
+
+        def done(_: bool, error: Exception | None) -> None:
+            if error is not None:
+                fail(error)
+                return
+            self._receives.look_again()
+            answer(settled)
+
+        self._log.submit_with(decide, done)
+
+
+def _failing(lane: LaneRequest, what: str) -> Callable[[BaseException], None]:
+    return lambda error: lane.fail(lane.told(error, what) if isinstance(error, Exception) else error)
+
+
+def _invisible(group: str, parts: Sequence[LeasePart], invisible_ms: int, counted: bool) -> Settle:
+    return lambda state, committed: decide_invisible(
+        state.pop, committed, group, parts, invisible_ms, time.time_ns() // 1_000_000, counted=counted
+    )
+
+
+def _new_ranges(parts: Sequence[LeasePart], settled: Settled) -> list[LeasedRange | None]:
+    return [
+        None if lease is None else lease_range(part.topic, part.queue_id, lease)
+        for part, lease in zip(parts, settled.leases, strict=True)
+    ]

@@ -1,0 +1,319 @@
+"""Receives of simple consumers at one broker: decided at once where messages are known to be there, else waited for.
+
+A change of how a receive waits belongs here; what it hands out is decided in actors.core.pop.
+
+    receive ── enough is known to be there ──────────────────→ decide ─→ state log ─→ answer
+       └── else: ask the store for the queues' ends, wait ──────↑   (this module's one thread)
+                 for a message, or for messages to come again
+
+Receives of one key are decided one after another, so a message that arrives wakes one of those that wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from actors.broker.pop.queue_ends import QueueEndsWatch
+from actors.broker.state_log import StateLog
+from actors.core.broker.state import BrokerState, Change
+from actors.core.pop.receive import (
+    Handout,
+    TopicQueue,
+    available,
+    check_receive,
+    decide_receive,
+    next_due_ms,
+)
+from actors.core.pop.waiting import WaitingReceive, WaitingReceives, WaitKey
+from raymq.errors import NoPermissionError, RaymqError, ServiceNotAvailableError
+from raymq.names import retry_topic
+from raymq.protocol.pop import ReceiveAnswer, ReceiveRequest
+from raymq.protocol.route import PERM_READ
+
+ASK_WAIT_S: Final = 30.0
+LOOK_TIMEOUT_S: Final = 5.0
+"""The time after its own wait in which a receive fails if the store, or the state log, does not answer."""
+NOT_READY_PAUSE_S: Final = 0.3
+RETRIES_FIRST: Final = 0.2
+"""The part of all receives that looks at the retry topic first (popFromRetryProbability); the others do it last."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Decision:
+    """What was decided about a receive, once `decide` has run."""
+
+    handout: Handout | None = None
+    retry_max_times: int = 0
+
+
+class Receives:
+    """The receives at one broker. Thread-safe."""
+
+    def __init__(self, log: StateLog, ends: QueueEndsWatch) -> None:
+        self._log, self._ends = log, ends
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._start_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        # Of the thread:
+        self._waiting = WaitingReceives()
+        self._busy: set[WaitKey] = set()
+        """The keys of which a receive is being decided."""
+        self._covered: list[WaitingReceive] = []
+        """The receives that came before the question under way."""
+
+    def submit(
+        self,
+        request: ReceiveRequest,
+        answer: Callable[[ReceiveAnswer], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """Hand messages out, now or when they are there: `answer` or `fail` is called, by any thread.
+
+        InvalidArgumentError; NoPermissionError for a group that may not consume, or a topic that may not be read;
+        GroupNotExistError, TopicNotExistError; ServiceNotAvailableError while the broker's state is not known.
+        """
+        check_receive(request)
+        receive = WaitingReceive(request, time.monotonic() + request.wait_s, answer, fail)
+        count = self._available(request, self._check)
+        if count is None:
+            raise ServiceNotAvailableError("the broker is starting, or its store has a new master; try again")
+        if count >= request.max_messages:
+            self._decide(receive, self._decided_at_once)
+        else:
+            self._post(lambda: self._add(receive))
+
+    def look_again(self) -> None:
+        """Note that messages may have become free: some were settled."""
+        if len(self._waiting):
+            self._post(lambda: None)
+
+    def close(self) -> None:
+        """End the thread, and the receives that wait: without messages. Idempotent."""
+        self._closed = True
+        thread = self._thread
+        if thread is not None:
+            os.eventfd_write(self._wake, 1)
+            thread.join(LOOK_TIMEOUT_S)
+
+    # Deciding, in any thread
+
+    def _available(self, request: ReceiveRequest, check: Callable[[BrokerState, ReceiveRequest], None]) -> int | None:
+        """About how many messages are there for a receive; None while the state is not known."""
+
+        def read(state: BrokerState) -> int:
+            check(state, request)
+            queues = _queues(state, request)
+            committed = partial(state.committed, request.group)
+            return available(state.pop, committed, queues, self._ends.known, request, time.time_ns() // 1_000_000)
+
+        return self._log.peek(read)
+
+    def _check(self, state: BrokerState, request: ReceiveRequest) -> None:
+        if not state.require_group(request.group).consume_enable:
+            raise NoPermissionError(
+                f"group {request.group!r} may not consume: its consume_enable is off; see admin.update_group"
+            )
+        for topic in request.topics:
+            if not state.require_topic(topic).perm & PERM_READ:
+                raise NoPermissionError(
+                    f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
+                )
+
+    def _decide(
+        self, receive: WaitingReceive, done: Callable[[WaitingReceive, _Decision, Exception | None], None]
+    ) -> None:
+        decision = _Decision()
+
+        def decide(state: BrokerState) -> list[Change]:
+            request = receive.request
+            self._check(state, request)
+            queues = _in_random_order(_queues(state, request), request)
+            now_ms = time.time_ns() // 1_000_000
+            committed = partial(state.committed, request.group)
+            handout = decide_receive(state.pop, committed, queues, self._ends.known, request, now_ms)
+            decision.handout, decision.retry_max_times = handout, state.groups[request.group].retry_max_times
+            return [] if handout.change is None else [handout.change]
+
+        try:
+            self._log.submit_with(decide, lambda _, error: done(receive, decision, error))
+        except RaymqError as error:
+            done(receive, decision, error)
+
+    def _decided_at_once(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
+        if not _answer(receive, decision, error):
+            self._post(lambda: self._add(receive))  # others were faster
+
+    def _decided(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
+        answered = _answer(receive, decision, error)
+
+        def go_on() -> None:
+            self._busy.discard(receive.key)
+            if not answered:
+                self._waiting.put_back(receive)
+
+        self._post(go_on)
+
+    # The thread
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """Have the thread make a call."""
+        self._inbox.append(call)
+        if self._thread is None:
+            with self._start_lock:
+                if self._thread is None and not self._closed:
+                    self._thread = threading.Thread(target=self._run, name="broker-receives", daemon=True)
+                    self._thread.start()
+        os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._turn()
+            except Exception:  # a bug; without this thread nobody would receive anything any more
+                logger.exception("the receives that wait are looked at again")
+                time.sleep(NOT_READY_PAUSE_S)
+        for receive in self._waiting.all():
+            receive.answer(ReceiveAnswer((), 0))
+        self._ends.close()
+
+    def _turn(self) -> None:
+        """Do what is to be done now, and wait for more."""
+        while self._inbox:
+            self._inbox.popleft()()
+        due_s = self._serve()
+        self._end_overdue()
+        self._ask()
+        self._wait(due_s)
+
+    def _add(self, receive: WaitingReceive) -> None:
+        try:
+            self._waiting.add(receive)
+        except RaymqError as error:
+            receive.fail(error)
+
+    def _serve(self) -> float:
+        """Decide about the first receive of each key for which messages are there. Returns the time in s until which
+        nothing comes again by itself."""
+        wait_s = ASK_WAIT_S
+        for receive in self._waiting.firsts():
+            if receive.key in self._busy:
+                continue
+            count = self._available(receive.request, lambda state, request: None)
+            if count is None:
+                wait_s = NOT_READY_PAUSE_S
+            elif count >= receive.request.max_messages or (count and receive.looked):
+                self._waiting.take(receive)
+                self._busy.add(receive.key)
+                self._decide(receive, self._decided)
+            else:
+                wait_s = min(wait_s, self._due_s(receive.request))
+        return wait_s
+
+    def _due_s(self, request: ReceiveRequest) -> float:
+        """The time in s until messages of a receive's queues come again."""
+        now_ms = time.time_ns() // 1_000_000
+        due_ms = self._log.peek(lambda state: next_due_ms(state.pop, request.group, _queues(state, request), now_ms))
+        return ASK_WAIT_S if due_ms is None else max(0, due_ms - now_ms) / 1000
+
+    def _end_overdue(self) -> None:
+        """Answer the receives that have waited for long enough."""
+        now_s = time.monotonic()
+        for receive in self._waiting.all():
+            if receive.looked and receive.deadline_s <= now_s and receive.key not in self._busy:
+                self._waiting.take(receive)
+                receive.answer(ReceiveAnswer((), 0))
+            elif receive.deadline_s + LOOK_TIMEOUT_S <= now_s:
+                self._waiting.take(receive)
+                receive.fail(ServiceNotAvailableError("the broker's store does not answer; try again"))
+
+    def _ask(self) -> None:
+        """Ask for the ends of all queues that are waited for, unless the question under way does."""
+        waiting = self._waiting.all()
+        covered = {id(receive) for receive in self._covered}
+        new = [receive for receive in waiting if not receive.looked and id(receive) not in covered]
+        if not waiting or (self._ends.is_asking and not new):
+            return
+        requests = [receive.request for receive in self._waiting.firsts()]
+        queues = self._log.peek(
+            lambda state: list(dict.fromkeys(queue for one in requests for queue in _queues(state, one)))
+        )
+        looks = any(not receive.looked for receive in waiting)
+        if queues and self._ends.ask(queues, 0.0 if looks else ASK_WAIT_S):
+            self._covered = waiting
+            if not self._ends.is_asking:  # it has been fetched
+                self._looked()
+                self._post(lambda: None)
+
+    def _looked(self) -> None:
+        for receive in self._covered:
+            receive.looked = True
+        self._covered = []
+
+    def _wait(self, due_s: float) -> None:
+        """Wait for an answer of the store, for a call, or for the next time something is to be done."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        descriptor = self._ends.descriptor
+        if descriptor >= 0:
+            poll.register(descriptor, select.POLLIN)
+        wait_s = max(0.0, self._next_s(due_s) - time.monotonic())
+        ready = {one for one, _ in poll.poll(wait_s * 1000 + 1 if len(self._waiting) else None)}
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        if self._ends.is_asking and self._ends.take_answer(readable=descriptor in ready):
+            self._looked()
+
+    def _next_s(self, due_s: float) -> float:
+        """The time at which something is to be done, even if nothing happens."""
+        times = [time.monotonic() + due_s, self._ends.next_look_s() or math.inf]
+        for receive in self._waiting.all():
+            ends = receive.looked and receive.key not in self._busy
+            times.append(receive.deadline_s + (0 if ends else LOOK_TIMEOUT_S))
+        return min(times)
+
+
+def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | None) -> bool:
+    """Answer a receive that was decided. False if it got nothing."""
+    handout = decision.handout
+    if error is not None or handout is None:
+        receive.fail(error or ServiceNotAvailableError("a receive was not decided"))
+        return True
+    if handout.gone:
+        logger.warning(
+            "group %s did not settle %d messages before they were deleted; raise the retention time, or consume faster",
+            *(receive.request.group, handout.gone),
+        )
+    if not handout.ranges:
+        return False
+    receive.answer(ReceiveAnswer(handout.ranges, decision.retry_max_times))
+    return True
+
+
+def _queues(state: BrokerState, request: ReceiveRequest) -> list[TopicQueue]:
+    """The queues of a receive: those of its topics, and of its group's retry topic. Topics that are gone have none."""
+    topics = [state.topics.get(topic) for topic in (*request.topics, retry_topic(request.group))]
+    return [(known.topic, queue_id) for known in topics if known for queue_id in range(known.read_queue_nums)]
+
+
+def _in_random_order(queues: list[TopicQueue], request: ReceiveRequest) -> list[TopicQueue]:
+    """The queues from a random one on. Those of the retry topic are the first of one receive in five, else the last."""
+    retries = [queue for queue in queues if queue[0] == retry_topic(request.group)]
+    others = queues[: len(queues) - len(retries)]
+    start = random.randrange(len(others)) if others else 0
+    others = others[start:] + others[:start]
+    return retries + others if random.random() < RETRIES_FIRST else others + retries

@@ -1,0 +1,225 @@
+"""The leases of a consumer group: which offsets of a queue are handed out to simple consumers, and until when.
+
+A change of what a lease says, or of how it is recorded, belongs here.
+
+    settled          leased, some settled            not handed out yet
+    ───────────────┬────────────────────────────────┬─────────────────────→ offsets
+                   committed = first unsettled      next_offset
+
+A queue without leases has no entry here: its next offset is the group's committed one. Each record of a change sets and
+drops whole leases by their keys, so applying one again changes nothing (actors.core.broker.state).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+PopChange = dict[str, Any]
+POP: Final = "pop"
+"""The kind of the records: {"kind": "pop", "group": G, "queues": [[topic, queue id, next offset, committed offset,
+[leases that are set], [keys of those that are dropped]], …]}. A lease is [start, pop time in ms, size, invisible time
+in ms, attempts, settled offsets as a hexadecimal number, attempt id]."""
+
+LeaseKey = tuple[int, int]
+"""A lease's first offset and its pop time in ms, which no other lease of the queue has."""
+
+
+class Lease(NamedTuple):
+    """`size` offsets from `start` on, handed out at `pop_ms` for `invisible_ms`, for the `attempts`-th time.
+
+    Bit i of `settled` is set when the offset `start + i` needs nothing more from this lease."""
+
+    start: int
+    pop_ms: int
+    size: int
+    invisible_ms: int
+    attempts: int
+    settled: int = 0
+    attempt_id: str = ""
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.start, self.pop_ms
+
+    @property
+    def visible_ms(self) -> int:
+        """The time at which its unsettled messages may be handed out again."""
+        return self.pop_ms + self.invisible_ms
+
+    @property
+    def all(self) -> int:
+        """The set of all its offsets."""
+        return (1 << self.size) - 1
+
+    @property
+    def unsettled(self) -> int:
+        """The number of its offsets that are not settled."""
+        return self.size - self.settled.bit_count()
+
+    @property
+    def first_unsettled(self) -> int:
+        """The first offset that is not settled; the end if all are."""
+        return self.start + (~self.settled & (self.settled + 1)).bit_length() - 1
+
+    def record(self) -> list[int | str]:
+        """This lease as a record has it."""
+        return [*self[:5], f"{self.settled:x}", self.attempt_id]
+
+    @classmethod
+    def of_record(cls, record: Sequence[Any]) -> Lease:
+        start, pop_ms, size, invisible_ms, attempts, settled, attempt_id = record
+        return cls(start, pop_ms, size, invisible_ms, attempts, int(settled, 16), attempt_id)
+
+
+@dataclass(slots=True)
+class PopQueue:
+    """The leases in one queue, by key."""
+
+    next_offset: int
+    leases: dict[LeaseKey, Lease] = field(default_factory=dict)
+
+    def in_flight(self, now_ms: int) -> int:
+        """The messages that are handed out and invisible."""
+        return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms > now_ms])
+
+    def due(self, now_ms: int) -> int:
+        """The messages that were not settled in time."""
+        return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms <= now_ms])
+
+    def first_unsettled(self) -> int:
+        """The first offset that is not settled."""
+        return min([self.next_offset, *[lease.first_unsettled for lease in self.leases.values()]])
+
+
+class QueueEdit:
+    """Changes of one queue's leases that are being decided."""
+
+    def __init__(self, topic: str, queue_id: int, known: PopQueue | None, committed: int) -> None:
+        self.topic, self.queue_id = topic, queue_id
+        self.queue = PopQueue(committed)
+        if known is not None:
+            # A commit of another kind of consumer may have gone past everything.
+            self.queue = PopQueue(max(known.next_offset, committed), dict(known.leases))
+        self._before, self._committed = self.queue.next_offset, committed
+        self._set: dict[LeaseKey, Lease] = {}
+        self._dropped: set[LeaseKey] = set()
+
+    def put(self, lease: Lease) -> None:
+        """Set a lease, or drop it if all its offsets are settled."""
+        if lease.settled == lease.all:
+            self.drop(lease.key)
+            return
+        self.queue.leases[lease.key] = self._set[lease.key] = lease
+        self._dropped.discard(lease.key)
+
+    def drop(self, key: LeaseKey) -> None:
+        """Drop a lease that is there."""
+        del self.queue.leases[key]
+        self._set.pop(key, None)
+        self._dropped.add(key)
+
+    def free_pop_ms(self, start: int, now_ms: int) -> int:
+        """The first time from now on at which no lease from `start` on was handed out, or is dropped now: a receipt
+        names one lease only."""
+        while (start, now_ms) in self.queue.leases or (start, now_ms) in self._dropped:
+            now_ms += 1
+        return now_ms
+
+    def record(self) -> list[Any] | None:
+        """The entry of this queue in a record; None if nothing changed."""
+        if not self._set and not self._dropped and self.queue.next_offset == self._before:
+            return None
+        committed = max(self._committed, self.queue.first_unsettled())
+        leases = [lease.record() for lease in self._set.values()]
+        dropped = [list(key) for key in sorted(self._dropped)]
+        return [self.topic, self.queue_id, self.queue.next_offset, committed, leases, dropped]
+
+
+def pop_change(group: str, edits: Iterable[QueueEdit]) -> PopChange | None:
+    """The record of some edits; None if nothing changed."""
+    queues = [record for edit in edits if (record := edit.record()) is not None]
+    return {"kind": POP, "group": group, "queues": queues} if queues else None
+
+
+@dataclass(slots=True)
+class PopTable:
+    """All leases of a broker group, by group and topic, then queue id. Only queues with leases are in it."""
+
+    tables: dict[tuple[str, str], dict[int, PopQueue]] = field(default_factory=dict)
+
+    def copy(self) -> PopTable:
+        """A table of its own with the same values."""
+        return PopTable(
+            {
+                key: {queue_id: PopQueue(queue.next_offset, dict(queue.leases)) for queue_id, queue in table.items()}
+                for key, table in self.tables.items()
+            }
+        )
+
+    def get(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
+        """The leases in a queue, None if there are none. Not to be kept: they change."""
+        return self.tables.get((group, topic), {}).get(queue_id)
+
+    def edit(self, group: str, topic: str, queue_id: int, committed: int) -> QueueEdit:
+        """Begin to decide about a queue, in which the group has committed this offset."""
+        return QueueEdit(topic, queue_id, self.get(group, topic, queue_id), committed)
+
+    def apply(self, change: PopChange) -> dict[str, dict[int, int]]:
+        """Carry a record out. Returns the committed offsets that it sets, by topic and queue id."""
+        group = change["group"]
+        commits: dict[str, dict[int, int]] = {}
+        for topic, queue_id, next_offset, committed, leases, dropped in change["queues"]:
+            table = self.tables.setdefault((group, topic), {})
+            queue = table.setdefault(queue_id, PopQueue(next_offset))
+            queue.next_offset = next_offset
+            for start, pop_ms in dropped:
+                queue.leases.pop((start, pop_ms), None)
+            for record in leases:
+                lease = Lease.of_record(record)
+                queue.leases[lease.key] = lease
+            commits.setdefault(topic, {})[queue_id] = committed
+            if not queue.leases:
+                self.forget_queues(group, topic, (queue_id,))
+        return commits
+
+    def forget_queues(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
+        """Drop the leases in queues whose offsets somebody has reset."""
+        table = self.tables.get((group, topic), {})
+        for queue_id in queue_ids:
+            table.pop(queue_id, None)
+        if not table:
+            self.tables.pop((group, topic), None)
+
+    def drop_topic(self, topic: str) -> None:
+        """Drop the leases in a topic."""
+        for key in [key for key in self.tables if key[1] == topic]:
+            del self.tables[key]
+
+    def drop_group(self, group: str) -> None:
+        """Drop a group's leases."""
+        for key in [key for key in self.tables if key[0] == group]:
+            del self.tables[key]
+
+    def dump(self) -> dict[str, dict[str, list[Any]]]:
+        """The table as JSON knows it: "topic@group" to queue id to [next offset, leases]."""
+        return {
+            f"{topic}@{group}": {
+                str(queue_id): [queue.next_offset, [lease.record() for lease in queue.leases.values()]]
+                for queue_id, queue in table.items()
+            }
+            for (group, topic), table in self.tables.items()
+        }
+
+    @classmethod
+    def load(cls, dumped: dict[str, dict[str, list[Any]]]) -> PopTable:
+        """The table that `dump` has written."""
+        tables = {}
+        for name, table in dumped.items():
+            topic, _, group = name.partition("@")
+            tables[group, topic] = {
+                int(queue_id): PopQueue(next_offset, {(one := Lease.of_record(record)).key: one for record in leases})
+                for queue_id, (next_offset, leases) in table.items()
+            }
+        return cls(tables)

@@ -1,0 +1,235 @@
+"""A receive: which messages of some queues it hands out, for how long, and as which attempt.
+
+A change of who gets which message when belongs here. What was not settled in time comes first, from its own queue by
+its offsets: nothing is copied to another topic. Then comes what nobody had yet. Several consumers receive from one
+queue, so there may be more of them than queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from actors.core.pop.leases import Lease, PopChange, PopQueue, PopTable, QueueEdit, pop_change
+from raymq.errors import InvalidArgumentError
+from raymq.protocol.pop import (
+    INVISIBLE_MAX_MS,
+    INVISIBLE_MIN_MS,
+    RECEIVE_MAX_MESSAGES,
+    RECEIVE_MAX_WAIT_S,
+    LeasedRange,
+    ReceiveRequest,
+)
+from raymq.protocol.store import QueueEnds
+
+LEASES_MAX: Final = 1024
+"""The most leases of a group in a queue for which new messages are handed out. Then only old ones come again."""
+IN_FLIGHT_MAX: Final = 65_536
+"""The most unsettled messages of a group in a queue for which new ones are handed out."""
+
+TopicQueue = tuple[str, int]
+"""A topic and a queue id."""
+Committed = Callable[[str, int], int]
+"""The group's committed offset in a topic's queue; 0 without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handout:
+    """The decision about a receive: the record to store (None: nothing changes), what is handed out, and how many
+    messages that were to come again are `gone`, because retention was faster."""
+
+    change: PopChange | None
+    ranges: tuple[LeasedRange, ...]
+    gone: int
+
+
+def check_receive(request: ReceiveRequest) -> None:
+    """InvalidArgumentError for numbers out of bounds."""
+    if not 1 <= request.max_messages <= RECEIVE_MAX_MESSAGES:
+        raise InvalidArgumentError(
+            f"a receive is for 1 to {RECEIVE_MAX_MESSAGES} messages, not {request.max_messages!r}"
+        )
+    if not INVISIBLE_MIN_MS <= request.invisible_ms <= INVISIBLE_MAX_MS:
+        raise InvalidArgumentError(
+            f"received messages are invisible for {INVISIBLE_MIN_MS / 1000:g} to {INVISIBLE_MAX_MS // 1000} s, "
+            f"not {request.invisible_ms / 1000:g}"
+        )
+    if not 0 <= request.wait_s <= RECEIVE_MAX_WAIT_S:
+        raise InvalidArgumentError(f"a receive waits 0 to {RECEIVE_MAX_WAIT_S:g} s, not {request.wait_s!r}")
+
+
+def decide_receive(
+    table: PopTable,
+    committed: Committed,
+    queues: Sequence[TopicQueue],
+    ends: Mapping[TopicQueue, QueueEnds],
+    request: ReceiveRequest,
+    now_ms: int,
+) -> Handout:
+    """Hand out up to `request.max_messages` messages of `queues`, which are looked at in this order.
+
+    A queue without known `ends` is passed over; so is, in order mode, one with messages that are handed out and
+    invisible. A request that is repeated under its attempt id gets what it got, as long as that holds.
+    """
+    group = request.group
+    if request.attempt_id:
+        again = _repeated(table, queues, request, now_ms)
+        if again:
+            return Handout(None, again, 0)
+    edits: list[QueueEdit] = []
+    ranges: list[LeasedRange] = []
+    room, gone = request.max_messages, 0
+    for topic, queue_id in queues:
+        known = ends.get((topic, queue_id))
+        if known is None:
+            continue
+        edit = table.edit(group, topic, queue_id, committed(topic, queue_id))
+        gone += _drop_deleted(edit, known.min_offset)
+        leases = _lease(edit, known.max_offset, request, room, now_ms)
+        edits.append(edit)
+        ranges += [lease_range(topic, queue_id, lease) for lease in leases]
+        room -= sum([lease.unsettled for lease in leases])
+        if not room:
+            break
+    return Handout(pop_change(group, edits), tuple(ranges), gone)
+
+
+def available(
+    table: PopTable,
+    committed: Committed,
+    queues: Sequence[TopicQueue],
+    ends: Mapping[TopicQueue, QueueEnds],
+    request: ReceiveRequest,
+    now_ms: int,
+) -> int:
+    """About how many messages `decide_receive` could hand out now; all that are wanted, if the request is a repeated
+    one."""
+    if request.attempt_id and _repeated(table, queues, request, now_ms):
+        return request.max_messages
+    count = 0
+    for topic, queue_id in queues:
+        known, queue = ends.get((topic, queue_id)), table.get(request.group, topic, queue_id)
+        offset = committed(topic, queue_id)
+        if queue is not None:
+            if request.ordered and any(lease.visible_ms > now_ms for lease in queue.leases.values()):
+                continue
+            count += queue.due(now_ms)
+            offset = max(offset, queue.next_offset)
+            if not _may_hand_out(queue):
+                continue
+        if known is not None:
+            count += max(0, known.max_offset - max(offset, known.min_offset))
+    return count
+
+
+def next_due_ms(table: PopTable, group: str, queues: Sequence[TopicQueue], now_ms: int) -> int | None:
+    """The next time at which leases in `queues` end; None if there is none to come."""
+    times = [
+        lease.visible_ms
+        for topic, queue_id in queues
+        if (queue := table.get(group, topic, queue_id)) is not None
+        for lease in queue.leases.values()
+        if lease.visible_ms > now_ms
+    ]
+    return min(times, default=None)
+
+
+def _repeated(
+    table: PopTable, queues: Sequence[TopicQueue], request: ReceiveRequest, now_ms: int
+) -> tuple[LeasedRange, ...]:
+    return tuple(
+        lease_range(topic, queue_id, lease)
+        for topic, queue_id in queues
+        if (queue := table.get(request.group, topic, queue_id)) is not None
+        for lease in queue.leases.values()
+        if lease.attempt_id == request.attempt_id and lease.visible_ms > now_ms
+    )
+
+
+def lease_range(topic: str, queue_id: int, lease: Lease) -> LeasedRange:
+    """A lease as a consumer gets it."""
+    places = (topic, queue_id, lease.start, lease.size, lease.pop_ms, lease.invisible_ms, lease.attempts)
+    return LeasedRange(*places, f"{lease.settled:x}")
+
+
+def _may_hand_out(queue: PopQueue) -> bool:
+    """True if new messages may be handed out beside those that are not settled."""
+    leases = queue.leases
+    return len(leases) < LEASES_MAX and (
+        len(leases) * RECEIVE_MAX_MESSAGES <= IN_FLIGHT_MAX
+        or sum([lease.unsettled for lease in leases.values()]) < IN_FLIGHT_MAX
+    )
+
+
+def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
+    """Settle the messages that the queue does not hold any more. Returns their number."""
+    queue, gone = edit.queue, 0
+    queue.next_offset = max(queue.next_offset, min_offset)
+    for lease in [lease for lease in queue.leases.values() if lease.first_unsettled < min_offset]:
+        deleted = (1 << min(lease.size, min_offset - lease.start)) - 1
+        gone += (deleted & ~lease.settled).bit_count()
+        edit.put(lease._replace(settled=lease.settled | deleted))
+    return gone
+
+
+def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int, now_ms: int) -> list[Lease]:
+    """Lease up to `room` messages of one queue: those that are due, in order, then new ones."""
+    queue = edit.queue
+    due = sorted([lease for lease in queue.leases.values() if lease.visible_ms <= now_ms])
+    if request.ordered and len(due) < len(queue.leases):
+        return []
+    end = _end_of_first(due, room)
+    leased = [_again(edit, old, request, end, now_ms) for old in due if old.first_unsettled < end]
+    room -= sum([lease.unsettled for lease in leased])
+    count = min(room, max_offset - queue.next_offset)
+    if count > 0 and _may_hand_out(queue):
+        start, queue.next_offset = queue.next_offset, queue.next_offset + count
+        new = _new(edit, start, count, request, now_ms)
+        edit.put(new)
+        leased.append(new)
+    return leased
+
+
+def _again(edit: QueueEdit, old: Lease, request: ReceiveRequest, end: int, now_ms: int) -> Lease:
+    """Lease the unsettled messages before `end` of a lease that has ended; the rest stays in it."""
+    unsettled = ~old.settled & old.all
+    taken = unsettled & _below(old, end)
+    rest = unsettled & ~taken
+    first = (taken & -taken).bit_length() - 1
+    count = taken.bit_length() - first
+    if rest:
+        edit.put(old._replace(settled=old.all & ~rest))
+    else:
+        edit.drop(old.key)
+    new = _new(edit, old.start + first, count, request, now_ms)
+    new = new._replace(attempts=old.attempts + 1, settled=~(taken >> first) & ((1 << count) - 1))
+    edit.put(new)
+    return new
+
+
+def _new(edit: QueueEdit, start: int, count: int, request: ReceiveRequest, now_ms: int) -> Lease:
+    pop_ms = edit.free_pop_ms(start, now_ms)
+    return Lease(start, pop_ms, count, request.invisible_ms, 1, 0, request.attempt_id)
+
+
+def _end_of_first(leases: Sequence[Lease], number: int) -> int:
+    """The offset behind the first `number` unsettled messages of some leases, whose offsets may lie between each
+    other's; behind all of them if there are no more."""
+    low = min([lease.start for lease in leases], default=0)
+    high = max([lease.start + lease.size for lease in leases], default=0)
+    if sum([lease.unsettled for lease in leases]) <= number:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        before = sum([(~lease.settled & _below(lease, middle)).bit_count() for lease in leases])
+        if before < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _below(lease: Lease, offset: int) -> int:
+    """The set of a lease's offsets that are lower than `offset`."""
+    return (1 << max(0, min(lease.size, offset - lease.start))) - 1

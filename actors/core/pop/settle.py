@@ -1,0 +1,141 @@
+"""Settling leased messages: acknowledged, to be visible at another time, or given back unread.
+
+A change of what an acknowledgement does, and when it counts for nothing, belongs here. It counts as long as its lease
+is there: also after the lease's time, until the messages are handed out again. What comes later, or twice, does no
+harm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from actors.core.pop.leases import Lease, PopChange, PopTable, QueueEdit, pop_change
+from actors.core.pop.receive import LEASES_MAX, Committed
+from raymq.errors import InvalidArgumentError, SystemBusyError
+from raymq.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
+
+SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
+"""The most leases of a group in a queue, also of messages whose time was changed one by one."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """The decision: the record to store (None: nothing changes) and, for messages whose time was changed, the new lease
+    of each part: None where the old one does not hold any more."""
+
+    change: PopChange | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    """By topic, how many messages this counts for."""
+    leases: list[Lease | None] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many messages this counts for."""
+        return self.counts.total()
+
+
+def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> Settled:
+    """Settle messages for good. InvalidArgumentError for offsets that their lease has not."""
+    edits = _Edits(table, committed, group)
+    settled = Settled()
+    for part in parts:
+        edit, lease, offsets = edits.find(part)
+        if lease is not None and offsets:
+            settled.counts[part.topic] += offsets.bit_count()
+            edit.put(lease._replace(settled=lease.settled | offsets))
+    settled.change = edits.change()
+    return settled
+
+
+def decide_invisible(
+    table: PopTable,
+    committed: Committed,
+    group: str,
+    parts: Sequence[LeasePart],
+    invisible_ms: int,
+    now_ms: int,
+    *,
+    counted: bool = True,
+) -> Settled:
+    """Have messages come again `invisible_ms` from now: each part becomes a lease of its own, and its old receipt ends.
+
+    The attempts stay as they are; without `counted`, this attempt is one that never was. InvalidArgumentError,
+    SystemBusyError.
+    """
+    if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
+        raise InvalidArgumentError(
+            f"a message can be invisible for 0 to {INVISIBLE_MAX_MS // 1000} s more, not {invisible_ms / 1000:g}"
+        )
+    edits = _Edits(table, committed, group)
+    settled = Settled()
+    for part in parts:
+        edit, lease, offsets = edits.find(part)
+        if lease is None or not offsets:
+            settled.leases.append(None)
+            continue
+        edit.put(lease._replace(settled=lease.settled | offsets))
+        if len(edit.queue.leases) >= SPLIT_LEASES_MAX:
+            raise SystemBusyError(
+                f"group {group!r} has {SPLIT_LEASES_MAX} leases in {part.topic}:{part.queue_id}; change the times of "
+                "several messages together"
+            )
+        new = _moved(edit, lease, offsets, invisible_ms, now_ms, lease.attempts - (not counted))
+        edit.put(new)
+        settled.leases.append(new)
+        settled.counts[part.topic] += offsets.bit_count()
+    settled.change = edits.change()
+    return settled
+
+
+def _moved(edit: QueueEdit, old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
+    """A lease of some of another one's offsets."""
+    first = (offsets & -offsets).bit_length() - 1
+    count = offsets.bit_length() - first
+    start = old.start + first
+    pop_ms = edit.free_pop_ms(start, now_ms)
+    if (start, pop_ms) == old.key:  # its receipt is to end
+        pop_ms = edit.free_pop_ms(start, now_ms + 1)
+    return Lease(start, pop_ms, count, invisible_ms, attempts, ~(offsets >> first) & ((1 << count) - 1))
+
+
+class _Edits:
+    """The edits of all queues that some parts are in."""
+
+    def __init__(self, table: PopTable, committed: Committed, group: str) -> None:
+        self._table, self._committed, self._group = table, committed, group
+        self._edits: dict[tuple[str, int], QueueEdit] = {}
+
+    def find(self, part: LeasePart) -> tuple[QueueEdit, Lease | None, int]:
+        """The edit of a part's queue, the part's lease (None if it is not there any more), and those of its offsets
+        that are not settled. InvalidArgumentError for offsets that the lease has not."""
+        queue = part.topic, part.queue_id
+        edit = self._edits.get(queue)
+        if edit is None:
+            edit = self._table.edit(self._group, *queue, self._committed(*queue))
+            self._edits[queue] = edit
+        lease = edit.queue.leases.get((part.start, part.pop_ms))
+        if lease is None:
+            return edit, None, 0
+        offsets = lease.all if part.offsets == ALL_OFFSETS else _read_offsets(part.offsets)
+        if offsets > lease.all:
+            raise InvalidArgumentError(
+                f"the lease at {part.start} of {part.topic}:{part.queue_id} has {lease.size} messages; the receipt "
+                "names another one"
+            )
+        return edit, lease, offsets & ~lease.settled
+
+    def change(self) -> PopChange | None:
+        return pop_change(self._group, self._edits.values())
+
+
+def _read_offsets(text: str) -> int:
+    try:
+        offsets = int(text, 16)
+    except ValueError:
+        offsets = -1
+    if offsets < 0:
+        raise InvalidArgumentError(f"{text[:80]!r} is no set of offsets")
+    return offsets

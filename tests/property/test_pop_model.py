@@ -1,0 +1,232 @@
+"""Leases of simple consumers under random receives, settlements, clocks and failovers, beside a plain model of a queue.
+
+The model knows each offset by itself: settled, or until when it is invisible and how often it was handed out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.strategies import booleans, data, integers, sampled_from, sets
+
+from actors.core.broker.snapshot import dump_snapshot, load_snapshot
+from actors.core.broker.state import BrokerState, Change, decode_change, encode_change
+from actors.core.pop.receive import available, decide_receive, next_due_ms
+from actors.core.pop.settle import decide_ack, decide_invisible
+from raymq.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
+from raymq.protocol.store import QueueEnds
+from storage.files.config_files import parse_fastjson
+
+GROUP, TOPIC = "g", "orders"
+QUEUES = 2
+
+
+@dataclass
+class Known:
+    """One offset: `attempts` times handed out, the last time by `receipt`, invisible until `visible_ms`."""
+
+    attempts: int = 0
+    visible_ms: int = 0
+    receipt: tuple[int, int] = (-1, -1)
+    settled: bool = False
+    gone: bool = False
+    """Deleted by retention."""
+
+    @property
+    def open(self) -> bool:
+        return not self.settled and not self.gone
+
+
+@dataclass
+class Held:
+    """A lease as its consumer knows it."""
+
+    given: LeasedRange
+    offsets: list[int] = field(default_factory=list)
+
+
+def offsets_of(given: LeasedRange) -> list[int]:
+    without = int(given.without, 16)
+    return [given.start + i for i in range(given.count) if not without >> i & 1]
+
+
+class PopModel(RuleBasedStateMachine):
+    @initialize(ordered=booleans())
+    def start(self, ordered: bool) -> None:
+        self.ordered = ordered
+        self.now_ms = 1_700_000_000_000
+        self.state = BrokerState()
+        self.log: list[bytes] = []
+        self.snapshots: list[tuple[dict[str, str], int]] = [(dump_snapshot(self.state, 0), 0)]
+        for change in (*self.state.decide_group(GROUP), self.state.decide_topic(TOPIC, QUEUES, QUEUES)):
+            assert change is not None
+            self.store(change)
+        self.ends = dict.fromkeys([(TOPIC, q) for q in range(QUEUES)], QueueEnds(0, 0))
+        self.queues: dict[int, list[Known]] = {q: [] for q in range(QUEUES)}
+        self.held: list[Held] = []
+
+    def store(self, change: Change) -> None:
+        body = encode_change(change)
+        self.log.append(body)
+        self.state.apply(decode_change(body), self.now_ms)
+
+    def committed(self, topic: str, queue_id: int) -> int:
+        return self.state.committed(GROUP, topic, queue_id)
+
+    @rule(queue_id=integers(0, QUEUES - 1), count=integers(1, 20))
+    def send(self, queue_id: int, count: int) -> None:
+        known = self.ends[TOPIC, queue_id]
+        self.ends[TOPIC, queue_id] = QueueEnds(known.min_offset, known.max_offset + count)
+        self.queues[queue_id] += [Known() for _ in range(count)]
+
+    @rule(ms=integers(0, 3000))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(most=integers(1, 15), invisible_ms=integers(100, 2000))
+    def receive(self, most: int, invisible_ms: int) -> None:
+        request = ReceiveRequest(GROUP, (TOPIC,), most, invisible_ms, ordered=self.ordered)
+        queues = [(TOPIC, q) for q in range(QUEUES)]
+        there = available(self.state.pop, self.committed, queues, self.ends, request, self.now_ms)
+        handout = decide_receive(self.state.pop, self.committed, queues, self.ends, request, self.now_ms)
+        blocked = {q for q in self.queues if self.ordered and self.in_flight(q)}
+        wanted = sum(self.free(q) for q in self.queues if q not in blocked)
+        if handout.change is not None:
+            self.store(handout.change)
+        got = 0
+        for given in handout.ranges:
+            assert given.queue_id not in blocked
+            assert (given.invisible_ms, given.topic) == (invisible_ms, TOPIC)
+            offsets = offsets_of(given)
+            got += len(offsets)
+            for offset in offsets:
+                known = self.queues[given.queue_id][offset]
+                assert known.open
+                assert known.visible_ms <= self.now_ms, "handed out while it was invisible"
+                known.attempts += 1
+                assert given.attempts == known.attempts
+                known.visible_ms = given.pop_ms + given.invisible_ms
+                known.receipt = given.start, given.pop_ms
+            self.held.append(Held(given, offsets))
+        # Until somebody receives, messages that are gone count as handed out.
+        if not any(one.gone and not one.settled for known in self.queues.values() for one in known):
+            assert got == min(most, there)
+        if self.ordered:
+            self.check_order(handout.ranges)
+        assert got >= min(wanted, most), "messages that are free are handed out"
+
+    def check_order(self, ranges: tuple[LeasedRange, ...]) -> None:
+        """In order mode nothing is handed out before a message ahead of it."""
+        for q, known in self.queues.items():
+            offsets = [offset for given in ranges if given.queue_id == q for offset in offsets_of(given)]
+            if offsets:
+                open_ones = [offset for offset in range(max(offsets) + 1) if known[offset].open]
+                assert sorted(offsets) == open_ones
+
+    def free(self, queue_id: int) -> int:
+        return sum(known.open and known.visible_ms <= self.now_ms for known in self.queues[queue_id])
+
+    def in_flight(self, queue_id: int) -> int:
+        return sum(known.open and known.visible_ms > self.now_ms for known in self.queues[queue_id])
+
+    @precondition(lambda self: self.held)
+    @rule(data=data(), whole=booleans())
+    def ack(self, data: data, whole: bool) -> None:  # type: ignore[valid-type]  # hypothesis' own name
+        """Acknowledge some messages of a lease, perhaps again, perhaps late."""
+        part, chosen, held = self.choose(data, whole)
+        settled = decide_ack(self.state.pop, self.committed, GROUP, [part])
+        if settled.change is not None:
+            self.store(settled.change)
+        counted = 0
+        for offset in chosen:
+            known = self.queues[part.queue_id][offset]
+            if not known.settled and known.receipt == (held.given.start, held.given.pop_ms):
+                known.settled = True
+                counted += 1
+        assert settled.count == counted
+
+    @precondition(lambda self: self.held)
+    @rule(data=data(), invisible_ms=integers(0, 3000), counted=booleans())
+    def change_invisible(self, data: data, invisible_ms: int, counted: bool) -> None:  # type: ignore[valid-type]  # as above
+        part, chosen, held = self.choose(data, whole=False)
+        settled = decide_invisible(
+            self.state.pop, self.committed, GROUP, [part], invisible_ms, self.now_ms, counted=counted
+        )
+        if settled.change is not None:
+            self.store(settled.change)
+        mine = [
+            offset
+            for offset in chosen
+            if not (known := self.queues[part.queue_id][offset]).settled
+            and known.receipt == (held.given.start, held.given.pop_ms)
+        ]
+        [lease] = settled.leases
+        assert (lease is None) == (not mine)
+        if lease is None:
+            return
+        for offset in mine:
+            known = self.queues[part.queue_id][offset]
+            known.receipt = lease.key
+            known.visible_ms = lease.visible_ms
+            known.attempts -= not counted
+            assert lease.visible_ms >= self.now_ms + invisible_ms
+        given = LeasedRange(
+            *(TOPIC, part.queue_id, lease.start, lease.size, lease.pop_ms, invisible_ms, lease.attempts),
+            f"{lease.settled:x}",
+        )
+        assert offsets_of(given) == mine
+        self.held.append(Held(given, mine))
+
+    def choose(self, data: data, whole: bool) -> tuple[LeasePart, list[int], Held]:  # type: ignore[valid-type]  # as above
+        held = data.draw(sampled_from(self.held))  # type: ignore[attr-defined]  # as above
+        places = TOPIC, held.given.queue_id, held.given.start, held.given.pop_ms
+        if whole:
+            return LeasePart(*places), held.offsets, held
+        chosen = sorted(data.draw(sets(sampled_from(held.offsets), min_size=1)))  # type: ignore[attr-defined]  # as above
+        bits = sum(1 << offset - held.given.start for offset in chosen)
+        return LeasePart(*places, f"{bits:x}"), chosen, held
+
+    @rule(queue_id=integers(0, QUEUES - 1), data=data())
+    def retention(self, queue_id: int, data: data) -> None:  # type: ignore[valid-type]  # as above
+        known = self.ends[TOPIC, queue_id]
+        first = data.draw(integers(known.min_offset, known.max_offset))  # type: ignore[attr-defined]  # as above
+        self.ends[TOPIC, queue_id] = QueueEnds(first, known.max_offset)
+        for one in self.queues[queue_id][:first]:
+            one.gone = True
+
+    @rule()
+    def snapshot(self) -> None:
+        self.snapshots.append((dump_snapshot(self.state, len(self.log)), len(self.log)))
+
+    @rule(data=data())
+    def failover(self, data: data) -> None:  # type: ignore[valid-type]  # as above
+        """Another broker reads a snapshot and the records behind it, or behind an earlier position."""
+        files, position = self.snapshots[-1]
+        state, read_position = load_snapshot(files.get, parse_fastjson)
+        assert read_position == position
+        earlier = data.draw(sampled_from([at for _, at in self.snapshots]))  # type: ignore[attr-defined]  # as above
+        for body in self.log[earlier:]:
+            state.apply(decode_change(body), self.now_ms)
+        assert state.pop == self.state.pop
+        assert state.offsets == self.state.offsets
+        self.state = state
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """The committed offset is not behind what is settled from the start on, and not ahead of what is open."""
+        for q, known in self.queues.items():
+            first_open = next((i for i, one in enumerate(known) if one.open), len(known))
+            assert self.committed(TOPIC, q) <= first_open
+            queue = self.state.pop.get(GROUP, TOPIC, q)
+            if queue is not None:
+                kept = [one for one in known if one.open and one.visible_ms]
+                assert queue.in_flight(self.now_ms) >= sum(one.visible_ms > self.now_ms for one in kept)
+                due = next_due_ms(self.state.pop, GROUP, [(TOPIC, q)], self.now_ms)
+                times = [one.visible_ms for one in kept if one.visible_ms > self.now_ms]
+                assert not times or (due is not None and due <= min(times))
+
+
+TestPopModel = PopModel.TestCase
+TestPopModel.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
