@@ -8,6 +8,7 @@ time, in ms, at which the scheduler has to do something with it.
     SCHEDULE_TOPIC_XXXX   queue level - 1        stored + the level's delay (spec/storage.md §1, §2, §12)
     rmq_sys_timer         queue 0 to 31          TIMER_DELIVER_MS: due within the next day or so
                           queue 32               stored + one day: due later than that; then it is filed again
+                          queue 33               stored + one day: recalls (raymq.protocol.recall), likewise
 
 A timer queue holds the messages that are due in one hour (modulo 32 hours), so that few queues have to be looked at.
 RocketMQ's levels are FIFO. In a timer queue, units are not in the order of their times; that is why a unit's time is
@@ -36,6 +37,7 @@ DELAY_LEVELS_MAX: Final = 18
 TIMER_TOPIC: Final = SYSTEM_PREFIX + "timer"
 TIMER_BUCKETS: Final = 32
 TIMER_ROLL_QUEUE: Final = TIMER_BUCKETS
+TIMER_RECALL_QUEUE: Final = TIMER_BUCKETS + 1
 TIMER_ROLL_MS: Final = 86_400_000
 TIMER_ROLL_MARGIN_MS: Final = 3_600_000
 """A message goes to the roll queue if it is due later than a day plus this: producers' clocks differ."""
@@ -117,7 +119,7 @@ def waiting_code(
         level = parse_number(properties.get(PROPERTY_DELAY)) or 0
         return store_timestamp_ms + level_delay_ms(level, levels_ms) if level > 0 else None
     if topic == TIMER_TOPIC:
-        if queue_id == TIMER_ROLL_QUEUE:
+        if queue_id in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):
             return store_timestamp_ms + TIMER_ROLL_MS
         return max(parse_number(properties.get(PROPERTY_TIMER_DELIVER_MS)) or 0, store_timestamp_ms + 1)
     return None

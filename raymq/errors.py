@@ -17,6 +17,7 @@
     ├── RequestTimeoutError          10006    retryable: no answer in time; the outcome is unknown
     ├── RequesterGoneError               1    a reply was stored, and nobody waits for it
     ├── CreateReplyMessageError      10007    the message to reply to is no request
+    ├── RecallError                    604    a delayed message that cannot be recalled (any more)
     ├── SendUnknownError             10006    a send whose outcome is unknown after all its retries
     ├── ClusterNotFoundError         10004    no raymq runs where the client looked
     ├── ClientStateError             10000    closed, not subscribed, already started …
@@ -245,6 +246,12 @@ class RequesterGoneError(RaymqError):
             f"client {self.client_id} is gone, which sent request {self.correlation_id}: the reply is stored, and "
             "nobody waits for it"
         )
+
+
+class RecallError(RaymqError):
+    """A delayed message cannot be recalled: the handle is none, or names another topic; or it is too late."""
+
+    code = 604
 
 
 class CreateReplyMessageError(RaymqError):

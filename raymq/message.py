@@ -35,6 +35,7 @@ PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
 PROPERTY_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 PROPERTY_TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+PROPERTY_TIMER_DELETE_KEY: Final = "TIMER_DEL_UNIQKEY"
 PROPERTY_INNER_NUM: Final = "INNER_NUM"
 PROPERTY_INNER_BASE: Final = "INNER_BASE"
 PROPERTY_INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
@@ -433,13 +434,15 @@ class SendStatus(Enum):
 
 class SendResult(Struct, frozen=True, gc=False):
     """The queue and offset of a message that was sent. `message_id` is its unique id, `offset_message_id` names its
-    record."""
+    record. `recall_handle` recalls a message that waits for its `deliver_at_ms` (`Producer.recall`); None for
+    others."""
 
     status: SendStatus
     message_id: str
     offset_message_id: str
     queue: MessageQueue
     queue_offset: int
+    recall_handle: str | None = None
 
 
 class PullStatus(Enum):

@@ -20,6 +20,7 @@ from raymq.cli.output import (
     print_fields,
     print_rows,
     print_value,
+    say,
     table,
 )
 from raymq.cli.progress import counting, steps
@@ -78,7 +79,27 @@ def send(
         results = [future.result() for future in futures]
     names = ["queue", "offset", "message_id", "status"]
     rows = [[str(r.queue), r.queue_offset, r.message_id, r.status.value] for r in results]
+    if due_ms is not None:
+        names = [*names, "recall_handle"]
+        rows = [[*row, result.recall_handle or ""] for row, result in zip(rows, results, strict=True)]
     print_rows(as_json, "sent", names, rows)
+
+
+@click.command(cls=Command)
+@click.argument("topic_name", metavar="TOPIC")
+@click.argument("handle")
+@address_option
+@json_option
+def recall(topic_name: str, handle: str, address: str | None, as_json: bool) -> None:
+    """Take back a message that waits for its time, by the recall handle that `raymq send --deliver-at` printed.
+
+    Exit code 1 when it is too late, or the handle is none; on success the message is never delivered.
+
+    Example: raymq recall orders djEgb3JkZXJzIGJyb2tlci1hIDE4MDAwMDAwMDAwMDAgMEEwMDAwMDExQTJCMThC
+    """
+    with client_of(address) as client, client.producer("raymq-cli") as producer:
+        message_id = producer.recall(topic_name, handle)
+    print_value(as_json, {"message_id": message_id}, lambda: say(f"recalled message {message_id}"))
 
 
 @click.command(cls=Command)

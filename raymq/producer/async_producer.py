@@ -100,6 +100,10 @@ class AsyncProducer:
         """Answer a request (`Producer.reply`), from a thread."""
         return await asyncio.to_thread(self._producer.reply, request, body, keys=keys, properties=properties)
 
+    async def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
+        """Take back a message that waits for its `deliver_at_ms` (`Producer.recall`), from a thread."""
+        return await asyncio.to_thread(self._producer.recall, topic, handle, timeout_s=timeout_s)
+
     async def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
         """Send each row of an Arrow table as a message (`Producer.send_table`), from a thread."""
         return await asyncio.to_thread(self._producer.send_table, topic, table)

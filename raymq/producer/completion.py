@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from functools import lru_cache
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 from msgspec import Struct
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue, SendResult, SendStatus
+from raymq.protocol.recall import RecallHandle
 from raymq.record.layout import encode_host
 from raymq.record.message_id import IdRange
 
@@ -43,6 +44,13 @@ _HEX_DIGITS: Final = np.frombuffer("".join(_HEX_PAIRS).encode(), np.uint16)
 """The two digits of each byte as one number."""
 
 
+class DueTimes(NamedTuple):
+    """The times of delayed messages of one topic, in ms since 1970, in the order of the messages."""
+
+    topic: str
+    times_ms: Sequence[int]
+
+
 class Acknowledged:
     """The store's answer for messages that follow each other in one batch of `queue`.
 
@@ -50,7 +58,16 @@ class Acknowledged:
     `physical_offsets[i]`. The SendResults are made when one is asked for.
     """
 
-    __slots__ = ("_results", "_store_host", "message_ids", "physical_offsets", "queue", "queue_offsets", "status")
+    __slots__ = (
+        "_due",
+        "_results",
+        "_store_host",
+        "message_ids",
+        "physical_offsets",
+        "queue",
+        "queue_offsets",
+        "status",
+    )
 
     def __init__(
         self,
@@ -60,7 +77,10 @@ class Acknowledged:
         queue_offsets: Sequence[int],
         physical_offsets: Sequence[int] | NDArray[np.int64],
         store_host: tuple[str, int],
+        due: DueTimes | None = None,
     ) -> None:
+        """`due`: of messages in a timer queue."""
+        self._due = due
         self.status, self.queue = status, queue
         self.message_ids, self.queue_offsets, self.physical_offsets = message_ids, queue_offsets, physical_offsets
         self._store_host = store_host
@@ -75,12 +95,25 @@ class Acknowledged:
 
     def _make(self) -> list[SendResult]:
         status, queue = self.status, self.queue
+        if self._due is not None:
+            return self._make_recallable(self._due)
         if len(self.message_ids) == 1:
             offset_id = offset_message_id(self._store_host, int(self.physical_offsets[0]))
             return [SendResult(status, self.message_ids[0], offset_id, queue, self.queue_offsets[0])]
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
         # Without a line of Python per message: a program may send a million.
         return list(map(SendResult, repeat(status), ids, offset_ids, repeat(queue), self.queue_offsets))
+
+    def _make_recallable(self, due: DueTimes) -> list[SendResult]:
+        """The results of messages that wait for their times."""
+        ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
+        name = self.queue.broker_name
+        handles = [
+            str(RecallHandle(due.topic, name, at_ms, message_id))
+            for at_ms, message_id in zip(due.times_ms, ids, strict=True)
+        ]
+        results = map(SendResult, repeat(self.status), ids, offset_ids, repeat(self.queue), self.queue_offsets, handles)
+        return list(results)
 
 
 class SendResults(Sequence[SendResult]):

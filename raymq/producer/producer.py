@@ -80,6 +80,7 @@ from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.request_reply import PendingRequest, Reply, Requests, RequestStatistics, reply_message
 from raymq.protocol.route import TopicRoute
 from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.recall import check_recall, send_recall
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import Backoff, persist_until
 
@@ -158,6 +159,7 @@ class Producer(Closing):
         self.settings = settings = settings or ProducerSettings()
         self._routes = routes
         self._requests = requests
+        self._born_host = born_host
         self._on_close = on_close
         self._lock = threading.Lock()
         self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages, self._lock)
@@ -370,6 +372,28 @@ class Producer(Closing):
         if self._requests is None:
             return RequestStatistics(0, 0, 0, 0, 0)
         return self._requests().statistics()
+
+    def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
+        """Take back a message that waits for its `deliver_at_ms`, by the `recall_handle` of its SendResult; returns its
+        id. On return the message will never be delivered, whatever fails later.
+
+        RecallError for a handle that is none or of another topic, and when the message was due already.
+        TopicNotExistError. ServiceNotAvailableError or RequestTimeoutError when no store answers for `timeout_s`
+        (default: the send timeout); whether it is recalled is unknown then, and the call may be repeated.
+        """
+        _refuse_in_callback("recall")
+        if self._closed:
+            raise closed_error()
+        found = check_recall(topic, handle, time.time_ns() // 1_000_000)
+        context = self._context
+        send_recall(
+            found,
+            routes=context.routes,
+            storage=context.storage,
+            born_host=self._born_host,
+            timeout_s=self.settings.send_timeout_s if timeout_s is None else timeout_s,
+        )
+        return found.message_id
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything handed over so far was acknowledged or has failed (the futures tell which).

@@ -16,9 +16,10 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
+from raymq.delay import TIMER_TOPIC
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import Message, MessageQueue
-from raymq.producer.completion import Acknowledged, BeforeEnd, Completion, Outcome
+from raymq.producer.completion import Acknowledged, BeforeEnd, Completion, DueTimes, Outcome
 from raymq.producer.queue_selector import Destination
 from raymq.protocol.store import AppendResult
 from raymq.record.encode import EncodedBatch
@@ -214,10 +215,24 @@ class Flight(Struct, eq=False):
         status, queue, ids, host = result.status, self.sends.queue, self.encoded.message_ids, self.store_host
         batches = self.batches
         if len(batches) == 1 and batches[0].stage is not Stage.ENDED:
-            return [(batches[0], Acknowledged(status, queue, ids, queue_offsets, physical_offsets, host))]
+            return [
+                (
+                    batches[0],
+                    Acknowledged(
+                        status, queue, ids, queue_offsets, physical_offsets, host, _due_times(queue, batches[0])
+                    ),
+                )
+            ]
         ends_of = []
         for batch, first, end in self.places():
             if batch.stage is not Stage.ENDED:
                 parts = ids[first:end], queue_offsets[first:end], physical_offsets[first:end]
-                ends_of.append((batch, Acknowledged(status, queue, *parts, host)))
+                ends_of.append((batch, Acknowledged(status, queue, *parts, host, _due_times(queue, batch))))
         return ends_of
+
+
+def _due_times(queue: MessageQueue, batch: SendBatch) -> DueTimes | None:
+    """The times of a batch's messages, if they wait for them in `queue`."""
+    if queue.topic != TIMER_TOPIC or isinstance(batch.messages, MessageColumns):
+        return None
+    return DueTimes(batch.topic, [message.deliver_at_ms or 0 for message in batch.messages])

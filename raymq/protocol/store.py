@@ -170,14 +170,15 @@ class StoreStatistics:
 class ScheduleStatus:
     """The progress of the delivery of delayed messages. `pending` counts those that wait, by level, and those with a
     time of their own under "deliver_at". `late_ms` is how late the latest of those is that are being delivered now, 0
-    if none. `delivered` and `given_up` count since the store was opened; what is filed again, nearer to its time,
-    counts too.
+    if none. `delivered`, `given_up` and `recalled` count since the store was opened; what is filed again, nearer to its
+    time, counts as delivered.
     """
 
     pending: dict[str, int]
     late_ms: int
     delivered: int
     given_up: int
+    recalled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import TIMER_ROLL_MS, TIMER_ROLL_QUEUE, TIMER_TOPIC, is_waiting_topic, level_delay_ms
+from raymq.delay import (
+    TIMER_RECALL_QUEUE,
+    TIMER_ROLL_MS,
+    TIMER_ROLL_QUEUE,
+    TIMER_TOPIC,
+    is_waiting_topic,
+    level_delay_ms,
+)
 from raymq.errors import StoreCorruptError
 from raymq.names import SCHEDULE_TOPIC
 from storage.files.config_files import ConfigFiles, parse_fastjson
@@ -166,7 +173,7 @@ def waiting_codes(
     `deliver_at_ms` matters in the timer queues only.
     """
     topic, queue_id = source
-    if topic == TIMER_TOPIC and queue_id != TIMER_ROLL_QUEUE:
+    if topic == TIMER_TOPIC and queue_id not in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):
         return np.maximum(deliver_at_ms, store_timestamp_ms + 1)
     delay_ms = TIMER_ROLL_MS if topic == TIMER_TOPIC else level_delay_ms(queue_id + 1, levels_ms)
     return np.full(len(deliver_at_ms), store_timestamp_ms + delay_ms, np.int64)

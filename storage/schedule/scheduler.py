@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final
 
 from raymq.delay import (
+    TIMER_RECALL_QUEUE,
     TIMER_ROLL_MS,
     TIMER_ROLL_QUEUE,
     TIMER_TOPIC,
@@ -30,6 +31,7 @@ from raymq.delay import (
 from raymq.errors import IllegalNameError, MessageIllegalError, RaymqError
 from raymq.kernels.moved_records import MovedRecord, move_waiting_records
 from raymq.names import HALF_TOPIC, SCHEDULE_TOPIC
+from raymq.protocol.recall import RECALLED_TOPIC
 from raymq.protocol.store import ScheduleStatus
 from raymq.record.encode import ProducerSequence
 from raymq.record.hashing import tags_code
@@ -38,6 +40,7 @@ from raymq.record.rewrite import WaitingRecord, move_record, read_waiting
 from storage.dispatch.delivery_progress import Delivery, Source
 from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
+from storage.schedule.recalls import RECALLS, RecallTable, read_recall
 
 DELIVERY_POLL_MS: Final = 100
 DELIVERY_RETRY_MS: Final = 100
@@ -72,7 +75,8 @@ class Scheduler:
         # How late the latest message of the last round was.
         self._late_ms = 0
         # Counters of messages since the scheduler was made.
-        self._delivered = self._given_up = 0
+        self._delivered = self._given_up = self._recalled = 0
+        self._recalls = RecallTable(reader)
         self._stopping = False
 
     def stop(self) -> None:
@@ -83,25 +87,34 @@ class Scheduler:
         """The messages that wait, by the last round, and the counters."""
         pending: dict[str, int] = {}
         for (topic, queue_id), queue in self._queues.copy().items():
+            if (topic, queue_id) == RECALLS:
+                continue
             count = queue.pending(self._bounds[topic, queue_id])
             name = f"level {queue_id + 1}" if topic == SCHEDULE_TOPIC else "deliver_at"
             if count:
                 pending[name] = pending.get(name, 0) + count
-        return ScheduleStatus(pending, self._late_ms, self._delivered, self._given_up)
+        return ScheduleStatus(pending, self._late_ms, self._delivered, self._given_up, self._recalled)
 
     def round(self) -> float:
         """Deliver the first due messages of each queue, up to a bound; returns the seconds to wait before the next
         round."""
         now_ms, self._bounds = self._reader.read_bounds()
-        late_ms, wake_ms = 0, now_ms + DELIVERY_POLL_MS
+        late_ms, wake_ms, settled = 0, now_ms + DELIVERY_POLL_MS, True
+        if RECALLS in self._bounds:
+            self._recalls.look(self._bounds[RECALLS])
         for source, bounds in self._bounds.items():
             if self._stopping:
+                settled = False
                 break
+            if source == RECALLS:
+                continue
             queue = self._queue(source)
             if self._retry_at_ms.get(source, 0) - DELIVERY_RETRY_MS <= now_ms < self._retry_at_ms.get(source, 0):
+                settled = False
                 continue
             dues = queue.due(bounds, now_ms, DELIVERY_CHUNK_MESSAGES)
             if dues:
+                settled = False
                 late_ms = max(late_ms, now_ms - dues[0].due_ms)
                 wake_ms = now_ms
                 if not self._deliver(source, queue, dues, now_ms):
@@ -109,6 +122,8 @@ class Scheduler:
                     wake_ms = now_ms + DELIVERY_RETRY_MS
             else:
                 wake_ms = min(wake_ms, queue.wake_ms() or wake_ms)
+        if settled and RECALLS in self._bounds:
+            self._file_recalls_again(self._bounds[RECALLS], now_ms)
         self._late_ms = late_ms
         if not 0 <= now_ms - self._low_at_ms < LOW_INTERVAL_MS:
             self._low_at_ms = now_ms
@@ -125,7 +140,7 @@ class Scheduler:
             progress = self._reader.progress(source)
             if topic == SCHEDULE_TOPIC:
                 queue = LevelQueue(codes, level_delay_ms(queue_id + 1, self._levels_ms), progress)
-            elif queue_id == TIMER_ROLL_QUEUE:
+            elif queue_id in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):
                 queue = LevelQueue(codes, TIMER_ROLL_MS, progress)
             else:
                 queue = TimerQueue(codes, progress)
@@ -139,9 +154,10 @@ class Scheduler:
         size = 0
         views = self._reader.read_records(source, [due.queue_offset for due in dues])
         moved = self._move_together(source, dues, views)
-        for due, view, record in zip(dues, views, moved, strict=True):
-            if record is None:
-                delivery = self._prepare_delivery(source, due, view, now_ms)
+        recalled = self._recalls.among(source, dues, views)
+        for index, (due, view, record) in enumerate(zip(dues, views, moved, strict=True)):
+            if record is None or index in recalled:
+                delivery = self._prepare_delivery(source, due, view, now_ms, recalled=index in recalled)
             else:
                 delivery = Delivery(*record, due.epoch, due.queue_offset)
             if delivery is not None:
@@ -164,7 +180,9 @@ class Scheduler:
         last = done[-1]
         self._reader.advance(source, last.epoch, last.queue_offset)
         queue.done(done)
-        self._delivered += len(deliveries)
+        cancelled = sum(delivery.topic == RECALLED_TOPIC for delivery in deliveries)
+        self._recalled += cancelled
+        self._delivered += len(deliveries) - cancelled
         self._given_up += len(done) - len(deliveries)
         return True
 
@@ -179,9 +197,37 @@ class Scheduler:
         moved = move_waiting_records(here, [ProducerSequence(producer_id, due.epoch, due.queue_offset) for due in dues])
         return [None if record is None or record.topic == HALF_TOPIC else record for record in moved]
 
-    def _prepare_delivery(self, source: Source, due: Due, view: memoryview | None, now_ms: int) -> Delivery | None:
-        """The delivery of the message whose record is `view` to its next queue; None if it is gone or is given up,
-        which is logged."""
+    def _file_recalls_again(self, bounds: Bounds, now_ms: int) -> None:
+        """Store the recalls of a day ago once more whose messages are not due yet, and forget the others: no message
+        that is due waits in a timer queue now."""
+        queue = self._queue(RECALLS)
+        dues = queue.due(bounds, now_ms, DELIVERY_CHUNK_MESSAGES)
+        views = self._reader.read_records(RECALLS, [due.queue_offset for due in dues]) if dues else []
+        recalls = [read_recall(view) for view in views]
+        deliveries = []
+        for due, view, recall in zip(dues, views, recalls, strict=True):
+            if recall is not None and recall.deliver_at_ms > now_ms:
+                delivery = self._prepare_delivery(RECALLS, due, view, now_ms)
+                deliveries += [] if delivery is None else [delivery]
+        if not dues:
+            return
+        try:
+            if deliveries:
+                self._store(RECALLS, deliveries)
+        except RaymqError as error:
+            logger.warning("%s:%d: filing recalls again is tried later: %s", *RECALLS, error)
+            return
+        self._reader.advance(RECALLS, 0, dues[-1].queue_offset)
+        queue.done(dues)
+        for recall in recalls:
+            if recall is not None and recall.deliver_at_ms <= now_ms:
+                self._recalls.forget(recall)
+
+    def _prepare_delivery(
+        self, source: Source, due: Due, view: memoryview | None, now_ms: int, *, recalled: bool = False
+    ) -> Delivery | None:
+        """The delivery of the message whose record is `view` to its next queue, or to the topic of recalled ones; None
+        if it is gone or is given up, which is logged."""
         if view is None:
             logger.warning("%s:%d: the message at offset %d is gone", *source, due.queue_offset)
             return None
@@ -189,6 +235,8 @@ class Scheduler:
         try:
             record = read_waiting(view)
             topic, queue_id, code = _next_queue(source, record, now_ms)
+            if recalled:
+                topic, queue_id, code = RECALLED_TOPIC, 0, tags_code(record.tags)
             if topic == HALF_TOPIC:
                 raise RecordError("its target is the half topic")
             data = move_record(record, topic, queue_id, producer=producer, store_host_ipv6=self._reader.store_host_ipv6)
@@ -204,6 +252,8 @@ class Scheduler:
 def _next_queue(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
     """The topic, queue id and tag code with which the message is stored next: in the queue it is for, or in the timer
     queue where it waits next."""
+    if source == RECALLS:
+        return TIMER_TOPIC, TIMER_RECALL_QUEUE, 0
     if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) and (record.deliver_at_ms or 0) > now_ms:
         deliver_at_ms = record.deliver_at_ms or 0
         return TIMER_TOPIC, timer_queue(deliver_at_ms, now_ms), deliver_at_ms

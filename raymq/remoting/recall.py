@@ -1,0 +1,90 @@
+"""send_recall stores the recall of a delayed message in the broker group that has the message (raymq.protocol.recall).
+
+It is an append with a sequence of its own, repeated until it is answered: the store knows a repeat, and answers with
+the time at which it stored the first one. That time says if the recall was in time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
+from raymq.errors import RaymqError, RecallError
+from raymq.message import PROPERTY_TIMER_DELETE_KEY, TIMER_DELAY_MAX_MS, SystemMessage
+from raymq.protocol.recall import RECALL_BODY, RECALL_TAG, RecallHandle, delete_key
+from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_client import StorageClient
+from raymq.retry import persist_until
+
+ATTEMPT_TIMEOUT_S: Final = 5.0
+
+
+def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
+    """The handle that a text names. RecallError for one that cannot be read, of another topic, or of a message whose
+    time is past or farther ahead than any may be."""
+    handle = RecallHandle.parse(text)
+    if handle.topic != topic:
+        raise RecallError(f"the handle is of a message of topic {handle.topic!r}, not of {topic!r}")
+    if handle.deliver_at_ms <= now_ms:
+        raise RecallError(f"message {handle.message_id} was due {now_ms - handle.deliver_at_ms} ms ago: it is too late")
+    if handle.deliver_at_ms > now_ms + TIMER_DELAY_MAX_MS:
+        raise RecallError(f"no message can wait as long as the handle says, until {handle.deliver_at_ms} ms since 1970")
+    return handle
+
+
+def recall_batch(handle: RecallHandle, born_host: tuple[str, int], born_ms: int, producer_id: str) -> EncodedBatch:
+    """The recall as a batch of one record: RocketMQ's deletion record, in the timer queue of the recalls."""
+    message = SystemMessage(
+        handle.topic,
+        RECALL_BODY,
+        RECALL_TAG,
+        properties={PROPERTY_TIMER_DELETE_KEY: delete_key(handle.topic, handle.message_id)},
+        deliver_at_ms=handle.deliver_at_ms,
+    )
+    return encode_batch(
+        [message],
+        TIMER_RECALL_QUEUE,
+        born_host=born_host,
+        born_timestamp_ms=born_ms,
+        message_ids=[handle.message_id],
+        producer=ProducerSequence(producer_id, 0, 0),
+        waiting=Waiting(TIMER_TOPIC, [0]),
+    )
+
+
+def send_recall(
+    handle: RecallHandle,
+    *,
+    routes: RouteSource,
+    storage: Callable[[str], StorageClient],
+    born_host: tuple[str, int],
+    timeout_s: float,
+) -> None:
+    """Store a recall; on return its message is never delivered.
+
+    RecallError when the message was due before the recall was stored. TopicNotExistError; RequestTimeoutError and
+    ServiceNotAvailableError when nobody answers for `timeout_s`: the message may be recalled then, and calling again
+    tells.
+    """
+    batch = recall_batch(handle, born_host, time.time_ns() // 1_000_000, secrets.token_hex(8))
+
+    def attempt(left_s: float) -> int:
+        try:
+            master = storage(routes.get(handle.topic).master_storage(handle.broker_name))
+            [result] = master.append([batch], min(left_s, ATTEMPT_TIMEOUT_S))
+            return result.store_timestamp_ms
+        except RaymqError as error:
+            if error.retryable:
+                routes.invalidate(handle.topic)
+            raise
+
+    stored_ms = persist_until(time.monotonic() + timeout_s, attempt)
+    if stored_ms >= handle.deliver_at_ms:
+        raise RecallError(
+            f"message {handle.message_id} was due {stored_ms - handle.deliver_at_ms} ms before its recall was stored: "
+            "it is too late"
+        )

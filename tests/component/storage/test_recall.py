@@ -1,0 +1,204 @@
+"""Recalls of delayed messages in a real store: in time or too late, over stops, kills, days, and on a replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
+from raymq.message import Message
+from raymq.protocol.recall import RECALLED_TOPIC, RecallHandle
+from raymq.protocol.store import AppendResult
+from raymq.record.encode import ProducerSequence, Waiting, encode_batch
+from raymq.remoting.recall import recall_batch
+from storage.message_store import MessageStore
+from tests.support.history.waiting import eventually
+from tests.support.stores.stores import killed_copy, open_store, read_queue
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+DAY_MS = 86_400_000
+HOST = ("127.0.0.1", 5000)
+
+
+class Clock:
+    """The time that a store is told; moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_ms = time.time_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
+    """Opens stores on this clock and closes them at the end."""
+    stores = []
+
+    def open_one(root: Path = tmp_path / "store", *, deliver: bool = True, **changes: Any) -> MessageStore:
+        store = open_store(root, clock_ms=clock, **changes)
+        stores.append(store)
+        if deliver:
+            store.schedule.start_delivery()
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+def send(store: MessageStore, clock: Clock, body: bytes, due_ms: int) -> RecallHandle:
+    """Store a message that waits, as a producer does."""
+    message_id = body.hex().upper().rjust(32, "0")
+    batch = encode_batch(
+        [Message("orders", body, tags="t", deliver_at_ms=due_ms)],
+        timer_queue(due_ms, clock.now_ms),
+        born_host=HOST,
+        born_timestamp_ms=clock.now_ms,
+        message_ids=[message_id],
+        producer=ProducerSequence(message_id, 0, 0),
+        waiting=Waiting(TIMER_TOPIC, [3]),
+    )
+    store.append([batch])
+    return RecallHandle("orders", "broker-a", due_ms, message_id)
+
+
+def recall(store: MessageStore, clock: Clock, handle: RecallHandle, producer_id: str = "r") -> AppendResult:
+    [result] = store.append([recall_batch(handle, HOST, clock.now_ms, producer_id)])
+    return result
+
+
+def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> list[bytes]:
+    return [message.body for message in read_queue(store, topic, queue_id)]
+
+
+def settle(store: MessageStore) -> None:
+    """Until the scheduler has nothing to do at the time that it is now."""
+    scheduler = store.schedule.new_scheduler()
+    store.schedule.stop_delivery()
+    while scheduler.round() == 0:
+        pass
+
+
+def test_a_recalled_message_is_put_aside_when_it_is_due(opened, clock):
+    store = opened(deliver=False)
+    due_ms = clock.now_ms + 60_000
+    kept, gone = send(store, clock, b"kept", due_ms), send(store, clock, b"gone", due_ms)
+    assert kept.message_id != gone.message_id
+    assert recall(store, clock, gone).store_timestamp_ms < due_ms
+    recall(store, clock, gone, "again")
+    clock.now_ms = due_ms
+    store.schedule.start_delivery()
+    eventually(lambda: store.schedule.status().recalled, "the end of the recalled message")
+    eventually(lambda: bodies(store), "the other message")
+    assert bodies(store) == [b"kept"]
+    [aside] = read_queue(store, RECALLED_TOPIC, 0)
+    assert (aside.body, aside.message_id, aside.tags) == (b"gone", gone.message_id, "t")
+    assert store.schedule.status().pending == {}
+
+
+def test_a_recall_that_is_stored_when_the_message_is_due_says_so_and_changes_nothing(opened, clock):
+    store = opened(deliver=False)
+    due_ms = clock.now_ms + 60_000
+    handle = send(store, clock, b"late", due_ms)
+    clock.now_ms = due_ms
+    store.schedule.start_delivery()
+    eventually(lambda: bodies(store), "the message")
+    assert recall(store, clock, handle).store_timestamp_ms >= due_ms
+    settle(store)
+    assert bodies(store) == [b"late"]
+    assert bodies(store, RECALLED_TOPIC, 0) == []
+
+
+def test_a_repeated_recall_is_answered_with_the_time_of_the_first(opened, clock):
+    store = opened(deliver=False)
+    handle = send(store, clock, b"x", clock.now_ms + 60_000)
+    first = recall(store, clock, handle)
+    clock.now_ms += 120_000
+    again = recall(store, clock, handle)
+    assert (again.duplicate, again.store_timestamp_ms) == (True, first.store_timestamp_ms)
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_recall_outlives_its_store(opened, clock, tmp_path, end):
+    store = opened(deliver=False)
+    due_ms = clock.now_ms + 60_000
+    handle = send(store, clock, b"gone", due_ms)
+    send(store, clock, b"kept", due_ms)
+    recall(store, clock, handle)
+    if end == "close":
+        store.close()
+        root = tmp_path / "store"
+    else:
+        root = killed_copy(store._root, tmp_path / "copy")
+    clock.now_ms = due_ms + 3 * DAY_MS  # nothing ran for days: what is recalled is still recalled
+    again = opened(root, deliver=False)
+    settle(again)
+    assert bodies(again) == [b"kept"]
+    assert bodies(again, RECALLED_TOPIC, 0) == [b"gone"]
+
+
+def test_a_message_that_was_put_aside_stays_so_in_a_store_that_has_only_the_log(opened, clock, tmp_path):
+    store = opened(deliver=False)
+    due_ms = clock.now_ms + 60_000
+    recall(store, clock, send(store, clock, b"gone", due_ms))
+    clock.now_ms = due_ms
+    settle(store)
+    clock.now_ms += 2 * DAY_MS
+    settle(store)  # the recall is forgotten now
+    copy = killed_copy(store._root, tmp_path / "copy")
+    for name in ("delayOffset.json", "timerOffset.json"):
+        (copy / "config" / name).unlink(missing_ok=True)
+    again = opened(copy, deliver=False)
+    settle(again)
+    assert bodies(again) == []
+    assert bodies(again, RECALLED_TOPIC, 0) == [b"gone"]
+
+
+def test_a_recall_of_a_message_due_in_days_is_filed_again_each_day_until_then(opened, clock):
+    store = opened(deliver=False)
+    due_ms = clock.now_ms + 3 * DAY_MS
+    handle = send(store, clock, b"gone", due_ms)
+    send(store, clock, b"kept", due_ms)
+    assert store.queue_bounds(TIMER_TOPIC, TIMER_ROLL_QUEUE).max_offset == 2
+    recall(store, clock, handle)
+    scheduler = store.schedule.new_scheduler()
+    for _ in range(4):
+        clock.now_ms += DAY_MS
+        while scheduler.round() == 0:
+            pass
+    assert store.queue_bounds(TIMER_TOPIC, TIMER_RECALL_QUEUE).max_offset == 3
+    assert bodies(store) == [b"kept"]
+    assert bodies(store, RECALLED_TOPIC, 0) == [b"gone"]
+    assert scheduler._recalls._due_ms == {}
+    assert not scheduler._recalls._times
+    assert store.schedule._parts.deliveries.get((TIMER_TOPIC, TIMER_RECALL_QUEUE)).low == 3
+
+
+def test_levels_know_no_recall(opened, clock):
+    """RocketMQ recalls timed messages only, and so does raymq."""
+    store = opened(deliver=False)
+    recall(store, clock, RecallHandle("orders", "broker-a", clock.now_ms + 5000, "0" * 31 + "1"))
+    batch = encode_batch(
+        [Message("orders", b"level", delay_level=1)],
+        0,
+        born_host=HOST,
+        born_timestamp_ms=clock.now_ms,
+        message_ids=["0" * 31 + "1"],
+        producer=None,
+        waiting=Waiting("SCHEDULE_TOPIC_XXXX", [3]),
+    )
+    store.append([batch])
+    clock.now_ms += 6000
+    settle(store)
+    assert bodies(store) == [b"level"]
