@@ -7,6 +7,7 @@ from typing import Any
 
 from raymq.admin.base import ADMIN_TIMEOUT_S
 from raymq.admin.groups import GroupAdmin
+from raymq.admin.replay import ReplayAdmin
 from raymq.admin.topics import QueueDescription
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.route import MASTER_ID, BrokerData
@@ -17,9 +18,9 @@ from raymq.retry import persist_until
 __all__ = ["Admin", "QueueDescription"]
 
 
-class Admin(GroupAdmin):
+class Admin(GroupAdmin, ReplayAdmin):
     """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
-    exists as asked, and deleting what is gone, succeed or raise an error that says so."""
+    exists as asked, and deleting what is gone, succeed or raise an error that says so; `replay` sends nothing twice."""
 
     def brokers(self) -> dict[str, BrokerData]:
         """The live broker groups, with their stores."""

@@ -16,8 +16,9 @@ from raymq.cli.dead_letters import dlq
 from raymq.cli.entry import run_command
 from raymq.cli.groups import group
 from raymq.cli.jobs import job
-from raymq.cli.messages import consume, query, send
+from raymq.cli.messages import consume, query, recall, send
 from raymq.cli.output import Group
+from raymq.cli.replays import replay
 from raymq.cli.servers import balance, demo, down, drain, status, up
 from raymq.cli.stores import store
 from raymq.cli.topics import topic
@@ -54,6 +55,8 @@ for command in (
     send,
     consume,
     query,
+    recall,
+    replay,
     dlq,
     job,
     store,
