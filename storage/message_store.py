@@ -51,12 +51,14 @@ from storage.append.inner_batches import message_count
 from storage.append.multi_dispatch_appender import open_appender
 from storage.append.write_gate import WriteGate
 from storage.checkpoint_service import CheckpointService
+from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
 from storage.files.disk_usage import disk_usage
 from storage.files.lock import DirectoryLock
 from storage.index.index_file import IndexShape
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
 from storage.read.fetch_service import FetchService
 from storage.read.long_polls import LongPolls
 from storage.read.queries import StoreQueries
@@ -85,8 +87,8 @@ class MessageStore:
 
     The store itself appends, fetches and answers for its queues. Its parts do the rest: `queries` finds messages by
     key, id, physical offset and time, `schedule` delivers delayed messages, `transactions` ends transactions, `chunks`
-    are the log for other replicas, `cleaner` deletes old files, and `flags` are the reasons why it must not be read or
-    written.
+    are the log for other replicas, `cleaner` deletes old files, `compaction` keeps the newest message of each key, and
+    `flags` are the reasons why it must not be read or written.
     """
 
     def __init__(
@@ -127,9 +129,9 @@ class MessageStore:
         self._write = self._choose_write(host)
         # None in a store without an index (message_index_enable).
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
-        self._start_services(checkpoint)
+        self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
 
-    def _start_services(self, checkpoint: Checkpoint) -> None:
+    def _start_services(self, checkpoint: Checkpoint, clock_ms: Callable[[], int], *, replicated: bool) -> None:
         """Make the parts that need all others, and start their threads."""
         settings, parts, resources = self._settings, self._parts, self._resources
         self._queries = StoreQueries(
@@ -146,8 +148,15 @@ class MessageStore:
         self.transactions = TransactionService(parts, self._gate, self._appender, self._stats)
         self._checkpoints = CheckpointService(parts, self._gate, self._appender, self._index, self._stats, checkpoint)
         resources.callback(self._checkpoints.close)
+        self.compaction = CompactionService(parts, clock_ms=clock_ms, replicated=replicated)
+        resources.callback(self.compaction.close)
         self.cleaner = Cleaner(
-            parts, self._index, self.flags, flush_queues=self._checkpoints.flush_queues, on_failed=self._gate.fail
+            parts,
+            self._index,
+            self.flags,
+            self.compaction,
+            flush_queues=self._checkpoints.flush_queues,
+            on_failed=self._gate.fail,
         )
         resources.callback(self.cleaner.close)
 
@@ -354,7 +363,7 @@ class MessageStore:
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return QueueBounds(0, 0, 0)
-        min_offset, max_offset = queue.min_offset, queue.visible_offset
+        min_offset, max_offset = queue.first_readable_offset, queue.visible_offset
         first_in_memory = queue.first_at_or_after(max(self._first_in_memory, 0))
         return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
 
@@ -402,7 +411,12 @@ class MessageStore:
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The queue offset that a time stands for, always within the queue's bounds (StoreQueries.offset_by_time)."""
         queries, queue = self.queries, self._queues.get(topic, queue_id)
-        return 0 if queue is None else queries.offset_by_time(queue, timestamp_ms, boundary)
+        if queue is None:
+            return 0
+        offset = queries.offset_by_time(queue, timestamp_ms, boundary)
+        if isinstance(queue, ConsumeQueue) and queue.compacted is not None and offset == queue.min_offset:
+            return min(offset, queue.compacted.offset_by_time(timestamp_ms, boundary))
+        return offset
 
     def topics(self) -> dict[str, list[int]]:
         """The ids of the queues that exist, by topic."""
@@ -476,6 +490,7 @@ class MessageStore:
         """Let consumers see the messages that are stored before an offset; for a store that was opened with
         `on_stored`."""
         self._gate.show(physical_offset)
+        self.compaction.note_shown(physical_offset)
 
     def flush_all(self) -> int:
         """Flush all that is written now; returns its end. ServiceNotAvailableError if the disk is too slow."""
@@ -551,6 +566,7 @@ class MessageStore:
             self._polls.wake_all()
             with self._resources:
                 self.cleaner.close()
+                self.compaction.close()
                 self._checkpoints.close()
                 self._gate.close()
                 if not self._gate.failure:

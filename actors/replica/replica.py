@@ -72,7 +72,7 @@ from storage.replication.log_chunks import truncate_log
 from storage.replication.replica_files import ReplicaFiles
 from storage.running_flags import RunningFlag
 
-_REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
+_REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "compaction", "index")
 
 ORDER_WAIT_S: Final = 0.3
 UNFLUSHED_MAX_BYTES: Final = 16 << 20

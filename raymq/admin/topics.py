@@ -17,7 +17,14 @@ from raymq.errors import (
 )
 from raymq.message import MessageQueue
 from raymq.names import check_topic, check_user_topic, is_internal_topic
-from raymq.protocol.attributes import NO_ATTRIBUTES, QueueType, TopicAttributes, TopicMessageType, attribute_changes
+from raymq.protocol.attributes import (
+    NO_ATTRIBUTES,
+    CleanupPolicy,
+    QueueType,
+    TopicAttributes,
+    TopicMessageType,
+    attribute_changes,
+)
 from raymq.protocol.route import (
     NewTopic,
     TopicRoute,
@@ -67,17 +74,20 @@ class TopicAdmin(AdminBase):
         message_type: TopicMessageType | str | None = None,
         reserve_time_s: float | None = None,
         queue_type: QueueType | str | None = None,
+        cleanup_policy: CleanupPolicy | str | None = None,
     ) -> None:
         """Create a topic with `queues` queues in all, spread evenly over the broker groups.
 
         `message_type`: the messages that it takes, by default all (TopicMessageType). `reserve_time_s`: the time for
         which its messages are kept, from 60 s on, by default that of the store (file_reserved_time_hours). `queue_type`
         "batch": messages that are sent together are stored as one record, an inner batch, and compressed as a whole.
+        `cleanup_policy` COMPACTION, which cannot be changed later: the newest message of each key stays, and each
+        message needs a key.
 
         On return every client can use it. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError when it
         exists with another number of queues, or other attributes; creating it again as it is changes nothing.
         """
-        changes = attribute_changes(message_type, reserve_time_s=reserve_time_s, queue_type=queue_type)
+        changes = attribute_changes(message_type, cleanup_policy, reserve_time_s, queue_type)
         self._create({topic: queues}, changes)
 
     def create_topics(self, topics: Mapping[str, int]) -> None:

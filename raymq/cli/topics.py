@@ -18,12 +18,12 @@ from raymq.cli.output import (
     table,
 )
 from raymq.delay import parse_delay_levels
-from raymq.protocol.attributes import MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
+from raymq.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
 from raymq.protocol.route import PERM_READ, PERM_WRITE
 
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
 
-_SHOWN: Final = (MESSAGE_TYPE, RESERVE_TIME)
+_SHOWN: Final = (MESSAGE_TYPE, RESERVE_TIME, CLEANUP_POLICY)
 """The attributes that a list of topics shows."""
 
 type_option = click.option(
@@ -60,6 +60,9 @@ def topic() -> None:
 @type_option
 @queue_type_option
 @retention_option
+@click.option(
+    "--cleanup", type=click.Choice(["delete", "compaction"]), help="compaction: the newest of each key stays."
+)
 @address_option
 @json_option
 def topic_create(
@@ -68,15 +71,19 @@ def topic_create(
     message_type: str | None,
     queue_type: str | None,
     retention: str | None,
+    cleanup: str | None,
     address: str | None,
     as_json: bool,
 ) -> None:
     """Create a topic. Example: raymq topic create orders --queues 8 --type fifo --retention 12h"""
-    reserve_time_s = _seconds(retention)
+    options = {
+        "message_type": message_type,
+        "queue_type": queue_type,
+        "reserve_time_s": _seconds(retention),
+        "cleanup_policy": cleanup,
+    }
     with client_of(address) as client:
-        client.admin.create_topic(
-            name, queues, message_type=message_type, queue_type=queue_type, reserve_time_s=reserve_time_s
-        )
+        client.admin.create_topic(name, queues, **{key: value for key, value in options.items() if value is not None})
         attributes = client.admin.topic_attributes([name])[name].mapping()
     text = "".join(f", {key} {value}" for key, value in attributes.items())
     value = {"topic": name, "queues": queues, "attributes": attributes}

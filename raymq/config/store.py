@@ -185,6 +185,9 @@ class StoreOptions(BaseModel):
     clean_resource_interval_ms: Annotated[
         int, Field(ge=10, le=3_600_000, description="How often the age of the files and the disk are looked at.")
     ] = 10_000
+    compaction_schedule_interval_ms: Annotated[
+        int, Field(ge=10, le=86_400_000, description="How often topics with cleanup.policy COMPACTION are compacted.")
+    ] = 900_000
     delete_file_batch_max: Annotated[
         int, Field(ge=1, le=10_000, description="Most commit-log files deleted at a time.")
     ] = 10

@@ -71,13 +71,20 @@ class TopicAttributes:
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> Self:
-        """The values of `attributes`. InvalidArgumentError for a value that cannot be."""
-        return cls(
+        """The values of `attributes`. InvalidArgumentError for a value that cannot be, and for a compaction topic with
+        a reserved time: what is the newest of its key is kept for ever."""
+        values = cls(
             _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
             _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
             _reserve_time_ms(attributes.get(RESERVE_TIME) or "-1"),
             _member(QueueType, QUEUE_TYPE, attributes.get(QUEUE_TYPE) or "SimpleCQ"),
         )
+        if values.is_compacted and values.reserve_time_ms is not None:
+            raise InvalidArgumentError(
+                f"a topic has a {RESERVE_TIME} or the {CLEANUP_POLICY} COMPACTION, which keeps the newest message of "
+                "each key for ever: leave one of them out"
+            )
+        return values
 
     def mapping(self) -> dict[str, str]:
         """The attributes as `parse` reads them, without those that are as by default."""

@@ -65,6 +65,11 @@ class BaseConsumeQueue(ABC):
         return bool(self._files.starts)
 
     @property
+    def first_readable_offset(self) -> int:
+        """The first offset that consumers may read."""
+        return self.min_offset
+
+    @property
     @abstractmethod
     def first_physical_offset(self) -> int | None:
         """The physical offset of the first unit's record; None for a queue that points to none."""

@@ -29,8 +29,12 @@ from raymq.logfiles.directory import CONSUME_QUEUE_DIR
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
 from raymq.record.layout import UNIT_DTYPE
 from storage.queue.base_queue import BaseConsumeQueue
+from storage.queue.compacted_log import CompactedLog
 
 _UNIT: Final = struct.Struct(">qiq")
+_SIZE_AT: Final = 8
+"""The byte of a unit at which its size is."""
+_BLANK_SIZE: Final = PRE_BLANK_SIZE.to_bytes(4)
 _SCAN_UNITS: Final = 16_384
 _RECOVER_FIRST_UNITS: Final = 256
 """The units of a file that recovery looks at first. If all are good, it goes on with more at a time."""
@@ -45,6 +49,8 @@ class ConsumeQueue(BaseConsumeQueue):
 
     out_of_order = False
     """True if recovery ended the queue before a file whose first unit points further back than the file before."""
+    compacted: CompactedLog | None = None
+    """The queue's compacted log, for a topic that is compacted. Set under the append lock."""
     _forgotten_before = 0
     """The queue offset before which messages do not count any more, though the log may have them."""
     _map: mmap | None = None
@@ -244,6 +250,37 @@ class ConsumeQueue(BaseConsumeQueue):
         if self._files.starts:
             # In one step: readers look at it meanwhile.
             self.min_offset = max(self._first_at_or_after(min_physical_offset), self._forgotten_before)
+
+    @property
+    def first_readable_offset(self) -> int:
+        """The first offset that consumers may read. A compacted queue begins at 0: what is gone was superseded."""
+        return self.min_offset if self.compacted is None else 0
+
+    def blank(self, queue_offsets: NDArray[np.int64]) -> None:
+        """Have the units at these offsets, which consumers may read, point to no record. Called under the append lock.
+
+        Of each unit only the size is written, so a reader finds it as it was, or blank. OSError.
+        """
+        for offset in queue_offsets.tolist():
+            position = offset * UNIT_BYTES
+            start = position - position % self._file_size
+            path = self._files.path(start)
+            self._files.dirty.add(path)
+            self._handles.write(path, position - start + _SIZE_AT, _BLANK_SIZE)
+
+    def first_stored_at(self, time_ms: int) -> int:
+        """The first offset, from `min_offset` on, whose message was stored at `time_ms` or later; `visible_offset` if
+        none of those that consumers may read was. DataLossError when a record is gone."""
+        low, high = self.min_offset, self.visible_offset
+        while low < high:
+            middle = (low + high) // 2
+            # For an offset without a record, the time of the next record counts.
+            unit = self.next_unit(middle, high)
+            if len(unit) and self._reader.store_timestamps(unit["physical_offset"])[0] < time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def forget_before(self, queue_offset: int) -> None:
         """Let the queue begin at `queue_offset`, or its end if that comes first, whatever the log holds; never earlier

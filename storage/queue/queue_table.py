@@ -3,6 +3,7 @@
 On disk
     consumequeue/TOPIC/QUEUE/          a directory is what makes a queue exist
     consumequeue_ext/TOPIC/QUEUE/      the queue's extension, if it has one: storage/queue/consume_queue_ext.py
+    compaction/TOPIC/QUEUE/            its compacted log, if it has one: storage/queue/compacted_log.py
     batchconsumequeue/TOPIC/QUEUE/     a queue of inner batches: a topic has queues of one kind
     config/deletedTopics.json          {"TOPIC": physical offset of the log's end when the topic was deleted}
 
@@ -26,6 +27,7 @@ from storage.files import disk
 from storage.files.config_files import ConfigFiles, parse_fastjson
 from storage.files.write_handles import WriteHandles
 from storage.queue.batch_consume_queue import BatchConsumeQueue
+from storage.queue.compacted_log import COMPACTION_DIR
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.consume_queue_ext import ConsumeQueueExt, ExtendedConsumeQueue
 
@@ -192,6 +194,9 @@ class QueueTable:
 
     def _remove(self, topic: str) -> list[AnyQueue]:
         queues = [queue for queue in self if queue.topic == topic]
+        if (self._root / COMPACTION_DIR / topic).is_dir():
+            disk.remove_tree(self._root / COMPACTION_DIR / topic)
+            disk.sync_directory(self._root / COMPACTION_DIR)
         for queue in queues:
             self._queues.pop((topic, queue.queue_id))
             queue.delete()

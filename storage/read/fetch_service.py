@@ -59,7 +59,7 @@ class FetchService:
         ends, news = [], False
         for topic, queue_id, offset in positions:
             queue = self._queues.get(topic, queue_id)
-            first, end = (0, 0) if queue is None else (queue.min_offset, queue.visible_offset)
+            first, end = (0, 0) if queue is None else (queue.first_readable_offset, queue.visible_offset)
             ends.append(QueueEnds(first, end))
             news = news or (first <= offset < end if patient else offset != end)
         return ends, news
@@ -92,6 +92,15 @@ class FetchService:
         return results
 
     def _fetch_one(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        queue = self._queues.get_plain(request.topic, request.queue_id)
+        compacted = None if queue is None else queue.compacted
+        if (
+            compacted is not None
+            and queue is not None
+            and 0 <= request.queue_offset < min(queue.min_offset, max_offset)
+        ):
+            # The commit log does not have it any more.
+            return compacted.fetch(request, min_offset, max_offset, max_bytes)
         try:
             return self._reader.fetch(request, min_offset, max_offset, max_bytes)
         except DataLossError:
@@ -105,7 +114,7 @@ class FetchService:
     def _readable(self, request: FetchRequest) -> tuple[int, int]:
         """The first queue offset that can be read, and the end; 0 and 0 for a queue that is not there."""
         queue = self._queues.get(request.topic, request.queue_id)
-        return (0, 0) if queue is None else (queue.min_offset, queue.visible_offset)
+        return (0, 0) if queue is None else (queue.first_readable_offset, queue.visible_offset)
 
 
 def following(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchRequest]:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from raymq.errors import ServiceNotAvailableError
 from raymq.protocol.store import DeletedRange, RetentionStatus
@@ -44,6 +44,17 @@ LOGGED_MAX: Final = 10
 """Queues that a line of the log names."""
 
 
+class Holds(Protocol):
+    """Names the parts of the log that compaction needs: from `held_from` on whatever happens, from `reserved_from` on
+    unless the disk is nearly full. What is before `settled_offset` cannot be cut from the log any more."""
+
+    def settled_offset(self) -> int: ...
+
+    def held_from(self) -> int: ...
+
+    def reserved_from(self) -> int: ...
+
+
 class Cleaner:
     """Deletes the old files of one store, in a thread of its own that looks every clean_resource_interval_ms, the first
     time after a minute. Thread-safe. Nothing before `log_start_on_disk` comes back after a power cut."""
@@ -53,11 +64,12 @@ class Cleaner:
         parts: StoreParts,
         index: IndexService | None,
         flags: RunningFlags,
+        holds: Holds,
         *,
         flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
-        """Start the thread.
+        """Start the thread. `holds` says what compaction still needs.
 
         `flush_queues` brings all units of the queues to the disk, and raises OSError if it fails. `on_failed` is told
         when the disk fails in the thread, which ends then.
@@ -70,6 +82,7 @@ class Cleaner:
         # DISK_FULL is set and cleared here.
         self._flags = flags
         self._rules = RetentionRules.from_settings(settings)
+        self._holds = holds
         # The topics that are kept for a time of their own.
         self._topic_times = TopicTimes(parts)
         self._interval_s = settings.clean_resource_interval_ms / 1000
@@ -122,7 +135,7 @@ class Cleaner:
             usages = [of_log, disk_usage(self._queues.directory)]
             self._usage = max(usages)
             now_ms = int(now.timestamp() * 1000)
-            for path in self._topic_times.trim(now_ms):
+            for path in self._topic_times.trim(now_ms, self._holds.settled_offset()):
                 self._unlink(path)
             decision = decide(
                 self._log_files(),
@@ -132,8 +145,10 @@ class Cleaner:
                 usages=usages,
                 by_hand=self._by_hand > 0,
                 disk_full=bool(self._flags.bits & RunningFlag.DISK_FULL),
-                keep_from=min(self.pinned_physical_offset(), self._held_from()),
-                reserved_from=self._topic_times.reserved_from(now_ms, self._rules.reserved_ms),
+                keep_from=min(self.pinned_physical_offset(), self._held_from(), self._holds.held_from()),
+                reserved_from=min(
+                    self._topic_times.reserved_from(now_ms, self._rules.reserved_ms), self._holds.reserved_from()
+                ),
             )
             self._by_hand = max(self._by_hand - 1, 0)
             self._mark_disk(full=decision.disk_full)

@@ -22,16 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from raymq.errors import InvalidArgumentError
-from raymq.protocol.attributes import RESERVE_TIME, TopicAttributes
 from storage.files.config_files import parse_fastjson
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.topic_attributes import SETTLED_MS, StoredAttributes
 
-TOPICS_FILE: Final = "topics.json"
 MIN_OFFSETS_FILE: Final = "topicMinOffsets.json"
-RESERVE_TIME_LEAST_MS: Final = 60_000
-"""The shortest time that counts: attributes come here some seconds after a topic was created or deleted."""
 
 
 class TopicTimes:
@@ -40,8 +36,7 @@ class TopicTimes:
     def __init__(self, parts: StoreParts) -> None:
         """Move the queues' first offsets to where they were when the store was closed, or died."""
         self._parts, self._queues, self._log = parts, parts.queues, parts.log
-        self._read_text: str | None = None
-        self._times: dict[str, int] = {}
+        self._attributes = StoredAttributes(parts.config)
         text = parts.config.read(MIN_OFFSETS_FILE)
         self._moved: dict[str, dict[str, list[int]]] = parse_fastjson(text) if text else {}
         for queue, (offset, physical_offset) in self._known():
@@ -50,18 +45,19 @@ class TopicTimes:
                 queue.forget_before(offset)
 
     def times(self) -> Mapping[str, int]:
-        """The reserved time of each topic that has one, in ms."""
-        text = self._parts.config.read(TOPICS_FILE)
-        if text != self._read_text:
-            self._read_text, self._times = text, reserved_times(text)
-        return self._times
+        """The reserved time of each topic that has one, in ms; a compacted topic has none."""
+        return {
+            topic: max(values.reserve_time_ms, SETTLED_MS)
+            for topic, values in self._attributes.read().items()
+            if values.reserve_time_ms is not None and not values.is_compacted
+        }
 
-    def trim(self, now_ms: int) -> list[Path]:
-        """Move the first offsets of queues behind their old messages; returns the queues' files that are the caller's
-        to delete. OSError."""
+    def trim(self, now_ms: int, settled_offset: int) -> list[Path]:
+        """Move the first offsets of queues behind their old messages, those before the physical `settled_offset`;
+        returns the queues' files that are the caller's to delete. OSError."""
         moved: dict[ConsumeQueue, tuple[int, int]] = {}
         for queue, time_ms in self._timed():
-            first = self._first_stored_at(queue, now_ms - time_ms)
+            first = min(queue.first_stored_at(now_ms - time_ms), queue.first_at_or_after(settled_offset))
             if first > queue.min_offset:
                 [before] = queue.units(first - 1, 1)
                 moved[queue] = first, int(before["physical_offset"])
@@ -87,7 +83,7 @@ class TopicTimes:
         start = self._log.end_offset
         for queue, time_ms in self._timed():
             if time_ms > longer_than_ms:
-                first = max(self._first_stored_at(queue, now_ms - time_ms), queue.min_offset)
+                first = max(queue.first_stored_at(now_ms - time_ms), queue.min_offset)
                 for unit in queue.next_unit(first, queue.visible_offset):
                     start = min(start, int(unit["physical_offset"]))
         return start
@@ -105,32 +101,3 @@ class TopicTimes:
                 if queue is not None and not self._queues.was_deleted_after(topic, physical_offset):
                     known.append((queue, (int(offset), int(physical_offset))))
         return known
-
-    def _first_stored_at(self, queue: ConsumeQueue, time_ms: int) -> int:
-        """The first offset of a queue whose message was stored at `time_ms` or later; the visible end if none was."""
-        low, high = queue.min_offset, queue.visible_offset
-        while low < high:
-            middle = (low + high) // 2
-            # For an offset without a record, the time of the next record counts.
-            unit = queue.next_unit(middle, high)
-            if len(unit) and self._parts.reader.store_timestamps(unit["physical_offset"])[0] < time_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-
-def reserved_times(topics_json: str | None) -> dict[str, int]:
-    """The reserved times in the text of topics.json, in ms, by topic; those that cannot be are left out."""
-    table = parse_fastjson(topics_json).get("topicConfigTable", {}) if topics_json else {}
-    times: dict[str, int] = {}
-    for topic, entry in table.items():
-        attributes = entry.get("attributes") or {}
-        if RESERVE_TIME in attributes:
-            try:
-                time_ms = TopicAttributes.parse({RESERVE_TIME: attributes[RESERVE_TIME]}).reserve_time_ms
-            except InvalidArgumentError:
-                continue
-            if time_ms is not None:
-                times[topic] = max(time_ms, RESERVE_TIME_LEAST_MS)
-    return times

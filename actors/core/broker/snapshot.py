@@ -24,7 +24,7 @@ from raymq.errors import InvalidArgumentError
 from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.group import GroupConfig
 from raymq.protocol.route import DataVersion, TopicConfig
-from storage.retention.topic_times import TOPICS_FILE
+from storage.queue.topic_attributes import TOPICS_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,12 @@ from raymq.protocol.attributes import (
 
 
 def test_rocketmqs_attributes_are_read_and_written_as_they_are():
-    text = {"message.type": "FIFO", "cleanup.policy": "COMPACTION", "reserve.time": "3600000"}
-    values = TopicAttributes.parse(text)
-    assert values == TopicAttributes(TopicMessageType.FIFO, CleanupPolicy.COMPACTION, 3_600_000)
-    assert values.mapping() == text
+    for text, values in (
+        ({"message.type": "FIFO", "reserve.time": "3600000"}, (TopicMessageType.FIFO, CleanupPolicy.DELETE, 3_600_000)),
+        ({"cleanup.policy": "COMPACTION"}, (TopicMessageType.UNSPECIFIED, CleanupPolicy.COMPACTION, None)),
+    ):
+        assert TopicAttributes.parse(text) == TopicAttributes(*values)
+        assert TopicAttributes.parse(text).mapping() == text
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_a_topic_without_attributes_takes_everything(text):
         {"message.type": "fifo"},
         {"cleanup.policy": "KEEP"},
         {"queue.type": "batch"},
+        {"cleanup.policy": "COMPACTION", "reserve.time": "60000"},
         {"reserve.time": "0"},
         {"reserve.time": "-2"},
         {"reserve.time": "1h"},

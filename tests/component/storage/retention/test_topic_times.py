@@ -12,8 +12,8 @@ import pytest
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest
 from storage.message_store import MessageStore
+from storage.queue.topic_attributes import TOPICS_FILE, parse_attributes
 from storage.retention import cleaner
-from storage.retention.topic_times import RESERVE_TIME_LEAST_MS, TOPICS_FILE, reserved_times
 from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store
 
 MINUTE_MS = 60_000
@@ -154,10 +154,12 @@ def test_a_full_disk_takes_the_messages_of_a_topic_with_a_longer_time_too(root, 
         (None, {}),
         ("{}", {}),
         (topics_json(orders=3_600_000, bills=-1), {"orders": 3_600_000}),
-        (topics_json(orders=5), {"orders": RESERVE_TIME_LEAST_MS}),
+        (topics_json(orders=5), {"orders": 5}),
         (topics_json(orders="soon"), {}),
         ('{"topicConfigTable": {"a": {"attributes": null}, "b": {}}}', {}),
     ],
 )
 def test_times_are_those_of_rocketmqs_file(text, expected):
-    assert reserved_times(text) == expected
+    assert {
+        topic: values.reserve_time_ms for topic, values in parse_attributes(text).items() if values.reserve_time_ms
+    } == expected

@@ -1,0 +1,121 @@
+"""Compacts the queues of topics whose cleanup.policy is COMPACTION, in a thread of its own, now and then.
+
+Each replica compacts its own queues. Until a message is in its queue's compacted log, retention keeps it in the commit
+log. In a broker group of several replicas retention also keeps the log from the first message on that is still the
+newest of its key: a replica that is added is filled from the log alone. A disk that is nearly full may take those log
+files; the messages stay in the compacted logs that have them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from raymq.errors import RaymqError
+from storage.compaction.compactor import Compactor
+from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.topic_attributes import StoredAttributes
+
+BUSY_SHARE: Final = 0.2
+"""The share of the time in which the thread works, while it compacts."""
+PAUSE_MAX_S: Final = 1.0
+COMPACTION_STOP_TIMEOUT_S: Final = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class CompactionService:
+    """Keeps the compacted logs of one store. Thread-safe."""
+
+    def __init__(self, parts: StoreParts, *, clock_ms: Callable[[], int], replicated: bool) -> None:
+        """Open the compacted logs, and start the thread. `replicated`: other replicas are filled from this store's log.
+        StoreCorruptError."""
+        self._parts, self._clock_ms, self._replicated = parts, clock_ms, replicated
+        self._interval_s = parts.settings.compaction_schedule_interval_ms / 1000
+        self._attributes, self._attributes_lock = StoredAttributes(parts.config), threading.Lock()
+        # Held for a whole run: one at a time.
+        self._run_lock = threading.Lock()
+        self._stop = threading.Event()
+        # The end of what consumers were shown since the store was opened; of one replica alone all counts as shown.
+        self._shown_offset = 0 if replicated else sys.maxsize
+        self._worked_from_s = time.monotonic()
+        self._compactor = Compactor(parts, self.settled_offset, self._pause)
+        for queue in parts.queues.plain:
+            self._compactor.load(queue)
+        self._thread = threading.Thread(target=self._run, name="raymq-compact", daemon=True)
+        self._thread.start()
+
+    def run_once(self, now_ms: int) -> int:
+        """Compact each queue as far as it can be; returns how many passes that took. OSError, RaymqError."""
+        passes = 0
+        with self._run_lock:
+            self._worked_from_s = time.monotonic()
+            for queue in self._compacted_queues():
+                while not self._stop.is_set() and self._compactor.compact(queue, now_ms):
+                    passes += 1
+        return passes
+
+    def blank_again(self) -> None:
+        """Blank the units that recovery has made again. OSError."""
+        with self._run_lock:
+            for queue in self._parts.queues.plain:
+                if queue.compacted is not None:
+                    self._compactor.blank(queue, queue.compacted)
+
+    def note_shown(self, physical_offset: int) -> None:
+        """Consumers are shown everything before an offset, so it is in the log of whoever leads from now on."""
+        self._shown_offset = max(self._shown_offset, physical_offset)
+
+    def settled_offset(self) -> int:
+        """The end of what is on disk, and cannot be cut from the log when another replica leads."""
+        return min(self._parts.log.flushed_offset, self._shown_offset)
+
+    def held_from(self) -> int:
+        """The physical offset of the first message that is not in its queue's compacted log yet; the log's end if there
+        is none."""
+        return self._first_physical(lambda queue: 0 if queue.compacted is None else queue.compacted.end_offset)
+
+    def reserved_from(self) -> int:
+        """The physical offset from which on other replicas need the log; its end if there are none, or no topics."""
+        return self._first_physical(lambda queue: 0) if self._replicated else self._parts.log.end_offset
+
+    def close(self) -> None:
+        """Stop the thread; a pass is given up. Idempotent."""
+        self._stop.set()
+        self._thread.join(COMPACTION_STOP_TIMEOUT_S)
+
+    def _compacted_queues(self) -> list[ConsumeQueue]:
+        with self._attributes_lock:
+            topics = {topic for topic, values in self._attributes.read().items() if values.is_compacted}
+        return [queue for queue in self._parts.queues.plain if queue.topic in topics] if topics else []
+
+    def _first_physical(self, first_offset: Callable[[ConsumeQueue], int]) -> int:
+        start = self._parts.log.end_offset
+        for queue in self._compacted_queues():
+            for unit in queue.next_unit(max(first_offset(queue), queue.min_offset), queue.next_offset):
+                start = min(start, int(unit["physical_offset"]))
+        return start
+
+    def _pause(self) -> bool:
+        """Leave most of the time to others; False once the store closes."""
+        worked_s = time.monotonic() - self._worked_from_s
+        stopped = self._stop.wait(min(worked_s * (1 / BUSY_SHARE - 1), PAUSE_MAX_S))
+        self._worked_from_s = time.monotonic()
+        return not stopped
+
+    def _run(self) -> None:
+        if self._parts.after_crash:
+            self._try(self.blank_again)
+        while not self._stop.wait(self._interval_s):
+            self._try(lambda: self.run_once(self._clock_ms()))
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (RaymqError, OSError) as error:
+            logger.warning("compacting topics failed, and is tried again later: %s", error)

@@ -1,0 +1,228 @@
+"""Compacts one queue: a new generation of its compacted log, with the newest message of each key.
+
+    the generation before, [0, end)  ─┐
+                                      ├─▶ survivors ─▶ the next generation, [0, new end) ─▶ units of the others blanked
+    the commit log, [end, new end)   ─┘
+
+The units that are blanked in the consume queue keep their offsets and point to no record from then on, so readers in
+place pass them over, too. What the blanked units said is not needed: where recovery makes units again from the log,
+messages show that are not the newest of their keys, until the next pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE
+from raymq.message import PROPERTY_KEYS
+from raymq.record.dispatch import dispatch_view
+from raymq.record.layout import RecordError, read_header
+from storage.compaction.rules import survivors
+from storage.files import disk
+from storage.parts import StoreParts
+from storage.queue.compacted_log import (
+    COMPACTED_UNIT,
+    COMPACTION_DIR,
+    KEYLESS,
+    TOMBSTONE,
+    CompactedLog,
+    NewGeneration,
+    newest,
+)
+from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.topic_attributes import SETTLED_MS
+
+PASS_MESSAGES: Final = 200_000
+"""The most messages of the commit log that one pass takes in."""
+CHUNK_UNITS: Final = 512
+CHUNK_BYTES: Final = 1 << 20
+BLANKED_AT_ONCE: Final = 1000
+"""The most units that are blanked in one hold of the append lock."""
+PROPERTY_TOMBSTONE: Final = "TOMBSTONE"
+"""A user's property: with the value "true" it says that the key is gone. RocketMQ takes an empty body for that."""
+
+logger = logging.getLogger(__name__)
+
+
+class Compactor:
+    """Compacts queues of one store, one at a time. `settled_offset` returns the end of what cannot be cut from the log.
+    `pause` is called between the chunks of work, may wait, and returns False when the work is to be given up."""
+
+    def __init__(self, parts: StoreParts, settled_offset: Callable[[], int], pause: Callable[[], bool]) -> None:
+        self._parts, self._queues = parts, parts.queues
+        self._settled_offset, self._pause = settled_offset, pause
+        self._root = parts.settings.store_path_root_dir
+
+    def load(self, queue: ConsumeQueue) -> None:
+        """Open the queue's compacted log, if it has one, without the messages that its queue does not have (any more).
+
+        For a store that opens. StoreCorruptError.
+        """
+        directory = self._directory(queue)
+        found = newest(directory) if directory.is_dir() else None
+        if found is None:
+            return
+        if len(found.units) and self._queues.was_deleted_after(queue.topic, int(found.units[-1]["physical_offset"])):
+            disk.remove_tree(directory)  # of an earlier topic of that name
+            return
+        if found.end_offset > queue.next_offset:
+            found = self._cut(found, queue.next_offset)
+        queue.compacted = found
+
+    def compact(self, queue: ConsumeQueue, now_ms: int) -> bool:
+        """Take in the next messages of a queue that are old enough and settled; False if there are none, or the work
+        was given up. OSError; DataLossError when the commit log does not hold a record that it should."""
+        before = queue.compacted
+        start = max(0 if before is None else before.end_offset, queue.min_offset)
+        end = min(
+            queue.first_at_or_after(self._settled_offset()),
+            queue.first_stored_at(now_ms - SETTLED_MS),
+            start + PASS_MESSAGES,
+        )
+        if end <= start:
+            return False
+        new = self._read_units(queue, start, end)
+        if new is None:
+            return False
+        old = np.zeros(0, COMPACTED_UNIT) if before is None else before.units
+        units = np.concatenate((old, new))
+        stays = survivors(units, now_ms)
+        after = self._write(queue, before, units, stays, len(old), end)
+        if after is None:
+            return False
+        if before is not None:
+            before.delete()
+        return self.blank(queue, after)
+
+    def _directory(self, queue: ConsumeQueue) -> Path:
+        return self._root / COMPACTION_DIR / queue.topic / str(queue.queue_id)
+
+    def _cut(self, log: CompactedLog, end_offset: int) -> CompactedLog:
+        """The log without the messages from `end_offset` on, which a replica's log has lost."""
+        logger.warning("%s ends at %d now: its queue has lost what was behind that", log.directory, end_offset)
+        rows = np.flatnonzero(log.units["queue_offset"] < end_offset)
+        writer = NewGeneration(log.directory, log.generation + 1)
+        try:
+            for chunk in _chunks(rows, log.units["size"]):
+                writer.write(log.records(chunk))
+            writer.finish(log.units[rows].copy(), end_offset)
+        finally:
+            writer.close()
+        after = writer.publish()
+        disk.sync_directory(log.directory)
+        log.delete()
+        return after
+
+    def _read_units(self, queue: ConsumeQueue, start: int, end: int) -> NDArray[np.void] | None:
+        """The units of the records in [start, end) of a queue, with their keys; None if the work was given up."""
+        found: list[NDArray[np.void]] = []
+        offset = start
+        while offset < end:
+            units = queue.units(offset, min(CHUNK_UNITS, end - offset))
+            pointing = np.flatnonzero(units["size"] != PRE_BLANK_SIZE)
+            chosen = units[pointing]
+            data = b"".join(self._parts.reader.views(chosen))
+            here = np.zeros(len(chosen), COMPACTED_UNIT)
+            for name in ("physical_offset", "size", "tags_code"):
+                here[name] = chosen[name]
+            here["queue_offset"] = offset + pointing
+            starts = accumulate(chosen["size"].tolist(), initial=0)
+            for row, position in zip(range(len(chosen)), starts, strict=False):
+                here[["flags", "store_timestamp", "key_high", "key_low"]][row] = _key_of(data, position)
+            found.append(here)
+            offset += max(len(units), 1)
+            if not self._pause():
+                return None
+        return np.concatenate(found) if found else np.zeros(0, COMPACTED_UNIT)
+
+    def _write(
+        self,
+        queue: ConsumeQueue,
+        before: CompactedLog | None,
+        units: NDArray[np.void],
+        stays: NDArray[np.bool_],
+        old: int,
+        end: int,
+    ) -> CompactedLog | None:
+        """Write the units that stay, of which the first `old` are in the generation `before`, as the next generation,
+        and have readers use it; None if the work was given up, or the topic is deleted."""
+        rows = np.flatnonzero(stays)
+        writer = NewGeneration(self._directory(queue), 1 if before is None else before.generation + 1)
+        try:
+            for chunk in _chunks(rows[rows < old], units["size"]):
+                assert before is not None
+                writer.write(before.records(chunk))
+                if not self._pause():
+                    return None
+            for chunk in _chunks(rows[rows >= old], units["size"]):
+                writer.write(self._parts.reader.views(units[chunk]))
+                if not self._pause():
+                    return None
+            writer.finish(units[rows], end)
+        finally:
+            writer.close()
+        with self._parts.append_lock:
+            if not self._is_present(queue, end):
+                return None
+            after = writer.publish()
+        disk.sync_directory(after.directory)
+        with self._parts.append_lock:
+            if not self._is_present(queue, end):
+                return None
+            queue.compacted = after
+        return after
+
+    def _is_present(self, queue: ConsumeQueue, end: int) -> bool:
+        """True if the queue was neither deleted nor cut meanwhile."""
+        return self._queues.get(queue.topic, queue.queue_id) is queue and queue.next_offset >= end
+
+    def blank(self, queue: ConsumeQueue, log: CompactedLog) -> bool:
+        """Blank the units of messages that the compacted log does not have. False if the work was given up."""
+        kept = log.units["queue_offset"]
+        offset = queue.min_offset
+        while offset < log.end_offset:
+            units = queue.units(offset, min(BLANKED_AT_ONCE, log.end_offset - offset))
+            if not len(units):
+                break
+            offsets = np.arange(offset, offset + len(units))
+            superseded = offsets[(units["size"] != PRE_BLANK_SIZE) & ~np.isin(offsets, kept)]
+            with self._parts.append_lock:
+                if not self._is_present(queue, log.end_offset):
+                    return False
+                queue.blank(superseded)
+            offset += len(units)
+            if not self._pause():
+                return False
+        return True
+
+
+def _key_of(data: bytes, position: int) -> tuple[int, int, int, int]:
+    """Flags, store time, and the two halves of the hash of the key of the record at `position`. A record that cannot be
+    read has no key."""
+    try:
+        view = dispatch_view(data, position)
+        is_empty = read_header(data, position).body_size == 0
+    except RecordError:
+        return KEYLESS, 0, 0, 0
+    key = view.properties.get(PROPERTY_KEYS, "").strip()
+    if not key:
+        return KEYLESS, view.store_timestamp_ms, 0, 0
+    hashed = blake2b(key.encode(errors="surrogateescape"), digest_size=16).digest()
+    flags = TOMBSTONE if is_empty or view.properties.get(PROPERTY_TOMBSTONE) == "true" else 0
+    return flags, view.store_timestamp_ms, int.from_bytes(hashed[:8], "big"), int.from_bytes(hashed[8:], "big")
+
+
+def _chunks(rows: NDArray[np.int64], sizes: NDArray[np.int32]) -> Iterator[NDArray[np.int64]]:
+    """Rows in parts of about CHUNK_BYTES of records."""
+    if not len(rows):
+        return
+    parts = np.cumsum(sizes[rows], dtype=np.int64) // CHUNK_BYTES
+    yield from np.split(rows, np.flatnonzero(np.diff(parts)) + 1)

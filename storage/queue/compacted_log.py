@@ -1,0 +1,185 @@
+"""A queue's compacted log: a copy of those messages before an offset that are the newest of their keys.
+
+On disk
+    compaction/TOPIC/QUEUE/00000000000000000007.log      records back to back, the same bytes as in the commit log
+    compaction/TOPIC/QUEUE/00000000000000000007.units    | end offset 8 | COMPACTED_UNIT … |, ascending by queue offset
+
+The number is that of the generation. Each is written whole, beside the one before, and counts once its units have their
+name; then the one before is deleted. So a crash leaves the old one or the new one, and what else it leaves is deleted
+when the store opens. The copy lives on when the commit log's files are deleted.
+
+The files are raymq's own: RocketMQ's compactionLog and compactionCq have other formats, and it builds them anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.errors import StoreCorruptError
+from raymq.message import PullStatus
+from raymq.protocol.store import Boundary, FetchRequest, FetchResult
+from storage.files import disk
+
+COMPACTION_DIR: Final = "compaction"
+COMPACTED_UNIT: Final = np.dtype(
+    [
+        ("queue_offset", "<i8"),
+        ("physical_offset", "<i8"),
+        ("position", "<i8"),
+        ("size", "<i4"),
+        ("flags", "<u4"),
+        ("tags_code", "<i8"),
+        ("store_timestamp", "<i8"),
+        ("key_high", "<u8"),
+        ("key_low", "<u8"),
+    ]
+)
+"""One message: its places in the queue, in the commit log and in the copy, and the hash of its key."""
+TOMBSTONE: Final = 1
+KEYLESS: Final = 2
+_HEADER: Final = struct.Struct("<q")
+_SCAN_ROWS: Final = 16_384
+"""Units whose tag codes are compared in one fetch."""
+
+
+class CompactedLog:
+    """One generation, read through maps. Never changed; thread-safe."""
+
+    def __init__(self, directory: Path, generation: int) -> None:
+        """Open a generation. StoreCorruptError if its files do not fit each other."""
+        self.directory, self.generation = directory, generation
+        head = _mapped(_units_path(directory, generation))
+        self._data = _mapped(_log_path(directory, generation))
+        if len(head) < _HEADER.size or (len(head) - _HEADER.size) % COMPACTED_UNIT.itemsize:
+            raise StoreCorruptError(f"{_units_path(directory, generation)} has {len(head)} bytes: it is damaged")
+        [self.end_offset] = _HEADER.unpack_from(head)
+        self.units: NDArray[np.void] = np.frombuffer(head, COMPACTED_UNIT, offset=_HEADER.size)
+        self._offsets = np.ascontiguousarray(self.units["queue_offset"])
+        last = self.units[-1] if len(self.units) else None
+        if last is not None and int(last["position"]) + int(last["size"]) > len(self._data):
+            raise StoreCorruptError(f"{_log_path(directory, generation)} ends before its last record: it is damaged")
+
+    def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        """Carry out a request from an offset before `end_offset` on; see LogReader.fetch. Offsets without a message are
+        passed over."""
+        first = int(np.searchsorted(self._offsets, request.queue_offset))
+        end = len(self.units) if request.tag_codes is None else min(len(self.units), first + _SCAN_ROWS)
+        scanned_to = self.end_offset if end == len(self.units) else int(self._offsets[end])
+        if request.tag_codes is None:
+            matches = np.arange(first, min(end, first + request.max_messages + 1))
+        else:
+            codes = np.array(sorted(request.tag_codes), np.int64).astype(np.int32)
+            matches = first + np.flatnonzero(np.isin(self.units["tags_code"][first:end].astype(np.int32), codes))
+        if not len(matches):
+            return FetchResult(PullStatus.NO_MATCHED_MESSAGE, scanned_to, min_offset, max_offset, b"", 0)
+        if max_bytes == 0:
+            return FetchResult(PullStatus.FOUND, int(self._offsets[matches[0]]), min_offset, max_offset, b"", 0)
+        sizes = self.units["size"][matches].astype(np.int64)
+        fitting = max(int(np.searchsorted(np.cumsum(sizes), max_bytes, "right")), 1)
+        taken = matches[: min(fitting, request.max_messages)]
+        next_offset = scanned_to if len(taken) == len(matches) else int(self._offsets[matches[len(taken)]])
+        return FetchResult(
+            PullStatus.FOUND, next_offset, min_offset, max_offset, b"".join(self.records(taken)), len(taken)
+        )
+
+    def records(self, rows: NDArray[np.int64]) -> Iterable[memoryview]:
+        """The records of units, by their numbers, in order; neighbours together."""
+        if not len(rows):
+            return
+        edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        for start, end in pairwise(edges):
+            first, last = self.units[rows[start]], self.units[rows[end - 1]]
+            yield self._data[int(first["position"]) : int(last["position"]) + int(last["size"])]
+
+    def offset_by_time(self, time_ms: int, boundary: Boundary) -> int:
+        """LOWER: the queue offset of the first message stored at a time or later, `end_offset` if there is none. UPPER:
+        that of the last one stored at the time or before, 0 if there is none."""
+        times = self.units["store_timestamp"]
+        if boundary is Boundary.LOWER:
+            later = np.flatnonzero(times >= time_ms)
+            return int(self._offsets[later[0]]) if len(later) else self.end_offset
+        earlier = np.flatnonzero(times <= time_ms)
+        return int(self._offsets[earlier[-1]]) if len(earlier) else 0
+
+    def delete(self) -> None:
+        """Delete the files. Readers that have them mapped keep their bytes."""
+        disk.unlink(_units_path(self.directory, self.generation))
+        disk.unlink(_log_path(self.directory, self.generation))
+
+
+def newest(directory: Path) -> CompactedLog | None:
+    """The newest generation in a queue's directory; what a crash left of others is deleted. None if there is none."""
+    numbers = sorted(int(path.stem) for path in directory.glob("*.units") if path.stem.isdecimal())
+    found = CompactedLog(directory, numbers[-1]) if numbers else None
+    keep = {_units_path(directory, numbers[-1]), _log_path(directory, numbers[-1])} if numbers else set()
+    for path in directory.glob("*"):
+        if path not in keep:
+            disk.unlink(path)
+    return found
+
+
+class NewGeneration:
+    """A generation that is being written. It does not count before `publish`; one that is not published is left to
+    `newest`."""
+
+    def __init__(self, directory: Path, generation: int) -> None:
+        """Begin to write the records, in the order of the units. OSError."""
+        disk.make_directory(directory)
+        self._directory, self._generation = directory, generation
+        disk.unlink(_log_path(directory, generation))
+        self._file = disk.open_file(_log_path(directory, generation), os.O_RDWR | os.O_CREAT)
+        self._size = 0
+
+    def write(self, records: Iterable[memoryview]) -> None:
+        """Write the next records. OSError."""
+        data = b"".join(records)
+        disk.pwrite_all(self._file, self._size, data)
+        self._size += len(data)
+
+    def finish(self, units: NDArray[np.void], end_offset: int) -> None:
+        """Bring the records, and their `units`, to the disk. OSError. The units' positions are set here."""
+        disk.flush(self._file)
+        ends = np.cumsum(units["size"], dtype=np.int64)
+        units["position"] = ends - units["size"]
+        disk.write_file(self._new_units, _HEADER.pack(end_offset) + units.tobytes())
+
+    def publish(self) -> CompactedLog:
+        """Have the generation count after a crash of the process; after a power cut only once its directory is on disk.
+        OSError."""
+        disk.rename(self._new_units, _units_path(self._directory, self._generation))
+        return CompactedLog(self._directory, self._generation)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    @property
+    def _new_units(self) -> Path:
+        return _units_path(self._directory, self._generation).with_suffix(".new")
+
+
+def _units_path(directory: Path, generation: int) -> Path:
+    return directory / f"{generation:020d}.units"
+
+
+def _log_path(directory: Path, generation: int) -> Path:
+    return directory / f"{generation:020d}.log"
+
+
+def _mapped(path: Path) -> memoryview:
+    """The bytes of a file, mapped; StoreCorruptError if it is not there."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+    except FileNotFoundError:
+        raise StoreCorruptError(f"{path} is missing: restore it, or delete {path.parent}") from None

@@ -1,0 +1,45 @@
+"""The topics' attributes in config/topics.json, RocketMQ's file; the broker writes it some seconds after a change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from raymq.errors import InvalidArgumentError
+from raymq.protocol.attributes import TopicAttributes
+from storage.files.config_files import ConfigFiles, parse_fastjson
+
+TOPICS_FILE: Final = "topics.json"
+SETTLED_MS: Final = 60_000
+"""The age from which on a message is surely of the topic that the file describes. (A topic of that name may have been
+deleted and created anew just before, with other attributes.)"""
+
+
+class StoredAttributes:
+    """Reads the attributes of one store's topics. Used by one thread at a time."""
+
+    def __init__(self, config: ConfigFiles) -> None:
+        self._config = config
+        self._text: str | None = None
+        self._attributes: Mapping[str, TopicAttributes] = {}
+
+    def read(self) -> Mapping[str, TopicAttributes]:
+        """The attributes by topic, of topics that have some."""
+        text = self._config.read(TOPICS_FILE)
+        if text != self._text:
+            self._text, self._attributes = text, parse_attributes(text)
+        return self._attributes
+
+
+def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
+    """The attributes in the text of topics.json, by topic; a topic has none if they cannot be."""
+    table = parse_fastjson(topics_json).get("topicConfigTable", {}) if topics_json else {}
+    found: dict[str, TopicAttributes] = {}
+    for topic, entry in table.items():
+        attributes = entry.get("attributes")
+        if attributes:
+            try:
+                found[topic] = TopicAttributes.parse(attributes)
+            except InvalidArgumentError:
+                continue
+    return found

@@ -1,0 +1,341 @@
+"""Compaction topics in a store: the newest message of each key stays, whatever goes, and whenever the store dies."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from raymq.errors import DataLossError
+from raymq.logfiles.log_reader import LogReader
+from raymq.message import Message, PullStatus
+from raymq.protocol.store import Boundary, FetchRequest
+from raymq.record.decode import decode_records
+from raymq.record.encode import encode_batch
+from raymq.record.hashing import tags_code
+from storage.compaction import compactor
+from storage.compaction.rules import TOMBSTONE_KEPT_MS
+from storage.files import disk
+from storage.message_store import MessageStore
+from storage.queue.topic_attributes import SETTLED_MS, TOPICS_FILE
+from storage.retention import cleaner
+from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, killed_copy, make_batch, open_store
+
+NOW_MS = 1_700_000_000_000
+LATER_MS = NOW_MS + SETTLED_MS + 1
+TOPICS = json.dumps({"topicConfigTable": {"orders": {"attributes": {"cleanup.policy": "COMPACTION"}}}})
+
+
+@pytest.fixture
+def root(tmp_path, no_flushes, monkeypatch) -> Path:
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.5)
+    monkeypatch.setattr("storage.compaction.compaction_service.PAUSE_MAX_S", 0.0)
+    return tmp_path / "store"
+
+
+class Compacted:
+    """A store with the compaction topic `orders`, and what was sent to queue 0 of it."""
+
+    def __init__(self, root: Path, **changes) -> None:
+        self.root, self.changes = root, changes
+        self.now_ms = NOW_MS
+        self.sent: list[tuple[str | None, bytes]] = []
+        self.open()
+
+    def open(self) -> None:
+        self.store: MessageStore = open_store(self.root, clock_ms=lambda: self.now_ms, **self.changes)
+        self.store.write_config(TOPICS_FILE, TOPICS)
+
+    def send(self, *messages: tuple[str | None, bytes], tags: str | None = None, **properties: str) -> None:
+        batch = encode_batch(
+            [Message("orders", body, tags, [key] if key else (), properties) for key, body in messages],
+            0,
+            born_host=("127.0.0.1", 5000),
+            born_timestamp_ms=NOW_MS,
+            message_ids=[f"{len(self.sent) + n:032X}" for n in range(len(messages))],
+        )
+        self.store.append([batch])
+        self.sent += messages
+
+    def compact(self, now_ms: int = LATER_MS) -> int:
+        return self.store.compaction.run_once(now_ms)
+
+    def newest(self) -> dict[int, bytes]:
+        """The newest message of each key, and all without one, by offset."""
+        last = {key: offset for offset, (key, _) in enumerate(self.sent) if key}
+        return {offset: body for offset, (key, body) in enumerate(self.sent) if key is None or last[key] == offset}
+
+    def drop_log(self) -> None:
+        """Delete all old log files that retention allows to go."""
+        for path in sorted((self.root / "commitlog").iterdir()):
+            os.utime(path, (0, 0))
+        while True:
+            self.store.cleaner._by_hand = 1
+            if not self.store.cleaner.run_once(datetime(2026, 1, 1, 4)):
+                return
+
+
+def read(store: MessageStore, start: int = 0, max_messages: int = 7, max_bytes: int = 4000) -> dict[int, bytes]:
+    """What a consumer reads from an offset on, by offset."""
+    found: dict[int, bytes] = {}
+    offset, end = start, store.queue_bounds("orders", 0).max_offset
+    while offset < end:
+        [result] = store.fetch([FetchRequest("orders", 0, offset, max_messages)], max_bytes=max_bytes, wait_s=0)
+        assert result.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
+        assert result.next_offset > offset
+        messages = decode_records(result.records, broker_name="a")
+        assert len(messages) == result.count <= max_messages
+        assert all(offset <= message.queue_offset < result.next_offset for message in messages)
+        found |= {message.queue_offset: message.body for message in messages}
+        offset = result.next_offset
+    assert list(found) == sorted(found)
+    return found
+
+
+def random_messages(random: Random, count: int, keys: int = 40) -> list[tuple[str | None, bytes]]:
+    names = [f"key-{n}" for n in range(keys)]
+    return [(random.choice(names), b"%d " % n + b"x" * random.randrange(1, 300)) for n in range(count)]
+
+
+def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root):
+    it = Compacted(root)
+    it.send(("a", b"1"), ("b", b"2"), ("a", b"3"), (None, b"4"), ("c", b"5"), ("b", b"6"))
+    before = read(it.store)
+    assert it.compact() == 1
+    assert read(it.store) == it.newest() == {2: b"3", 3: b"4", 4: b"5", 5: b"6"}
+    assert before == {offset: body for offset, (_, body) in enumerate(it.sent)}
+    bounds = it.store.queue_bounds("orders", 0)
+    assert (bounds.min_offset, bounds.max_offset) == (0, 6)
+    assert read(it.store, 3) == {3: b"4", 4: b"5", 5: b"6"}
+    assert it.compact() == 0
+    it.store.close()
+
+
+def test_other_topics_and_messages_that_are_new_are_left_alone(root):
+    it = Compacted(root)
+    it.send(("a", b"1"), ("a", b"2"))
+    it.store.append([make_batch([b"x", b"y"], topic="bills")])
+    assert it.compact(NOW_MS + SETTLED_MS) == 0
+    assert list(read(it.store)) == [0, 1]
+    it.now_ms = LATER_MS
+    it.send(("a", b"3"))
+    assert it.compact() == 1
+    assert list(read(it.store)) == [1, 2]
+    assert it.store.queue_bounds("bills", 0).max_offset == 2
+    it.store.close()
+
+
+def test_messages_outlive_the_log_files_that_had_them(root):
+    it = Compacted(root)
+    random = Random(7)
+    for _ in range(30):
+        it.send(*random_messages(random, 50))
+    it.drop_log()
+    assert it.store.min_offset == 0, "what is not compacted stays in the log"
+    it.compact()
+    it.drop_log()
+    assert it.store.min_offset > 0
+    assert read(it.store) == it.newest()
+    assert read(it.store, max_bytes=1) == it.newest()
+    killed = killed_copy(root, root.with_name("killed"))
+    it.store.close()
+    for it.root in (root, killed):
+        it.open()
+        assert read(it.store) == it.newest()
+        it.store.close()
+    it.open()
+    it.send(*random_messages(random, 500, keys=60))
+    it.now_ms = LATER_MS
+    it.compact(LATER_MS + SETTLED_MS)
+    assert read(it.store) == it.newest()
+    it.store.close()
+
+
+def test_readers_in_place_pass_over_what_was_superseded_and_ask_the_store_for_what_left_the_log(root):
+    it = Compacted(root)
+    for n in range(300):
+        it.send((f"k{n % 200}", b"%d" % n + b"x" * 300))
+    reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=QUEUE_FILE_UNITS * 20)
+    request = FetchRequest("orders", 0, 0, 1000)
+    found, _ = reader.find(request, 300, 10**9)
+    assert np.concatenate([part.offsets for part in found]).tolist() == list(range(300))
+    it.compact()
+    found, next_offset = reader.find(request, 300, 10**9)
+    assert np.concatenate([part.offsets for part in found]).tolist() == list(range(100, 300))
+    assert next_offset == 300
+    it.drop_log()
+    with pytest.raises(DataLossError):
+        reader.find(request, 300, 10**9)
+    reader.close()
+    it.store.close()
+
+
+def test_a_fetch_with_tags_or_without_bytes_looks_into_the_compacted_log(root):
+    it = Compacted(root)
+    for n in range(300):
+        it.send((f"k{n % 200}", b"%d" % n + b"x" * 300), tags="even" if n % 2 == 0 else "odd")
+    it.compact()
+    it.drop_log()
+    assert it.store.min_offset > 0
+    even = frozenset([tags_code("even")])
+    [result] = it.store.fetch([FetchRequest("orders", 0, 0, 10, even)], max_bytes=100_000, wait_s=0)
+    assert [m.queue_offset for m in decode_records(result.records, broker_name="a")] == list(range(100, 120, 2))
+    assert result.next_offset == 120
+    none = frozenset([tags_code("none")])
+    [result] = it.store.fetch([FetchRequest("orders", 0, 0, 10, none)], max_bytes=100_000, wait_s=0)
+    assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 300)
+    [result] = it.store.fetch([FetchRequest("orders", 0, 0, 10)], max_bytes=0, wait_s=0)
+    assert (result.status, result.next_offset, result.records) == (PullStatus.FOUND, 100, b"")
+    it.store.close()
+
+
+def test_a_time_before_the_log_is_found_in_the_compacted_log(root):
+    it = Compacted(root)
+    for n in range(300):
+        it.now_ms = NOW_MS + n
+        it.send((f"k{n % 200}", b"x" * 300))
+    it.compact(it.now_ms + SETTLED_MS + 1)
+    it.drop_log()
+    assert it.store.offset_by_time("orders", 0, 0) == 100
+    assert it.store.offset_by_time("orders", 0, NOW_MS + 120) == 120
+    assert it.store.offset_by_time("orders", 0, NOW_MS + 120, Boundary.UPPER) == 120
+    assert it.store.offset_by_time("orders", 0, NOW_MS + 298) == 298
+    it.store.close()
+
+
+def test_a_tombstone_takes_its_key_away_and_goes_itself_a_day_later(root):
+    it = Compacted(root)
+    it.send(("a", b"1"), ("b", b"2"))
+    it.send(("a", b"gone"), TOMBSTONE="true")
+    it.compact()
+    assert list(read(it.store)) == [1, 2]
+    it.now_ms = NOW_MS + TOMBSTONE_KEPT_MS
+    it.send(("c", b"3"))
+    it.compact(it.now_ms + SETTLED_MS + 1)
+    assert list(read(it.store)) == [1, 3]
+    it.send(("a", b"4"))
+    assert read(it.store)[4] == b"4"
+    it.store.close()
+
+
+def test_a_deleted_topic_leaves_nothing_to_a_topic_of_its_name(root):
+    it = Compacted(root)
+    it.send(("a", b"1"), ("a", b"2"), ("b", b"3"))
+    it.compact()
+    left = killed_copy(root / "compaction", root.with_name("left"))
+    it.store.delete_topic("orders")
+    assert not (root / "compaction/orders").exists()
+    it.sent.clear()
+    it.send(("a", b"new"))
+    assert read(it.store) == {0: b"new"}
+    it.store.close()
+    left.rename(root / "compaction2")
+    (root / "compaction").rmdir()
+    (root / "compaction2").rename(root / "compaction")  # as a crash in the middle of the deletion may leave it
+    it.open()
+    assert read(it.store) == {0: b"new"}
+    assert it.compact() == 1
+    assert read(it.store) == {0: b"new"}
+    it.store.close()
+
+
+def test_other_replicas_are_filled_from_the_log_so_it_keeps_what_they_need(root):
+    it = Compacted(root)
+    it.store.close()
+    it.store = MessageStore.open(
+        it.store._settings, broker_name="broker-a", clock_ms=lambda: it.now_ms, on_stored=lambda end: None
+    )
+    random = Random(3)
+    for _ in range(20):
+        it.send(*random_messages(random, 50))
+    it.store.flush_all()
+    it.store.show(it.store.stored_offset)
+    it.send(("key-0", b"not shown"))
+    it.compact()
+    assert min(it.newest()) < it.store._queues.plain[0].compacted.end_offset == 1000
+    newest = it.newest()
+    first = min(newest)
+    it.drop_log()
+    [queue] = it.store._queues.plain
+    assert 0 < queue.min_offset <= first
+    assert queue.compacted is not None
+    assert queue.compacted.end_offset == 1000
+    it.store.close()
+
+
+def test_a_replica_compacts_nothing_that_may_be_cut_when_another_one_leads(root):
+    it = Compacted(root)
+    it.send(("a", b"1"), ("a", b"2"))
+    it.store.close()
+    it.store = MessageStore.open(
+        it.store._settings, broker_name="broker-a", clock_ms=lambda: it.now_ms, on_stored=lambda end: None
+    )
+    assert it.compact() == 0
+    it.store.show(it.store.stored_offset)
+    assert it.compact() == 1
+    it.store.close()
+
+
+class Died(BaseException):
+    """The store's process was killed."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whenever_the_store_dies_the_newest_of_each_key_is_there(root, monkeypatch, seed):
+    """Each call to the disk in a compaction is the last one in turn."""
+    random = Random(seed)
+    monkeypatch.setattr(compactor, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(compactor, "BLANKED_AT_ONCE", 50)
+    base = Compacted(root)
+    for _ in range(8):
+        base.send(*random_messages(random, 25))
+    base.compact()
+    base.drop_log()
+    base.now_ms = LATER_MS
+    base.send(*random_messages(random, 100))
+    base.store.close()
+    cut = 0
+    while True:
+        it = Compacted(killed_copy(root, root.with_name(f"copy{seed}-{cut}")))
+        it.sent, it.now_ms = list(base.sent), base.now_ms
+        finished = _compact_until(it, monkeypatch, cut, LATER_MS + SETTLED_MS + 1)
+        killed = killed_copy(it.root, root.with_name(f"killed{seed}-{cut}"))
+        it.store.close()
+        it.root = killed
+        it.open()
+        found = read(it.store)
+        assert found.items() >= it.newest().items(), f"seed {seed}, cut {cut}"
+        assert all(it.sent[offset][1] == body for offset, body in found.items())
+        it.compact(LATER_MS + SETTLED_MS + 1)
+        it.store.compaction.blank_again()
+        assert read(it.store) == it.newest(), f"seed {seed}, cut {cut}"
+        it.store.close()
+        if finished:
+            return
+        cut += 1
+
+
+def _compact_until(it: Compacted, monkeypatch: pytest.MonkeyPatch, cut: int, now_ms: int) -> bool:
+    """Compact, and die at the disk call with number `cut`; False if it did."""
+    calls = iter(range(cut))
+    with monkeypatch.context() as patch:
+        for name in ("pwrite_all", "write_file", "rename", "sync_directory", "unlink", "flush"):
+            real = getattr(disk, name)
+
+            def call(*arguments, real=real):
+                if next(calls, None) is None:
+                    raise Died
+                return real(*arguments)
+
+            patch.setattr(disk, name, call)
+        try:
+            it.compact(now_ms)
+        except Died:
+            return False
+    return True
