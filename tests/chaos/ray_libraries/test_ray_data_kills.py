@@ -65,10 +65,13 @@ def _small_blocks() -> Iterator[None]:
 
 
 def fill(mq: raymq.Client, topic: str) -> str:
-    """Make a topic with ROWS messages in several files; the body of each is its number, and some more."""
+    """Make a topic with ROWS messages; the body of each is its number, and some more. Each of several files of the log
+    has messages of all queues."""
     mq.admin.create_topic(topic, queues=4)
     with mq.producer() as producer:
-        producer.send_table(topic, pa.table({"body": [f"{number} {'x' * 200}" for number in range(ROWS)]}))
+        for first in range(0, ROWS, BATCH_ROWS):
+            numbers = range(first, first + BATCH_ROWS)
+            producer.send_table(topic, pa.table({"body": [f"{number} {'x' * 200}" for number in numbers]}))
     return topic
 
 
@@ -211,7 +214,7 @@ def test_a_read_of_messages_that_are_deleted_meanwhile_fails_or_says_what_it_lef
 
 def said_to_be_left_out(box: Sandbox, topic: str) -> int:
     """The number of offsets that the warnings in the logs of Ray's workers name."""
-    logs = "".join(path.read_text(errors="replace") for path in (box.tmp / "ray").glob("session_*-*/logs/worker-*.err"))
+    logs = "".join(path.read_text(errors="replace") for path in box.tmp.glob("rmq*/session_2*/logs/worker-*.err"))
     named = re.findall(rf"{topic}@{BROKER}:\d: offsets (\d+) to (\d+) are gone: ", logs)
     return sum(int(last) - int(first) + 1 for first, last in named)
 
