@@ -1,7 +1,7 @@
 """A chunk taken as a block does what it does record by record, over random chunks: producers, delayed messages, deleted
 topics, inner batches, odd records, damage.
 
-400 logs; RAYMQ_SOAK=1 makes 8,000, RAYMQ_RAW_APPEND_SEED repeats one.
+200 logs; RAYMQ_SOAK=1 makes 8,000, RAYMQ_RAW_APPEND_SEED repeats one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.stores.stores import open_store
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 ONE_SEED = os.environ.get("RAYMQ_RAW_APPEND_SEED")
-SEEDS = 8000 if os.environ.get("RAYMQ_SOAK") == "1" else 400
+SEEDS = 8000 if os.environ.get("RAYMQ_SOAK") == "1" else 200
 PARTS = 4
 
 

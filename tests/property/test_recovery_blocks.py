@@ -1,6 +1,6 @@
 """Recovery in blocks says and does what recovery record by record does, over random logs with damage.
 
-250 of them; RAYMQ_SOAK=1 makes 5,000, RAYMQ_RECOVERY_SEED repeats one.
+125 of them; RAYMQ_SOAK=1 makes 5,000, RAYMQ_RECOVERY_SEED repeats one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.stores.stores import killed_copy, open_store
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 ONE_SEED = os.environ.get("RAYMQ_RECOVERY_SEED")
-SEEDS = 5000 if SOAK else 250
+SEEDS = 5000 if SOAK else 125
 PARTS = 5
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.group_sim.world import World
 from tests.support.replication_sim.world import run_seed
 
-SEEDS = 50
+SEEDS = 20
 
 
 @pytest.mark.parametrize(
