@@ -72,7 +72,7 @@ class TopicAttributes:
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> Self:
         """The values of `attributes`. InvalidArgumentError for a value that cannot be, and for a compaction topic with
-        a reserved time: what is the newest of its key is kept for ever."""
+        a reserved time, because what is the newest of its key is kept for ever, or with inner batches."""
         values = cls(
             _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
             _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
@@ -83,6 +83,11 @@ class TopicAttributes:
             raise InvalidArgumentError(
                 f"a topic has a {RESERVE_TIME} or the {CLEANUP_POLICY} COMPACTION, which keeps the newest message of "
                 "each key for ever: leave one of them out"
+            )
+        if values.is_compacted and values.has_inner_batches:
+            raise InvalidArgumentError(
+                f"a topic with the {CLEANUP_POLICY} COMPACTION keeps each message by its key, so it cannot have the "
+                f"{QUEUE_TYPE} BatchCQ, whose records hold many: leave one of them out"
             )
         return values
 

@@ -39,6 +39,7 @@ def test_a_topic_without_attributes_takes_everything(text):
         {"cleanup.policy": "KEEP"},
         {"queue.type": "batch"},
         {"cleanup.policy": "COMPACTION", "reserve.time": "60000"},
+        {"cleanup.policy": "COMPACTION", "queue.type": "BatchCQ"},
         {"reserve.time": "0"},
         {"reserve.time": "-2"},
         {"reserve.time": "1h"},
