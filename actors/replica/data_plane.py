@@ -273,7 +273,9 @@ class WaitingFetch(Waiting):
         super().__init__(plane, request)
         self._fetch, self._requests = fetch, list(fetch.requests)
         self._is_looking = self._is_last = False
-        self._reads_nothing = not fetch.max_bytes and all(one.tag_codes is None for one in fetch.requests)
+        self._reads_nothing = not fetch.max_bytes and all(
+            one.tag_codes is None and one.sql is None for one in fetch.requests
+        )
 
     def look(self, *, last: bool) -> None:
         """Have a thread look, unless one does; or look at once, if only the ends are asked for."""

@@ -176,7 +176,7 @@ def _taken(table: Truths, numbers: Truths) -> Truths:
 
 
 def _equal_values(left: _Operand, right: _Operand) -> Truths | int:
-    """Which operands are equal, for the messages in which both are present."""
+    """The messages in which two operands are equal, among those that have both."""
     if isinstance(left, TextColumn):
         return _equal_texts(left, right)
     if isinstance(left, np.ndarray):

@@ -28,6 +28,8 @@ from raymq.config.store import (
     MAX_FILTER_MESSAGE_SIZE_BYTES,
 )
 from raymq.errors import DataLossError
+from raymq.filters.columns import matching
+from raymq.filters.sql import SqlFilter
 from raymq.kernels.stamp import store_timestamps_at
 from raymq.logfiles.batch_queue_units import messages_of, units_from
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR, batch_queue_directory, file_name
@@ -45,6 +47,12 @@ _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
 _SCAN_UNITS: Final = 16_384
 """Units whose tag codes are compared at a time."""
+_FILTER_UNITS: Final = 32_768
+"""Messages that one fetch looks through for a filter expression."""
+_FILTER_BYTES: Final = 32 << 20
+"""Bytes of records that it may lie among, though only their properties are read."""
+_FILTER_UNITS_FIRST: Final = 256
+"""Messages that are looked through first: where most pass, a fetch for a few is not to look at many."""
 _SPAN_MAX: Final = 1 << 30
 """The bytes of a log file from the first to the last of LocatedRecords, at most: positions in them fit in 32
 bits, which Arrow's views have."""
@@ -177,8 +185,8 @@ class LogReader:
 
         At most `max_bytes` of records, but one record at least if any matches. With `max_bytes` 0 no record is read:
         FOUND then says that there is a match, and `next_offset` where. NO_MATCHED_MESSAGE: everything up to
-        `next_offset` was looked at and excluded by the tags; that may be all, or as much as one fetch looks at.
-        DataLossError as for `views`.
+        `next_offset` was looked at and excluded; that may be all, or as much as one fetch looks at. DataLossError as
+        for `views`.
         """
         offset = request.queue_offset
         if not min_offset <= offset <= max_offset:
@@ -210,7 +218,7 @@ class LogReader:
         looks at. DataLossError if the first of them is not there (any more), also for a queue that has batches; the
         records before a lost one come without it.
         """
-        if end_offset == request.queue_offset + 1 and request.tag_codes is None:
+        if end_offset == request.queue_offset + 1 and not _excludes(request):
             one = self._find_one(request)
             if one is not None:
                 return [one], end_offset
@@ -275,33 +283,41 @@ class LogReader:
 
     def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:
         """The queue offset up to which one fetch looks for matching messages."""
-        if request.tag_codes is None:
+        if not _excludes(request):
             return max_offset
+        if request.sql is not None:
+            return min(max_offset, request.queue_offset + _FILTER_UNITS)
         return min(max_offset, request.queue_offset + max(filtered_max, request.max_messages))
 
     def _choose(
         self, request: FetchRequest, end_offset: int, max_bytes: int
     ) -> tuple[list[tuple[NDArray[np.void], NDArray[np.int64]]], int]:
         """The units before `end_offset` that answer a request, with their queue offsets, in pieces, and the queue
-        offset to go on at."""
+        offset to go on at. With a filter expression that may be before `end_offset`, though all was excluded."""
         codes = None
+        expression = None if request.sql is None else SqlFilter(request.sql)
+        at_once = _SCAN_UNITS if expression is None else max(_FILTER_UNITS_FIRST, 2 * request.max_messages)
+        looked_bytes = 0
         if request.tag_codes is not None:
             codes = np.fromiter(request.tag_codes, np.int64, len(request.tag_codes)).astype(np.int32)
         pieces: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
         offset, messages, free_bytes = request.queue_offset, request.max_messages, max_bytes
         while offset < end_offset and messages > 0:
-            scanned = min(messages if codes is None else _SCAN_UNITS, end_offset - offset)
+            scanned = min(at_once if _excludes(request) else messages, _SCAN_UNITS, end_offset - offset)
             units = self.units(request.topic, request.queue_id, offset, scanned)
             if not len(units):
                 raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
-            matching = units["size"] != PRE_BLANK_SIZE
+            wanted = units["size"] != PRE_BLANK_SIZE
             if codes is not None:
                 # RocketMQ compares the low 32 bits; the tag's text is compared by the client.
                 tags_codes, known = self.tags_codes(request.topic, request.queue_id, units)
-                matching &= np.isin(tags_codes.astype(np.int32), codes) | ~known
+                wanted &= np.isin(tags_codes.astype(np.int32), codes) | ~known
+            if expression is not None:
+                wanted &= self._passing(units, wanted, expression)
+                at_once, looked_bytes = at_once * 4, looked_bytes + int(units["size"].sum(dtype=np.int64))
             # The indices of the matching units, then how many of them the limits admit: by bytes, but one at least in
             # the whole answer, and by messages.
-            matches = np.flatnonzero(matching)
+            matches = np.flatnonzero(wanted)
             if max_bytes == 0 and len(matches):
                 return [(units[:0], matches[:0])], offset + int(matches[0])
             fitting = int(np.searchsorted(np.cumsum(units["size"][matches], dtype=np.int64), free_bytes, "right"))
@@ -315,7 +331,27 @@ class LogReader:
                 # Full: go on at the first match that was left. What lies between does not match.
                 return pieces, offset + int(matches[taken])
             offset += len(units)
+            if looked_bytes >= _FILTER_BYTES:
+                break
         return pieces, offset
+
+    def _passing(self, units: NDArray[np.void], among: NDArray[np.bool_], expression: SqlFilter) -> NDArray[np.bool_]:
+        """Marks the units `among` these whose records pass a filter expression. Of the records only the properties are
+        read. One that is not there counts as passing: who reads it finds out."""
+        passing = np.ones(len(units), np.bool_)
+        rows = np.flatnonzero(among)
+        positions, sizes = units["physical_offset"][rows].astype(np.int64), units["size"][rows].astype(np.int64)
+        file = positions // self.commit_log_file_size
+        edges = [0, *(np.flatnonzero(file[1:] != file[:-1]) + 1).tolist(), len(rows)]
+        for first, last in pairwise(edges):
+            if first == last:
+                continue
+            try:
+                here = self.records_at(positions[first:last], sizes[first:last], rows[first:last])
+            except DataLossError:
+                continue
+            passing[here.offsets] = matching(here.data, here.starts, expression)
+        return passing
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
         """True if the records of the queue hold many messages each (batch_queue_units.py): it has no `units`."""
@@ -334,6 +370,8 @@ class LogReader:
                 break
             [view] = self.views(units)
             for queue_offset, record in messages_of(view, request.queue_offset, request.tag_codes):
+                if request.sql is not None and not matching(record, _AT_ONCE, SqlFilter(request.sql))[0]:
+                    continue
                 if max_bytes == 0:
                     return FetchResult(PullStatus.FOUND, queue_offset, min_offset, max_offset, b"", 0)
                 if records and (len(record) > free_bytes or len(records) == request.max_messages):
@@ -356,6 +394,11 @@ class LogReader:
             raise DataLossError(
                 f"the commit log {self._log_files} no longer holds physical offset {wanted}: its file was deleted"
             ) from None
+
+
+def _excludes(request: FetchRequest) -> bool:
+    """True if a request does not want all messages."""
+    return request.tag_codes is not None or request.sql is not None
 
 
 def _found(records: list[bytes], next_offset: int, min_offset: int, max_offset: int) -> FetchResult:

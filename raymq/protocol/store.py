@@ -37,19 +37,21 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Read a queue from `queue_offset` on, at most `max_messages`, only tag codes in `tag_codes` (None: all)."""
+    """Read a queue from `queue_offset` on, at most `max_messages`, only tag codes in `tag_codes` (None: all), and only
+    messages that pass the filter expression `sql` (None: all)."""
 
     topic: str
     queue_id: int
     queue_offset: int
     max_messages: int
     tag_codes: frozenset[int] | None = None
+    sql: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
     """The answer to one FetchRequest. Go on at `next_offset`, which may have moved past messages that the tags
-    excluded.
+    or the expression excluded.
 
     `records` are `count` whole records back to back. OFFSET_ILLEGAL: the offset asked for is outside
     [`min_offset`, `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor to

@@ -1,9 +1,13 @@
 """Payloads of FETCH and WAIT frames: queues and offsets, and the records or the ends that are there.
 
-FETCH           | max bytes 8 | wait s 8 (double) | topics 4 |, then the topics, the requests, and their tag codes:
+FETCH           | max bytes 8 | wait s 8 (double) | topics 4 |, then the topics, the requests, their tag codes,
+                and their filter expressions:
     | length 2 | topic |
-    | topic 4 | queue id 4 | queue offset 8 | max messages 8 | tag codes 4, -1 for all messages | zero 4 |  32 bytes
+    | topic 4 | queue id 4 | queue offset 8 | max messages 8 | tag codes 4, -1 for all messages |
+    | expression 4, its number from 1, 0 for all messages |                                                 32 bytes
     | tag codes 8 × their number |
+    | length 4 | text |
+                an end that does not know expressions refuses such a frame as too long
 answer          the results, then the storage actors to go on at, then the records:
     | status 1 | zero 1 | actor's length 2 | count 4 | next offset 8 | first offset 8 | end 8 | records length 8 |
 WAIT            | wait s 8 (double) | topics 4 |, then the topics, the queues, and their offsets:
@@ -30,7 +34,8 @@ _FETCH: Final = struct.Struct("<qdI")
 _WAIT_S: Final = struct.Struct("<d")
 _TOPICS: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<H")
-_REQUEST: Final = struct.Struct("<Iiqqi4x")
+_REQUEST: Final = struct.Struct("<IiqqiI")
+_TEXT_LENGTH: Final = struct.Struct("<I")
 _RESULT: Final = struct.Struct("<BxHIqqqQ")
 _QUEUE: Final = struct.Struct("<Ii")
 _ENDS: Final = struct.Struct("<qqH6x")
@@ -82,6 +87,7 @@ def encode_fetch(requests: Sequence[FetchRequest], max_bytes: int, wait_s: float
     """The payload of a FETCH. InvalidArgumentError for numbers that do not fit."""
     numbers, parts = _topics([request.topic for request in requests])
     codes: list[bytes] = []
+    expressions: dict[str, int] = {}
     try:
         parts.insert(0, _FETCH.pack(max_bytes, wait_s, len(numbers)))
         for request in requests:
@@ -93,12 +99,16 @@ def encode_fetch(requests: Sequence[FetchRequest], max_bytes: int, wait_s: float
                     request.queue_offset,
                     request.max_messages,
                     -1 if tags is None else len(tags),
+                    0 if request.sql is None else expressions.setdefault(request.sql, len(expressions) + 1),
                 )
             )
             if tags:
                 codes.append(struct.pack(f"<{len(tags)}q", *tags))
     except struct.error as error:
         raise InvalidArgumentError(f"a fetch has a number that is out of range: {error}") from None
+    for expression in expressions:
+        data = expression.encode()
+        codes += [_TEXT_LENGTH.pack(len(data)), data]
     return b"".join(parts + codes)
 
 
@@ -111,18 +121,31 @@ def decode_fetch(payload: memoryview, count: int) -> Fetch:
         if len(rows) != count:
             raise ValueError("requests are missing")
         at += count * _REQUEST.size
-        requests = []
-        for topic, queue_id, queue_offset, max_messages, tags in rows:
-            codes = None
-            if tags >= 0:
-                codes = frozenset(struct.unpack_from(f"<{tags}q", payload, at))
-                at += 8 * tags
-            requests.append(FetchRequest(topics[topic], queue_id, queue_offset, max_messages, codes))
+        tag_codes = []
+        for *_, tags, _ in rows:
+            tag_codes.append(None if tags < 0 else frozenset(struct.unpack_from(f"<{tags}q", payload, at)))
+            at += 8 * max(tags, 0)
+        expressions, at = _read_expressions(payload, at, max((row[-1] for row in rows), default=0))
+        requests = [
+            FetchRequest(topics[topic], queue_id, offset, max_messages, codes, expressions[expression])
+            for (topic, queue_id, offset, max_messages, _, expression), codes in zip(rows, tag_codes, strict=True)
+        ]
     except (struct.error, ValueError, IndexError) as error:
         raise InvalidArgumentError(f"a FETCH cannot be read: {error}") from None
     if at != len(payload) or isnan(wait_s):
         raise InvalidArgumentError(f"a FETCH of {len(payload)} bytes ends at {at}")
     return Fetch(requests, max_bytes, wait_s)
+
+
+def _read_expressions(payload: memoryview, at: int, count: int) -> tuple[list[str | None], int]:
+    """The filter expressions of a FETCH by number, and the offset behind them. Number 0 is none."""
+    expressions: list[str | None] = [None]
+    while len(expressions) <= count:
+        [length] = _TEXT_LENGTH.unpack_from(payload, at)
+        at += _TEXT_LENGTH.size
+        expressions.append(bytes(payload[at : at + length]).decode())
+        at += length
+    return expressions, at
 
 
 def encode_fetched(results: Sequence[FetchResult]) -> list[Buffer]:

@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from actors.core.consume.records_in_place import RecordsInPlace
 from raymq.config.store import FlushDiskType
 from raymq.errors import (
     ClientStateError,
+    FilterExpressionError,
     InvalidArgumentError,
     MessageIllegalError,
     NotMasterError,
@@ -326,6 +328,27 @@ def test_a_fetch_with_tags_goes_on_behind_what_it_has_excluded(connect):
     actor.store.append([make_batch([b"yes"], tags="yes")])
     thread.join(WAIT_S)
     assert (results[0].status, results[0].count, results[0].next_offset) == (PullStatus.FOUND, 1, 7)
+
+
+def test_a_fetch_with_a_filter_moves_no_excluded_body_and_goes_on_behind_it(connect):
+    actor, client, _ = connect()
+    client.append([make_batch([b"x" * 1000] * 50, extra_properties={"price": "1"})], WAIT_S)
+    client.append([make_batch([b"yes"], extra_properties={"price": "6"})], WAIT_S)
+    request = FetchRequest("orders", 0, 0, 100, None, "price > 5")
+    [found] = client.fetch([request], 1 << 20, WAIT_S, WAIT_S)
+    assert (found.status, found.count, found.next_offset) == (PullStatus.FOUND, 1, 51)
+    assert len(found.records) < 1000
+    results = []
+    request = replace(request, queue_offset=51)
+    thread = threading.Thread(target=lambda: results.extend(client.fetch([request], 1 << 20, WAIT_S, WAIT_S)))
+    thread.start()
+    eventually(lambda: len(actor.store.polls) == 1, "it waits")
+    actor.store.append([make_batch([b"no"], extra_properties={"price": "5"})])
+    actor.store.append([make_batch([b"yes"], extra_properties={"price": "7"})])
+    thread.join(WAIT_S)
+    assert (results[0].status, results[0].count, results[0].next_offset) == (PullStatus.FOUND, 1, 53)
+    with pytest.raises(FilterExpressionError, match="character 7"):
+        client.fetch([replace(request, sql="price != 5")], 1 << 20, 0.0, WAIT_S)
 
 
 def test_requests_that_make_no_sense_are_refused(connect):

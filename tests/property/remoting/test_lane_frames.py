@@ -186,7 +186,16 @@ def test_results_are_read_as_they_were_written(results):
 
 
 REQUESTS = st.lists(
-    st.builds(FetchRequest, TOPICS, INT, LONG, LONG, st.none() | st.frozensets(LONG, max_size=3)), max_size=5
+    st.builds(
+        FetchRequest,
+        TOPICS,
+        INT,
+        LONG,
+        LONG,
+        st.none() | st.frozensets(LONG, max_size=3),
+        st.sampled_from([None, "price > 5", "region = 'ü'", "TRUE"]),
+    ),
+    max_size=5,
 )
 
 

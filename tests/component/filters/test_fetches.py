@@ -1,0 +1,159 @@
+"""Filter expressions in a store's fetches, its long polls, and its mapped files."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import raymq
+from raymq.logfiles import log_reader
+from raymq.logfiles.log_reader import LogReader
+from raymq.message import Message, PullStatus
+from raymq.protocol.store import FetchRequest
+from raymq.record.decode import decode_records
+from raymq.record.encode import encode_batch
+from storage.message_store import MessageStore
+from tests.support.stores.stores import open_store, small_settings
+
+RARE = "price > 5 AND region = 'eu'"
+
+
+def append(store: MessageStore, properties: list[dict[str, str]], first: int = 0, body_size: int = 100) -> None:
+    messages = [
+        Message("orders", f"{first + row}".encode().ljust(body_size), properties=one)
+        for row, one in enumerate(properties)
+    ]
+    store.append(
+        [
+            encode_batch(
+                messages,
+                0,
+                born_host=("127.0.0.1", 5000),
+                born_timestamp_ms=1_700_000_000_000,
+                message_ids=[f"{first + row:032X}" for row in range(len(messages))],
+            )
+        ]
+    )
+
+
+def priced(count: int, every: int) -> list[dict[str, str]]:
+    """Messages of which one in `every` passes RARE, the first one first."""
+    return [{"price": str(6 if row % every == 0 else row % 6), "region": "eu"} for row in range(count)]
+
+
+def read_all(store: MessageStore, sql: str, max_messages: int = 1000) -> tuple[list[int], int]:
+    """The offsets of all messages that pass, read to the end of the queue, and how many bytes were returned."""
+    offset, found, moved = 0, list[int](), 0
+    end = store.queue_bounds("orders", 0).max_offset
+    while offset < end:
+        request = FetchRequest("orders", 0, offset, max_messages, None, sql)
+        [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
+        assert result.next_offset > offset
+        assert result.status is (PullStatus.FOUND if result.count else PullStatus.NO_MATCHED_MESSAGE)
+        found += [message.queue_offset for message in decode_records(result.records, broker_name="broker-a")]
+        moved += len(result.records)
+        offset = result.next_offset
+    return found, moved
+
+
+@pytest.mark.parametrize("max_messages", [1, 7, 1000])
+def test_a_fetch_returns_what_passes_and_moves_past_the_rest(tmp_path: Path, max_messages: int) -> None:
+    with closing(open_store(tmp_path)) as store:
+        for first in range(0, 3_000, 500):
+            append(store, priced(500, 100), first)
+        found, moved = read_all(store, RARE, max_messages)
+        assert found == list(range(0, 3_000, 100))
+        assert moved < 10_000
+
+
+def test_a_fetch_may_be_for_other_messages_than_its_neighbour(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(10, 5))
+        requests = [FetchRequest("orders", 0, 0, 100, None, sql) for sql in (RARE, None, "price IS NULL", "price = x")]
+        results = store.fetch(requests, max_bytes=1 << 20, wait_s=0)
+        assert [result.count for result in results] == [2, 10, 0, 0]
+        assert [result.next_offset for result in results] == [10, 10, 10, 10]
+
+
+def test_an_expression_that_does_not_compile_is_refused(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(10, 5))
+        with pytest.raises(raymq.FilterExpressionError, match="character 7"):
+            store.fetch([FetchRequest("orders", 0, 0, 100, None, "price != 5")], max_bytes=1 << 20, wait_s=0)
+
+
+def test_one_fetch_looks_at_a_bounded_number_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "_FILTER_UNITS", 300)
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(1_000, 2_000))
+        request = FetchRequest("orders", 0, 1, 10, None, RARE)
+        # It does not wait, though it found nothing: there is more to look through.
+        [result] = store.fetch([request], max_bytes=1 << 20, wait_s=60)
+        assert (result.status, result.next_offset, result.count) == (PullStatus.NO_MATCHED_MESSAGE, 301, 0)
+
+
+def test_one_fetch_looks_at_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "_FILTER_BYTES", 50_000)
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(1_000, 2_000))
+        [result] = store.fetch([FetchRequest("orders", 0, 1, 10, None, RARE)], max_bytes=1 << 20, wait_s=0)
+        assert 1 < result.next_offset < 1_000
+        assert read_all(store, RARE) == ([0], result_size(store))
+
+
+def result_size(store: MessageStore) -> int:
+    """The size of the first record."""
+    [result] = store.fetch([FetchRequest("orders", 0, 0, 1)], max_bytes=1 << 20, wait_s=0)
+    return len(result.records)
+
+
+def test_a_fetch_of_no_bytes_says_where_the_next_match_is(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(100, 40))
+        [result] = store.fetch([FetchRequest("orders", 0, 1, 10, None, RARE)], max_bytes=0, wait_s=0)
+        assert (result.status, result.next_offset, result.count) == (PullStatus.FOUND, 40, 0)
+
+
+def test_a_long_poll_waits_for_a_message_that_passes(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(10, 100))
+        results = []
+        request = FetchRequest("orders", 0, 1, 10, None, RARE)
+        waiter = threading.Thread(
+            target=lambda: results.extend(store.fetch([request], max_bytes=1 << 20, wait_s=60)), daemon=True
+        )
+        waiter.start()
+        for first in range(10, 500, 10):
+            append(store, [{"price": "1"}] * 10, first)
+        assert not results
+        append(store, priced(1, 1), 500)
+        waiter.join(60)
+        [result] = results
+        assert (result.status, result.count) == (PullStatus.FOUND, 1)
+        assert decode_records(result.records, broker_name="broker-a")[0].queue_offset == result.next_offset - 1 == 500
+
+
+def test_a_long_poll_that_ends_says_how_far_it_has_looked(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(10, 100))
+        [result] = store.fetch([FetchRequest("orders", 0, 1, 10, None, RARE)], max_bytes=1 << 20, wait_s=0.05)
+        assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 10)
+
+
+def test_mapped_files_show_only_what_passes(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        append(store, priced(1_000, 100))
+        settings = small_settings(tmp_path)
+        reader = LogReader(
+            tmp_path,
+            commit_log_file_size=settings.mapped_file_size_commit_log_bytes,
+            consume_queue_file_size=settings.mapped_file_size_consume_queue_bytes,
+        )
+        located, next_offset = reader.find(FetchRequest("orders", 0, 1, 5, None, RARE), 1_000, 1 << 20)
+        assert [offset for part in located for offset in part.offsets.tolist()] == [100, 200, 300, 400, 500]
+        assert next_offset > 500
+        located, next_offset = reader.find(FetchRequest("orders", 0, 7, 5, None, RARE), 8, 1 << 20)
+        assert (located, next_offset) == ([], 8)
