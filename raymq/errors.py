@@ -21,6 +21,7 @@
     ├── SendUnknownError             10006    a send whose outcome is unknown after all its retries
     ├── ClusterNotFoundError         10004    no raymq runs where the client looked
     ├── ClientStateError             10000    closed, not subscribed, already started …
+    │   └── SubscriptionConflictError 10000   another expression than the other members of the group have
     ├── TransactionError                 1    a transaction cannot be ended as asked
     │   └── TransactionTooLateError    604    only a check may end it now
     ├── ListenerError                10000    the user's listener raised, or cannot be shipped
@@ -298,6 +299,25 @@ class TransactionTooLateError(TransactionError):
     """The immunity time of a transaction is over: only a check may end it now."""
 
     code = 604
+
+
+class SubscriptionConflictError(ClientStateError):
+    """A member of a consumer group wants other messages of a topic than the members before it; nothing was changed.
+
+    `expression` is what it wants, `other_expression` what `other_member` has, as administrators see them.
+    """
+
+    def __init__(self, group: str, topic: str, expression: str, other_member: str, other_expression: str) -> None:
+        super().__init__(group, topic, expression, other_member, other_expression)
+        self.group, self.topic, self.expression = group, topic, expression
+        self.other_member, self.other_expression = other_member, other_expression
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group!r} consumes topic {self.topic!r} by {self.other_expression!r} (member "
+            f"{self.other_member}), not by {self.expression!r}: all members of a group must have one expression for a "
+            "topic; subscribe by that one, stop the other members first, or use another group"
+        )
 
 
 class ListenerError(RaymqError):

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from actors.pull.instance_state import InstanceState
-from raymq.errors import RaymqError
+from raymq.errors import RaymqError, SubscriptionConflictError
 from raymq.message import MessageQueue
 from raymq.remoting.route_cache import RouteCache
 
@@ -22,6 +22,8 @@ class BroadcastMember:
     def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
         self._instance = instance
         self._routes = routes
+        self.refusal: SubscriptionConflictError | None = None
+        """None: each instance has messages of its own."""
 
     def join(self) -> None:
         """Do nothing: `follow_routes` is called."""

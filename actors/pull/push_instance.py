@@ -85,6 +85,7 @@ class PushInstance:
                 allocation=settings.allocation,
                 on_assigned=self._committer.wake,
                 on_reset=self._committer.ask_about_resets,
+                expressions=lambda: settings.expressions,
             )
         else:
             self._member = self.broadcast = BroadcastMember(state, services.routes)
@@ -120,6 +121,8 @@ class PushInstance:
         with state.lock:
             queues = sorted(state.core.process_queues(), key=lambda process_queue: process_queue.queue)
             troubles = [process_queue.trouble for process_queue in queues if process_queue.trouble]
+            if self._member.refusal is not None:
+                troubles.insert(0, str(self._member.refusal))
             return {
                 "instance": self.name,
                 "holding": [str(process_queue.queue) for process_queue in queues],
@@ -188,8 +191,8 @@ class PushInstance:
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         """See services.Reader."""
-        codes = self._settings.subscription(queue.topic).tag_codes
-        return FetchRequest(queue.topic, queue.queue_id, offset, self._settings.pull_batch_size, codes)
+        wanted, most = self._settings.subscription(queue.topic), self._settings.pull_batch_size
+        return FetchRequest(queue.topic, queue.queue_id, offset, most, wanted.tag_codes, wanted.sql)
 
     def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
         """See services.Reader."""
@@ -294,5 +297,4 @@ def _records_of(result: FetchResult) -> TaskRecords:
 
 def consumer_data(settings: PushSettings) -> ConsumerData:
     """The description of an instance for administrators."""
-    subscriptions = {subscription.topic: subscription.expression for subscription in settings.subscriptions}
-    return ConsumerData(settings.group, "PUSH", subscriptions, settings.message_model, settings.start.where)
+    return ConsumerData(settings.group, "PUSH", settings.expressions, settings.message_model, settings.start.where)

@@ -106,6 +106,7 @@ def recall(topic_name: str, handle: str, address: str | None, as_json: bool) -> 
 @click.argument("group_name", metavar="GROUP")
 @click.argument("topic_name", metavar="TOPIC")
 @click.option("--tags", default="*", show_default=True, help='Tags to consume, for example "paid || refunded".')
+@click.option("--sql", "condition", help="""Condition on properties, for example "price > 5 AND region = 'eu'".""")
 @click.option(
     "--max", "limit", type=click.IntRange(1), help="Stop after so many messages. Default: go on until ctrl-C."
 )
@@ -124,6 +125,7 @@ def consume(
     group_name: str,
     topic_name: str,
     tags: str,
+    condition: str | None,
     limit: int | None,
     timeout: float | None,
     start: str,
@@ -133,9 +135,15 @@ def consume(
     """Consume a topic as a member of GROUP: a line per message, committed after it was printed.
 
     Example: raymq consume billing orders --tags "paid || refunded" --timeout 5
+
+    Example: raymq consume billing orders --sql "price > 5 AND region = 'eu'"
     """
+    from raymq.filters.sql import sql
     from raymq.message import ConsumeFromWhere
 
+    if condition is not None and tags != "*":
+        raise click.UsageError("--tags and --sql exclude each other: write TAGS = 'paid' in the condition")
+    expression = tags if condition is None else sql(condition)
     where = (
         ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if start == "first" else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     )
@@ -147,7 +155,7 @@ def consume(
         client.pull_consumer(group_name, consume_from=where, auto_commit=False) as consumer,
         counting("consuming", limit, talks=out.is_terminal) as counter,
     ):
-        consumer.subscribe(topic_name, tags)
+        consumer.subscribe(topic_name, expression)
         while left is None or left > 0:
             held = bool(consumer.assignment())  # queues that come during the poll have not been quiet for so long
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))

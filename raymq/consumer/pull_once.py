@@ -39,7 +39,7 @@ def pull_messages(
         raise InvalidArgumentError(f"max_messages must be 1 to {PULL_MAX_MESSAGES}, not {max_messages}")
     if not 0 <= wait_s <= PULL_MAX_WAIT_S:
         raise InvalidArgumentError(f"wait_s must be 0 to {PULL_MAX_WAIT_S:g}, not {wait_s}")
-    request = FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes)
+    request = FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes, subscription.sql)
     [result] = storage.fetch([request], PULL_MAX_BYTES, wait_s, PULL_CALL_TIMEOUT_S)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         raise OffsetOutOfRangeError(str(queue), offset, result.min_offset, result.max_offset)

@@ -19,17 +19,18 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.errors import RaymqError, ServiceNotAvailableError, SubscriptionConflictError
 from raymq.names import REBALANCE_SLOTS, RebalanceName
 from raymq.protocol.membership import (
     MEMBER_HEARTBEAT_INTERVAL_S,
     GroupAssignment,
     GroupFailure,
     GroupHeartbeat,
+    GroupRefusal,
     Heartbeat,
     HeartbeatAnswer,
     OtherServer,
@@ -53,6 +54,8 @@ SOON_S: Final = 0.05
 """The first pause before an answer without all queues is asked for again; it doubles."""
 TURNS_MAX: Final = 3
 """How often in a row a heartbeat is said again at once: with a new session, or to another actor."""
+CHECK_TIMEOUT_S: Final = 1.0
+"""For the question, before a consumer joins its group, if the members want the same messages."""
 SILENCE_S: Final = 5.0
 """A member is told of a failure when its group has not answered for longer."""
 IDLE_LINK_S: Final = 10.0
@@ -72,6 +75,9 @@ class HeartbeatSource(Protocol):
 
     def unanswered(self, error: RaymqError) -> None:
         """Note that the group gives no answer. The assignment held so far is valid until the session times out."""
+
+    def refused(self, error: SubscriptionConflictError) -> None:
+        """Note that the group does not take the member, as long as others want other messages."""
 
 
 class ServerChoice:
@@ -183,6 +189,9 @@ class Membership:
         if isinstance(answer, GroupFailure):
             self._silent(ServiceNotAvailableError(f"group {self.group} cannot be served: {answer.error}"))
             return None
+        if isinstance(answer, GroupRefusal):
+            self.source.refused(SubscriptionConflictError(self.group, *answer))
+            return None
         leaving = isinstance(heartbeat, GroupHeartbeat) and heartbeat.leaving
         if answer.session != heartbeat.session and not leaving:
             self._session = answer.session
@@ -245,6 +254,10 @@ class RebalanceClient:
         with self._lock:
             self._place(membership)
         return membership
+
+    def check(self, group: str, member: str, expressions: Mapping[str, str]) -> None:
+        """See `check_expressions`."""
+        check_expressions(group, member, expressions)
 
     def wake(self, membership: Membership) -> None:
         """See Membership.beat_soon."""
@@ -453,6 +466,23 @@ def call_holder(group: str, method: str, timeout_s: float) -> Any:
         raise ServiceNotAvailableError(f"no Rebalance actor holds group {group} at the moment")
 
     return persist_until(time.monotonic() + timeout_s, attempt)
+
+
+def check_expressions(
+    group: str, member: str, expressions: Mapping[str, str], timeout_s: float = CHECK_TIMEOUT_S
+) -> None:
+    """Raise SubscriptionConflictError if a member of the group other than `member` wants other messages of one of these
+    topics. `expressions`: by topic, as administrators see them. Where nobody answers in time, heartbeats will tell."""
+    try:
+        described = call_holder(group, "describe_group", timeout_s)
+    except RaymqError as error:
+        logger.info("group %s does not say what its members want now: %s", group, error)
+        return
+    for other in described["members"] if described is not None else ():
+        for topic, expression in expressions.items() if other["member"] != member else ():
+            other_expression = other["expressions"].get(topic, expression)
+            if other_expression != expression:
+                raise SubscriptionConflictError(group, topic, expression, other["member"], other_expression)
 
 
 def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:

@@ -15,6 +15,7 @@ members that belong to one actor in one call (raymq.consumer.rebalance_client).
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
@@ -25,6 +26,10 @@ from raymq.names import REBALANCE_SLOTS
 MEMBER_HEARTBEAT_INTERVAL_S: Final = 1.0
 SESSION_TIMEOUT_S: Final = 15.0
 """A member silent for longer is dead: its queues go to others. The member itself stops before that."""
+
+
+ALL_MESSAGES: Final = "*"
+"""The expression of a member that wants all messages of a topic."""
 
 
 def slot_of(group: str) -> int:
@@ -61,7 +66,8 @@ class Allocation:
 @dataclass(frozen=True, slots=True)
 class GroupHeartbeat:
     """A member's heartbeat: `topics` that it subscribes to; `holding`, the queues that it still reads, delivers or has
-    not yet committed; `node`, the Ray node that it runs on, for MACHINE_ROOM_NEARBY.
+    not yet committed; `node`, the Ray node that it runs on, for MACHINE_ROOM_NEARBY; `expressions`, by topic, where it
+    does not want all messages.
 
     RebalanceClient fills in the last three. `session`: which process speaks under the member's name, as the Rebalance
     actor has named it; 0 asks for that. So nothing that a dead process has left on its way speaks for the one that
@@ -79,6 +85,7 @@ class GroupHeartbeat:
     session: int = 0
     sequence: int = 0
     generation: int = 0
+    expressions: Mapping[str, str] = field(default_factory=dict)
 
 
 class SteadyHeartbeat(NamedTuple):
@@ -127,6 +134,16 @@ class GroupFailure:
     error: str
 
 
+class GroupRefusal(NamedTuple):
+    """The answer to a member that wants other messages of a topic than the members before it; the heartbeat was not
+    heeded."""
+
+    topic: str
+    expression: str
+    other_member: str
+    other_expression: str
+
+
 class SteadyAnswer(Enum):
     """The answer to a SteadyHeartbeat."""
 
@@ -135,4 +152,4 @@ class SteadyAnswer(Enum):
 
 
 Heartbeat = GroupHeartbeat | SteadyHeartbeat
-HeartbeatAnswer = GroupAssignment | OtherServer | GroupFailure | SteadyAnswer
+HeartbeatAnswer = GroupAssignment | OtherServer | GroupFailure | GroupRefusal | SteadyAnswer

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from actors.core.rebalance.target import GroupMembership, Target, Wish, disagreements, make_target
 from raymq.message import MessageQueue
-from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, SteadyHeartbeat
+from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, GroupRefusal, SteadyHeartbeat
 
 RETARGET_INTERVAL_S: Final = 20.0
 
@@ -150,14 +150,17 @@ class RebalanceGroup:
         self.offsets_version += 1
         return self.offsets_version
 
-    def heartbeat(self, heartbeat: GroupHeartbeat, now_s: float) -> GroupAssignment:
+    def heartbeat(self, heartbeat: GroupHeartbeat, now_s: float) -> GroupAssignment | GroupRefusal:
         """Note a member's heartbeat; returns the queues that it may hold. The first one joins, `leaving` leaves.
 
         A heartbeat without a session, or of one that is over, changes nothing, and its answer has a new session. Safe
-        to repeat: the second of two equal heartbeats frees nothing that was granted to the first.
+        to repeat: the second of two equal heartbeats frees nothing that was granted to the first. One that wants other
+        messages of a topic than another member is refused, and changes nothing.
         """
         self.expire(now_s)
         name = heartbeat.member
+        if (refusal := self.refusal(heartbeat)) is not None:
+            return refusal
         self._note_generation(heartbeat.generation)
         sender = self._sender(heartbeat)
         step = HEARTBEAT_STEPS[sender][self._kind(heartbeat, sender)]
@@ -177,6 +180,15 @@ class RebalanceGroup:
         if granted == heartbeat.holding and all(q in granted for q, target in self._target.items() if target == name):
             self._members[name].settled = self._told()
         return self._assignment(heartbeat.session, granted)
+
+    def refusal(self, heartbeat: GroupHeartbeat) -> GroupRefusal | None:
+        """The first topic of which a member that stays wants other messages than another member does."""
+        wish = Wish(heartbeat.topics, expressions=heartbeat.expressions)
+        for other, member in () if heartbeat.leaving else self._members.items():
+            for topic in () if other == heartbeat.member else sorted(wish.topics & member.wish.topics):
+                if wish.expression(topic) != member.wish.expression(topic):
+                    return GroupRefusal(topic, wish.expression(topic), other, member.wish.expression(topic))
+        return None
 
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
         """Note a member's heartbeat that says the same as its last one. False, and nothing is noted, if the answer to
@@ -246,6 +258,7 @@ class RebalanceGroup:
         return {
             "member": name,
             "topics": sorted(member.wish.topics),
+            "expressions": {topic: member.wish.expression(topic) for topic in sorted(member.wish.topics)},
             "room": member.wish.room,
             "strategy": member.wish.allocation.strategy.value,
             "queues": [str(queue) for queue in sorted(held)],
@@ -287,7 +300,7 @@ class RebalanceGroup:
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
         """Store a member's wish. True if the member is new, or its wish is another one than before."""
-        wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.node)
+        wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
         before = self._members.get(heartbeat.member)
         # A process that follows one of its name takes its place in the order of joining, too.
         self._members[heartbeat.member] = _Member(heartbeat.session, wish, now_s, heartbeat.sequence)

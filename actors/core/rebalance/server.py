@@ -21,6 +21,7 @@ from raymq.message import MessageQueue
 from raymq.names import REBALANCE_SLOTS, RebalanceName
 from raymq.protocol.membership import (
     GroupFailure,
+    GroupRefusal,
     Heartbeat,
     HeartbeatAnswer,
     OtherServer,
@@ -96,7 +97,9 @@ class RebalanceServer:
                 assignment = entry.core.heartbeat(heartbeat, now_s)
                 if entry.core.members:
                     entry.last_member_s = now_s
-            return replace(assignment, incomplete=True) if unknown and not heartbeat.leaving else assignment
+            if isinstance(assignment, GroupRefusal) or not unknown or heartbeat.leaving:
+                return assignment
+            return replace(assignment, incomplete=True)
         except Exception as error:  # a bug, or a heartbeat that makes no sense: the other groups go on
             logger.exception("a heartbeat of group %s failed", group)
             return GroupFailure(f"{type(error).__name__}: {error}")

@@ -24,18 +24,24 @@ from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
 from actors.core.rebalance.sticky import allocate_sticky
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
-from raymq.protocol.membership import AllocateStrategy, Allocation
+from raymq.protocol.membership import ALL_MESSAGES, AllocateStrategy, Allocation
 
 Target = dict[MessageQueue, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The wish of one member: topics, a strategy, and its machine room ("" if it named none)."""
+    """The wish of one member: topics, the messages of them, a strategy, and its machine room ("" if it named none)."""
 
     topics: frozenset[str]
     allocation: Allocation = field(default_factory=Allocation)
     room: str = ""
+    expressions: Mapping[str, str] = field(default_factory=dict)
+    """By topic, where not all messages are wanted."""
+
+    def expression(self, topic: str) -> str:
+        """The wanted messages of a topic."""
+        return self.expressions.get(topic, ALL_MESSAGES)
 
 
 @dataclass(frozen=True, slots=True)

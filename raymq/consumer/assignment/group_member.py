@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raymq.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
 from raymq.consumer.rebalance_client import Membership, RebalanceClient
-from raymq.errors import RaymqError
-from raymq.protocol.membership import Allocation, GroupAssignment, GroupHeartbeat
+from raymq.errors import RaymqError, SubscriptionConflictError
+from raymq.protocol.membership import ALL_MESSAGES, Allocation, GroupAssignment, GroupHeartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ class GroupMember:
     """One member of `group`, called `name` there; the HeartbeatSource of its heartbeats. Thread-safe.
 
     `core`, guarded by `lock`, has its queues. `node_id` is the Ray node this process runs on, for allocation by
-    machine. `on_assigned` is called after each answer, when queues may have come or gone; `on_reset` when somebody has
-    reset offsets of the group.
+    machine. `expressions`, called with the lock, gives which messages are wanted, by topic. `on_assigned` is called
+    after each answer, when queues may have come or gone; `on_reset` when somebody has reset offsets of the group.
     """
 
     def __init__(
@@ -43,14 +43,21 @@ class GroupMember:
         allocation: Allocation,
         on_assigned: Callable[[], None],
         on_reset: Callable[[], None],
+        expressions: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._core, self._lock, self._rebalance = core, lock, rebalance
         self._group, self._name, self._node_id, self._allocation = group, name, node_id, allocation
-        self._on_assigned, self._on_reset = on_assigned, on_reset
+        self._on_assigned, self._on_reset, self._expressions = on_assigned, on_reset, expressions
         self._membership: Membership | None = None
         """None before the consumer takes part in its group."""
         self._failure: RaymqError | None = None
         """The error of the last heartbeat that failed."""
+        self.refusal: SubscriptionConflictError | None = None
+        """The reason why the group does not take the member; None if it does."""
+
+    def check(self, expressions: Mapping[str, str]) -> None:
+        """SubscriptionConflictError if other members want other messages of one of these topics. Waits for a call."""
+        self._rebalance.check(self._group, self._name, expressions)
 
     def join(self) -> None:
         """Send heartbeats from now on."""
@@ -92,6 +99,11 @@ class GroupMember:
         if not joined and self._failure is not None:
             raise self._failure
 
+    def raise_refusal(self) -> None:
+        """SubscriptionConflictError while other members of the group want other messages of a topic."""
+        if self.refusal is not None:
+            raise SubscriptionConflictError(*self.refusal.args)
+
     # A HeartbeatSource: called from the client's threads
 
     def next_heartbeat(self) -> GroupHeartbeat | None:
@@ -105,6 +117,7 @@ class GroupMember:
                     self._core.holding,
                     allocation=self._allocation,
                     node=self._node_id,
+                    expressions={t: text for t, text in self._expressions().items() if text != ALL_MESSAGES},
                 )
             if not self._core.lose_all():
                 return None
@@ -113,6 +126,7 @@ class GroupMember:
 
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
         """Take up the group's answer, which renews the lease on the queues."""
+        self.refusal = None
         with self._lock:
             known_version = self._core.offsets_version
             self._core.assignment_received(assignment, sent_s)
@@ -126,6 +140,15 @@ class GroupMember:
         logger.info("%s: %s", self._name, error)
         self._failure = error
         self.fence()
+
+    def refused(self, error: SubscriptionConflictError) -> None:
+        """Note that the group does not take this member. It asks on, so that it gets queues once the others have left;
+        those it has are used while the lease lasts."""
+        if self.refusal is None:
+            logger.warning("%s: %s", self._name, error)
+        self.refusal = error
+        self.fence()
+        self._on_assigned()
 
     def _farewell(self) -> GroupHeartbeat:
         return GroupHeartbeat(self._name, frozenset(), frozenset(), leaving=True)

@@ -26,9 +26,9 @@ from raymq.consumer.pull.fetched_records import (
     found,
 )
 from raymq.consumer.queue_change import QueueChangeListener
+from raymq.consumer.subscription import Expression, Expressions
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
-from raymq.predicates.predicate import Predicate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,15 +65,13 @@ class AsyncPullConsumer:
 
     # What is consumed
 
-    async def subscribe(self, topic: str, expression: str | Predicate = "*") -> None:
+    async def subscribe(self, topic: str, expression: Expression = "*") -> None:
         await self._call(self._engine.subscribe, topic, expression)
 
     def unsubscribe(self, topic: str) -> None:
         self._engine.unsubscribe(topic)
 
-    async def assign(
-        self, queues: Iterable[MessageQueue], expression: str | Predicate | Mapping[str, str | Predicate] = "*"
-    ) -> None:
+    async def assign(self, queues: Iterable[MessageQueue], expression: Expressions = "*") -> None:
         await self._call(self._engine.assign, list(queues), expression)
 
     def assignment(self) -> list[MessageQueue]:

@@ -26,9 +26,9 @@ from raymq.consumer.pull.fetched_records import (
 )
 from raymq.consumer.pull.wakeup import Wakeup
 from raymq.consumer.queue_change import QueueChangeListener
+from raymq.consumer.subscription import Expression, Expressions
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
-from raymq.predicates.predicate import Predicate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,12 +51,14 @@ class PullConsumer:
 
     # What is consumed
 
-    def subscribe(self, topic: str, expression: str | Predicate = "*") -> None:
-        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``; the members of
-        the group share its queues. In place of tags a predicate (`raymq.predicate`) may say which messages.
+    def subscribe(self, topic: str, expression: Expression = "*") -> None:
+        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or those that
+        pass it: ``raymq.sql("price > 5")``, or a predicate (`raymq.predicate`). The members of the group share the
+        topic's queues.
 
-        TopicNotExistError, IllegalNameError, InvalidArgumentError, or ClientStateError after `assign`. A second call
-        for a topic replaces the first, from the next poll on.
+        TopicNotExistError, IllegalNameError, InvalidArgumentError, ClientStateError after `assign`, or where members of
+        the group subscribe to the topic with another expression. A second call for a topic replaces the first, from the
+        next poll on.
         """
         self._engine.subscribe(topic, expression)
 
@@ -65,15 +67,13 @@ class PullConsumer:
         ClientStateError without a subscription."""
         self._engine.unsubscribe(topic)
 
-    def assign(
-        self, queues: Iterable[MessageQueue], expression: str | Predicate | Mapping[str, str | Predicate] = "*"
-    ) -> None:
+    def assign(self, queues: Iterable[MessageQueue], expression: Expressions = "*") -> None:
         """Consume exactly these queues, without being a member of the group: no other consumer gives way.
 
         Offsets are read and committed under the group's name, so other consumers must leave these queues alone.
-        `expression` chooses by tag, for all topics or by topic. Another call replaces the list; queues in both go on
-        where they are, and with auto_commit everything polls have returned is committed first. InvalidArgumentError for
-        a queue that does not exist, TopicNotExistError, ClientStateError after `subscribe`.
+        `expression` chooses by tag or by `raymq.sql`, for all topics or by topic. Another call replaces the list;
+        queues in both go on where they are, and with auto_commit everything polls have returned is committed first.
+        InvalidArgumentError for a queue that does not exist, TopicNotExistError, ClientStateError after `subscribe`.
         """
         self._engine.assign(queues, expression)
 

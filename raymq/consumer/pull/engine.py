@@ -30,7 +30,7 @@ from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.queue_change import QueueWatch
 from raymq.consumer.queue_lookup import QueueLookup
 from raymq.consumer.rebalance_client import RebalanceClient
-from raymq.consumer.subscription import Subscription
+from raymq.consumer.subscription import Expression, Expressions, Subscription
 from raymq.errors import (
     ClientStateError,
     DataLossError,
@@ -40,7 +40,6 @@ from raymq.errors import (
     StoreCorruptError,
 )
 from raymq.message import MessageExt, MessageQueue, PullStatus
-from raymq.predicates.predicate import Predicate
 from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import QueueOffset
@@ -138,6 +137,7 @@ class PullEngine:
             allocation=settings.allocation,
             on_assigned=self._committer.wake,
             on_reset=self._committer.ask_about_resets,
+            expressions=lambda: self._core.expressions,
         )
 
     @property
@@ -158,11 +158,12 @@ class PullEngine:
 
     # What is consumed
 
-    def subscribe(self, topic: str, expression: str | Predicate | None) -> None:
+    def subscribe(self, topic: str, expression: Expression | None) -> None:
         """Share the topic's queues with the group. Blocks for calls; errors as PullConsumer.subscribe says."""
         subscription = Subscription.parse(topic, expression)
         with self._change_lock:
             self._check_mode("subscribe")
+            self._member.check({topic: subscription.description})
             self._committer.prepare(self._routes.wait(topic, ROUTE_TIMEOUT_S).brokers, GROUP_CALL_TIMEOUT_S)
             joins, self._mode = not self._mode, "subscribe"
             with self._lock:
@@ -181,9 +182,7 @@ class PullEngine:
             self._core.unsubscribe(topic, time.monotonic())
         self._announce_subscriptions()
 
-    def assign(
-        self, queues: Iterable[MessageQueue], expression: str | Predicate | Mapping[str, str | Predicate] | None
-    ) -> None:
+    def assign(self, queues: Iterable[MessageQueue], expression: Expressions | None) -> None:
         """Have exactly these queues, without a group. Blocks for calls; errors as PullConsumer.assign says."""
         wanted = sorted({self.lookup.check(queue) for queue in queues})
         texts = expression if isinstance(expression, Mapping) else dict.fromkeys({q.topic for q in wanted}, expression)
@@ -229,6 +228,7 @@ class PullEngine:
                 f"poll needs a whole number max_messages ≥ 1 and timeout_s ≥ 0, not {max_messages!r}, {timeout_s!r}"
             )
         self._committer.raise_refusal()
+        self._member.raise_refusal()
         self.raise_loss()
         now_s = time.monotonic()
         with self._lock:

@@ -64,8 +64,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def expressions(self) -> dict[str, str]:
-        """The subscriptions' expressions, by topic."""
-        return {topic: subscription.expression for topic, subscription in self._subscriptions.items()}
+        """The subscriptions' expressions, by topic, as administrators see them."""
+        return {topic: subscription.description for topic, subscription in self._subscriptions.items()}
 
     @property
     def topics(self) -> frozenset[str]:
@@ -253,7 +253,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         assigned.fetching = True
         share = (self._settings.threshold_all_count - self._buffered_count) // len(self._queues)
         max_messages = max(1, min(self._settings.threshold_count - assigned.buffered_count, share))
-        return FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes)
+        return FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes, subscription.sql)
 
     def reads(self, queue: MessageQueue, offset: int) -> bool:
         """True if `offset` is the next one to fetch of a queue that is assigned and not paused."""
@@ -328,11 +328,13 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         """A read of the next queue of which the mapped files have more, and the end up to which they have; None if
         there is none. The queue's next turn comes after the others'."""
         for queue in self._unread:
-            assigned, codes = self._queues[queue], self._subscriptions[queue.topic].tag_codes
+            assigned, wanted = self._queues[queue], self._subscriptions[queue.topic]
             assigned.fetching = True
             del self._unread[queue]
             self._unread[queue] = None
-            request = FetchRequest(queue.topic, queue.queue_id, assigned.fetch_offset, max_messages, codes)
+            request = FetchRequest(
+                queue.topic, queue.queue_id, assigned.fetch_offset, max_messages, wanted.tag_codes, wanted.sql
+            )
             return queue, request, assigned.known_end
         return None
 

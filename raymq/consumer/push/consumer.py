@@ -27,11 +27,11 @@ from raymq.consumer.push.listener import (
 )
 from raymq.consumer.push.settings import BATCH_MAX_MOST, PushSettings
 from raymq.consumer.push.subscription import PushSubscription, RunningInstance
-from raymq.consumer.subscription import Subscription
+from raymq.consumer.rebalance_client import check_expressions
+from raymq.consumer.subscription import Expression, Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageModel
 from raymq.names import INSTANCES, InstanceName, check_group
-from raymq.predicates.predicate import Predicate
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import Allocation
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
@@ -85,9 +85,10 @@ class PushConsumer:
         self._listener: ShippedListener | None = None
         self._hooks: list[ShippedListener] = []
 
-    def subscribe(self, topic: str, expression: str | Predicate = "*") -> PushConsumer:
-        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or that a
-        predicate (`raymq.predicate`) matches.
+    def subscribe(self, topic: str, expression: Expression = "*") -> PushConsumer:
+        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or those that
+        pass it: ``raymq.sql("price > 5")``, or a predicate (`raymq.predicate`). What comes again by way of the retry
+        topic always passes.
 
         TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError
         where no NameServer knows within 10 s whether the topic exists. A second call for a topic replaces the first.
@@ -134,7 +135,8 @@ class PushConsumer:
 
         The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
         listeners' processes. Raises ClientStateError without a subscription or a listener, ListenerError when the
-        listener cannot be loaded there, and NoPermissionError where the group may not consume in BROADCASTING
+        listener cannot be loaded there, SubscriptionConflictError where members of the group subscribe to a topic with
+        another expression, and NoPermissionError where the group may not consume in BROADCASTING
         (consume_broadcast_enable); nothing runs then, and the brokers know no new group.
         """
         if not self._subscriptions:
@@ -148,6 +150,8 @@ class PushConsumer:
         options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus, "namespace": INSTANCES}
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
+        if settings.clustering:
+            check_expressions(settings.group, "", settings.expressions)
         subscription = PushSubscription(settings.group, self._on_close)
         brokers = tuple(sorted(self._routes.brokers()))
         try:

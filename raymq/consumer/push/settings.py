@@ -105,6 +105,11 @@ class PushSettings:
         topics = {subscription.topic for subscription in self.subscriptions}
         return frozenset(topics | {self.retry_topic} if self.clustering else topics)
 
+    @property
+    def expressions(self) -> dict[str, str]:
+        """The subscriptions' expressions, by topic, as administrators see them."""
+        return {subscription.topic: subscription.description for subscription in self.subscriptions}
+
     def subscription(self, topic: str) -> Subscription:
         """The subscription of a topic; of the retry topic, one for all messages."""
         for subscription in self.subscriptions:

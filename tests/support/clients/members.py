@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from raymq.errors import RaymqError
 from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
@@ -20,6 +20,9 @@ class QuickClient:
 
     def join(self, group: str, source) -> QuickMembership:
         return QuickMembership(source, self._answer)
+
+    def check(self, group: str, member: str, expressions: Mapping[str, str]) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -11,8 +11,8 @@ from actors.core.rebalance.group import RebalanceGroup, Sender
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import Get, Put
 from raymq.consumer import rebalance_client as module
-from raymq.consumer.rebalance_client import RebalanceClient, call_holder, offsets_reset
-from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
+from raymq.consumer.rebalance_client import RebalanceClient, call_holder, check_expressions, offsets_reset
+from raymq.errors import RequestTimeoutError, ServiceNotAvailableError, SubscriptionConflictError
 from raymq.message import MessageQueue
 from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, Heartbeat, OtherServer, SteadyHeartbeat, slot_of
 from raymq.remoting.actor_ref import ActorGoneError
@@ -120,10 +120,16 @@ class Source:
         self.held: frozenset[MessageQueue] = frozenset()
         self.assignments: list[GroupAssignment] = []
         self.errors: list[Exception] = []
+        self.refusals: list[SubscriptionConflictError] = []
+        self.expressions: dict[str, str] = {}
         self.silent = False
 
     def next_heartbeat(self):
-        return None if self.silent else GroupHeartbeat(self.name, frozenset({"orders"}), self.held)
+        return (
+            None
+            if self.silent
+            else GroupHeartbeat(self.name, frozenset({"orders"}), self.held, expressions=self.expressions)
+        )
 
     def assigned(self, assignment, sent_s) -> None:
         self.held = assignment.queues
@@ -131,6 +137,9 @@ class Source:
 
     def unanswered(self, error) -> None:
         self.errors.append(error)
+
+    def refused(self, error) -> None:
+        self.refusals.append(error)
 
     @property
     def farewell(self) -> GroupHeartbeat:
@@ -412,3 +421,35 @@ def test_an_actor_that_does_not_answer_is_an_error(cluster):
     cluster.hangs = set(NAMES)
     with pytest.raises(RequestTimeoutError):
         offsets_reset("g", timeout_s=0.05)
+
+
+def test_a_member_that_wants_other_messages_is_told_until_the_others_have_left(cluster, client):
+    cluster.start()
+    first, second = Source("a"), Source("b")
+    second.expressions = {"orders": "SQL92: price > 5"}
+    membership = client.join("g", first)
+    first.holds(QUEUE)
+    client.join("g", second)
+    eventually(lambda: len(second.refusals) > 1, "refusals", WAIT_S)
+    assert second.refusals[0].args == ("g", "orders", "SQL92: price > 5", "a", "*")
+    assert second.assignments == second.errors == []
+    membership.leave(first.farewell)
+    second.holds(QUEUE)
+
+
+def test_it_is_known_before_joining_if_the_members_want_other_messages(cluster, client, monkeypatch):
+    cluster.start()
+    monkeypatch.setattr(module, "running_servers", lambda: tuple(NAMES))
+    source = Source("a")
+    source.expressions = {"orders": "paid"}
+    client.join("g", source)
+    source.holds(QUEUE)
+    check_expressions("g", "b", {"orders": "paid", "rain": "x"})
+    check_expressions("g", "a", {"orders": "*"})  # what it says itself is to be replaced
+    check_expressions("other", "b", {"orders": "*"})
+    with pytest.raises(SubscriptionConflictError) as caught:
+        check_expressions("g", "b", {"orders": "*"})
+    assert "'paid'" in str(caught.value)
+    assert "'*'" in str(caught.value)
+    monkeypatch.setattr(module, "running_servers", tuple)
+    check_expressions("g", "b", {"orders": "*"})  # nobody to ask

@@ -16,7 +16,7 @@ from actors.core.rebalance.group import (
     Sender,
 )
 from raymq.message import MessageQueue
-from raymq.protocol.membership import AllocateStrategy, Allocation, GroupHeartbeat
+from raymq.protocol.membership import AllocateStrategy, Allocation, GroupHeartbeat, GroupRefusal
 
 QUEUES = frozenset(MessageQueue("orders", "broker-a", number) for number in range(4))
 
@@ -47,6 +47,8 @@ def answer(group, member, now_s, holding=frozenset(), *, topics=ORDERS, process=
     session = SESSIONS.get((group, member, process), 0)
     heartbeat = GroupHeartbeat(member, topics, frozenset(holding), session=session, sequence=sequence, **fields)
     assignment = group.heartbeat(heartbeat, now_s)
+    if isinstance(assignment, GroupRefusal):
+        return assignment
     if assignment.session != session and not heartbeat.leaving:
         SESSIONS[group, member, process] = assignment.session
         assignment = group.heartbeat(replace(heartbeat, session=assignment.session), now_s)
@@ -279,6 +281,7 @@ def test_the_description_tells_what_members_hold_and_wait_for(group):
         {
             "member": "a",
             "topics": ["orders"],
+            "expressions": {"orders": "*"},
             "room": "node-1",
             "strategy": "AVG",
             "queues": [f"orders@broker-a:{number}" for number in range(4)],
@@ -288,6 +291,7 @@ def test_the_description_tells_what_members_hold_and_wait_for(group):
         {
             "member": "b",
             "topics": ["orders"],
+            "expressions": {"orders": "*"},
             "room": "",
             "strategy": "AVG",
             "queues": [],
@@ -336,3 +340,43 @@ def test_only_a_heartbeat_that_is_not_repeated_frees_what_its_sender_does_not_ho
     group.set_queues("orders", ())
     group.heartbeat(heartbeat, 1.0)
     assert (group.holders() == {}) == freed
+
+
+PAID = {"orders": "paid"}
+CHEAP = {"orders": "SQL92: price < 5"}
+
+
+@pytest.mark.parametrize(("first", "second"), [(PAID, CHEAP), (CHEAP, {}), ({}, PAID)])
+def test_a_newcomer_that_wants_other_messages_is_refused_with_both_expressions(group, first, second):
+    held = beat(group, "a", 0.0, expressions=first)
+    refusal = answer(group, "b", 1.0, expressions=second)
+    assert refusal == GroupRefusal("orders", second.get("orders", "*"), "a", first.get("orders", "*"))
+    assert group.members == ("a",)
+    assert beat(group, "a", 2.0, held, expressions=first) == QUEUES
+
+
+def test_members_that_want_the_same_share_the_queues_and_other_topics_do_not_count(group):
+    beat(group, "a", 0.0, topics=frozenset({"orders", "rain"}), expressions={**CHEAP, "rain": "x"})
+    beat(group, "b", 1.0, topics=frozenset({"orders", "snow"}), expressions={**CHEAP, "snow": "y"})
+    assert group.members == ("a", "b")
+
+
+def test_an_expression_changes_once_all_others_have_left(group):
+    beat(group, "a", 0.0, expressions=PAID)
+    beat(group, "b", 0.0, expressions=PAID)
+    assert isinstance(answer(group, "b", 1.0, expressions=CHEAP), GroupRefusal)
+    assert group.members == ("a", "b")  # it has not left, but what it says now is not heeded
+    answer(group, "a", 2.0, leaving=True)
+    assert beat(group, "b", 3.0, expressions=CHEAP) == QUEUES
+    assert isinstance(answer(group, "c", 3.0, expressions=PAID), GroupRefusal)
+
+
+def test_a_silent_member_keeps_others_away_until_it_counts_as_dead(group):
+    beat(group, "a", 0.0, expressions=PAID)
+    assert isinstance(answer(group, "b", 15.0, expressions=CHEAP), GroupRefusal)
+    assert beat(group, "b", 15.1, expressions=CHEAP) == QUEUES
+
+
+def test_a_process_that_takes_over_a_members_name_may_want_other_messages(group):
+    beat(group, "a", 0.0, expressions=PAID)
+    assert beat(group, "a", 1.0, expressions=CHEAP, process=2) == QUEUES
