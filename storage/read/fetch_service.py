@@ -92,24 +92,24 @@ class FetchService:
         return results
 
     def _fetch_one(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        queue = self._queues.get_plain(request.topic, request.queue_id)
-        compacted = None if queue is None else queue.compacted
-        if (
-            compacted is not None
-            and queue is not None
-            and 0 <= request.queue_offset < min(queue.min_offset, max_offset)
-        ):
-            # The commit log does not have it any more.
-            return compacted.fetch(request, min_offset, max_offset, max_bytes)
         try:
-            return self._reader.fetch(request, min_offset, max_offset, max_bytes)
+            return self._read(request, min_offset, max_offset, max_bytes)
         except DataLossError:
             # Retention was faster than this read: then the queue's first offset has moved already.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
                 # The lost record may be one of the later messages: those before it come first.
                 request = replace(request, max_messages=1)
-            return self._reader.fetch(request, min_offset, max_offset, max_bytes)
+            return self._read(request, min_offset, max_offset, max_bytes)
+
+    def _read(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
+        """Read from the commit log, or from the queue's compacted log what the commit log does not have any more."""
+        queue = self._queues.get_plain(request.topic, request.queue_id)
+        if queue is not None and queue.compacted is not None:
+            first_in_log = min(queue.min_offset, queue.compacted.end_offset)
+            if min_offset <= request.queue_offset < min(first_in_log, max_offset):
+                return queue.compacted.fetch(request, min_offset, max_offset, max_bytes)
+        return self._reader.fetch(request, min_offset, max_offset, max_bytes)
 
     def _readable(self, request: FetchRequest) -> tuple[int, int]:
         """The first queue offset that can be read, and the end; 0 and 0 for a queue that is not there."""

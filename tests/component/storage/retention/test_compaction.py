@@ -24,6 +24,7 @@ from storage.files import disk
 from storage.message_store import MessageStore
 from storage.queue.topic_attributes import SETTLED_MS, TOPICS_FILE
 from storage.retention import cleaner
+from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, killed_copy, make_batch, open_store
 
 NOW_MS = 1_700_000_000_000
@@ -105,14 +106,14 @@ def random_messages(random: Random, count: int, keys: int = 40) -> list[tuple[st
 
 def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root):
     it = Compacted(root)
-    it.send(("a", b"1"), ("b", b"2"), ("a", b"3"), (None, b"4"), ("c", b"5"), ("b", b"6"))
+    it.send(("a", b"1"), (None, b"2"), ("a", b"3"), (None, b"4"), ("c", b"5"), ("c", b"6"))
     before = read(it.store)
     assert it.compact() == 1
-    assert read(it.store) == it.newest() == {2: b"3", 3: b"4", 4: b"5", 5: b"6"}
+    assert read(it.store) == it.newest() == {1: b"2", 2: b"3", 3: b"4", 5: b"6"}
     assert before == {offset: body for offset, (_, body) in enumerate(it.sent)}
     bounds = it.store.queue_bounds("orders", 0)
     assert (bounds.min_offset, bounds.max_offset) == (0, 6)
-    assert read(it.store, 3) == {3: b"4", 4: b"5", 5: b"6"}
+    assert read(it.store, 3) == {3: b"4", 5: b"6"}
     assert it.compact() == 0
     it.store.close()
 
@@ -252,20 +253,18 @@ def test_other_replicas_are_filled_from_the_log_so_it_keeps_what_they_need(root)
         it.store._settings, broker_name="broker-a", clock_ms=lambda: it.now_ms, on_stored=lambda end: None
     )
     random = Random(3)
-    for _ in range(20):
+    for n in range(40):
         it.send(*random_messages(random, 50))
+        if n == 20:
+            it.send(("once", b"long ago"))
     it.store.flush_all()
     it.store.show(it.store.stored_offset)
-    it.send(("key-0", b"not shown"))
+    it.send(("not-shown", b"not shown"))
     it.compact()
-    assert min(it.newest()) < it.store._queues.plain[0].compacted.end_offset == 1000
-    newest = it.newest()
-    first = min(newest)
     it.drop_log()
     [queue] = it.store._queues.plain
-    assert 0 < queue.min_offset <= first
-    assert queue.compacted is not None
-    assert queue.compacted.end_offset == 1000
+    assert 0 < queue.min_offset <= 21 * 50
+    assert queue.compacted.end_offset == 2001
     it.store.close()
 
 
@@ -339,3 +338,35 @@ def _compact_until(it: Compacted, monkeypatch: pytest.MonkeyPatch, cut: int, now
         except Died:
             return False
     return True
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_power_cut_while_topics_are_compacted_and_log_files_go_loses_no_key(tmp_path, root, monkeypatch, seed):
+    random = Random(seed)
+    base = Compacted(root)
+    for _ in range(12):
+        base.send(*random_messages(random, 50))
+    base.store.close()
+    calls = 0
+    for lose_at in (-1, random.random(), random.random(), random.random()):
+        directory = tmp_path / f"{seed}-{lose_at}"
+        directory.mkdir()
+        killed_copy(root, directory / "store")
+        at = -1 if lose_at == -1 else int(lose_at * calls)
+        lossy = LossyDisk(directory, Random(seed), lose_at=at, on_loss=lambda: None)
+        with lossy.installed():
+            it = Compacted(directory / "store")
+            it.sent = list(base.sent)
+            it.compact()
+            it.drop_log()
+            it.store.close()
+        if lose_at == -1:
+            calls = lossy._calls
+            continue
+        after = tmp_path / f"{seed}-{lose_at}-after"
+        after.mkdir()
+        lossy.write_image(after)
+        it.root = after / "store"
+        it.open()
+        assert read(it.store).items() >= it.newest().items(), f"seed {seed}, call {at} of {calls}"
+        it.store.close()
