@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from raymq.delay import is_waiting_topic
 from raymq.errors import MessageIllegalError
 from raymq.kernels.message_columns import MessageColumns
-from raymq.message import PROPERTY_KEYS, Message, MessageQueue
+from raymq.message import PROPERTY_KEYS, PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue
 from raymq.names import HALF_TOPIC
 from raymq.producer.encoder import is_delayed
 from raymq.producer.queue_selector import Destination
@@ -27,6 +27,8 @@ from raymq.protocol.attributes import QUEUE_TYPE, TopicAttributes, TopicMessageT
 from raymq.protocol.route import TopicRoute
 
 _KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
+_FROM_ELSEWHERE: Final = frozenset((TopicMessageType.DELAY, TopicMessageType.TRANSACTION))
+"""The types of messages that wait in another topic, and come to the topic's queues one at a time."""
 _WAYS: Final = {
     TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
     TopicMessageType.FIFO: "send it with a sharding_key",
@@ -43,14 +45,12 @@ def check_types(
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
-    if attributes.has_inner_batches:
-        _check_for_inner_batches(route.topic, messages, stored)
-    given = {_type_of(destination, stored)}
-    if not isinstance(messages, MessageColumns) and TopicMessageType.TRANSACTION not in given:
-        delayed = [is_delayed(message) for message in messages]
-        given = (
-            {TopicMessageType.DELAY} if all(delayed) else given | ({TopicMessageType.DELAY} if any(delayed) else set())
-        )
+    if isinstance(messages, MessageColumns):  # none of them is delayed, or a half message, unless all are
+        given = {_type_by_queue(destination, stored)}
+    else:
+        given = {_type_of(message, destination) for message in messages}
+    if attributes.has_inner_batches and given & _FROM_ELSEWHERE:
+        raise _no_single_error(route.topic)
     chosen = destination.queue is not None or destination.selector is not None
     for one in sorted(given):
         check_type(route.topic, attributes, one, chosen=chosen)
@@ -90,14 +90,6 @@ def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int
             check_type(route.topic, attributes, TopicMessageType.NORMAL)
 
 
-def _check_for_inner_batches(topic: str, messages: Sequence[Message], stored: MessageQueue | None) -> None:
-    """MessageIllegalError if a message would come to the topic's queues as a record of its own: it waits elsewhere
-    first."""
-    waits = stored is not None and stored.topic != topic
-    if waits or (not isinstance(messages, MessageColumns) and any(map(is_delayed, messages))):
-        raise _no_single_error(topic)
-
-
 def _no_single_error(topic: str) -> MessageIllegalError:
     return MessageIllegalError(
         f"the queues of topic {topic!r} hold inner batches ({QUEUE_TYPE} BatchCQ), so it takes neither delayed "
@@ -113,7 +105,15 @@ def no_key_error(topic: str) -> MessageIllegalError:
     )
 
 
-def _type_of(destination: Destination, stored: MessageQueue | None) -> TopicMessageType:
+def _type_of(message: Message, destination: Destination) -> TopicMessageType:
+    if PROPERTY_TRANSACTION_PREPARED in message.properties:
+        return TopicMessageType.TRANSACTION
+    if is_delayed(message):
+        return TopicMessageType.DELAY
+    return TopicMessageType.NORMAL if destination.sharding_key is None else TopicMessageType.FIFO
+
+
+def _type_by_queue(destination: Destination, stored: MessageQueue | None) -> TopicMessageType:
     if stored is not None and stored.topic == HALF_TOPIC:
         return TopicMessageType.TRANSACTION
     if stored is not None and is_waiting_topic(stored.topic):

@@ -11,9 +11,8 @@ import pytest
 from raymq.errors import MessageIllegalError
 from raymq.message import Message, MessageQueue
 from raymq.names import HALF_TOPIC
-from raymq.producer.checks.topic_types import check_types
-from raymq.producer.queue_selector import Destination
-from raymq.protocol.attributes import CleanupPolicy, TopicAttributes, TopicMessageType
+from raymq.protocol.attributes import QUEUE_TYPE, CleanupPolicy, TopicAttributes, TopicMessageType
+from raymq.transactions.half_message import half_message
 from tests.support.clients.dedup_store import DedupStore, Writers
 from tests.support.clients.fakes import WAIT_S, FakeStore, topic_route
 
@@ -64,14 +63,15 @@ def test_a_topic_takes_its_own_messages_and_no_others(make, kind, name):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_half_message_is_a_transaction_whatever_else_it_has(kind):
-    half = MessageQueue(HALF_TOPIC, "a", 0)
-    messages = [Message("orders", b"x", delay_level=3)]
+def test_a_half_message_is_a_transaction_whatever_else_it_has(make, kind):
+    producer, store = producer_of(make, kind)
+    half = half_message(Message("orders", b"x", keys=["k"]), "payments", None)
     if kind in EVERYTHING | {TopicMessageType.TRANSACTION}:
-        check_types(route(kind), messages, Destination(sharding_key="k"), half)
+        producer.send(half, sharding_key="k", timeout_s=WAIT_S)
+        assert store.bodies(MessageQueue(HALF_TOPIC, "a", 0)) == [b"x"]
     else:
         with pytest.raises(MessageIllegalError, match="this one is TRANSACTION"):
-            check_types(route(kind), messages, Destination(sharding_key="k"), half)
+            producer.send(half, sharding_key="k")
 
 
 def test_nothing_of_a_batch_is_sent_when_one_message_is_of_another_type(make):
@@ -167,3 +167,14 @@ def test_a_table_for_a_compaction_topic_has_a_key_in_each_row(make, keys, taken)
         with pytest.raises(MessageIllegalError):
             producer.send_table("orders", pa.table(columns))
         assert store.everything() == []
+
+
+@pytest.mark.parametrize(
+    "message", [Message("orders", b"x", delay_level=1), half_message(Message("orders", b"x"), "payments")]
+)
+def test_a_topic_of_inner_batches_takes_nothing_that_waits_elsewhere(make, message):
+    store = FakeStore()
+    producer = make(store, route=replace(topic_route(a=2), attributes=TopicAttributes.parse({QUEUE_TYPE: "BatchCQ"})))
+    with pytest.raises(MessageIllegalError, match="inner batches"):
+        producer.send(message)
+    assert store.everything() == []
