@@ -1,7 +1,7 @@
 """Faults that overlap, on three replicas: processes are killed while others recover, and some stand still.
 
 Nothing acknowledged is lost or stored twice, order is kept, what a consumer has seen stays as it was, groups and
-committed offsets are not forgotten, and service resumes after the last fault. RAYMQ_CHAOS_SECONDS (default 40, 300 with
+committed offsets are not forgotten, and service resumes after the last fault. RAYMQ_CHAOS_SECONDS (default 25, 300 with
 RAYMQ_SOAK=1) sets how long the storm lasts, RAYMQ_CHAOS_SEED repeats its choices.
 """
 
@@ -29,7 +29,7 @@ from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
 SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
-SECONDS = float(os.environ.get("RAYMQ_CHAOS_SECONDS", "300" if SOAK else "40"))
+SECONDS = float(os.environ.get("RAYMQ_CHAOS_SECONDS", "300" if SOAK else "25"))
 MASTER_KILLS = 20 if SOAK else 5
 BROKER = "broker-a"
 REPLICAS = 3
