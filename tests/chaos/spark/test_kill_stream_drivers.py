@@ -1,6 +1,6 @@
 """A streaming query whose driver is killed goes on from its checkpoint: in the end its sink has every message once.
 
-RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
+RAYMQ_CHAOS_SPARK_KILLS (default 2, 10 with RAYMQ_SOAK) is the number of kills, RAYMQ_CHAOS_SEED repeats their moments.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import random
 from pathlib import Path
 
+import pytest
 import ray
 
 import raymq
@@ -20,9 +21,11 @@ from tests.support.spark.live_topic import check_sink, sending
 
 SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 PROGRAM = "tests.support.spark.query_program"
-KILLS = 2
+KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "2"))
 """tests/chaos/simulation/test_stream_restarts.py has more of them."""
 SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
+
+pytestmark = pytest.mark.timeout(180 + 30 * KILLS)
 
 
 def test_a_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
