@@ -1,4 +1,4 @@
-"""Transactions against a whole cluster. What a store makes of them is in tests/component/transactions, what they
+"""Transactions against a whole cluster. A store's part in them is tested in tests/component/transactions, and what they
 survive in tests/chaos/processes."""
 
 from __future__ import annotations
@@ -95,17 +95,15 @@ def test_what_cannot_be_a_transaction_is_refused(mq: raymq.Client, topic: str) -
         mq.admin.describe_topic(HALF_TOPIC)
 
 
-@ray.remote(max_retries=0)
-def die_in_a_transaction(topic: str) -> None:
-    mq = raymq.connect()
-    producer = mq.transaction_producer("dying", check=unknown)
-    producer.transaction(raymq.Message(topic, b"of a dead task", keys=["dead"]))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_task_that_dies_in_a_transaction_leaves_nothing_visible_and_another_process_is_asked(
     mq: raymq.Client, topic: str
 ) -> None:
+    @ray.remote(max_retries=0)
+    def die_in_a_transaction(topic: str) -> None:
+        producer = raymq.connect().transaction_producer("dying", check=lambda message: None)
+        producer.transaction(raymq.Message(topic, b"of a dead task", keys=["dead"]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(die_in_a_transaction.remote(topic), timeout=60)
     assert bodies(mq, topic).total() == 0
