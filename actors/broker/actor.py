@@ -95,7 +95,7 @@ class Broker(PopMethods, TransactionMethods):
         log = StateLog(settings.broker_name, store.storage, records.append)
         monitor = BrokerMonitor(log, lambda: store.storage, settings.options, self.update_group)
         PopMethods.__init__(self, settings, log, store, monitor, QueueEndsWatch(lambda: store.storage, node_id))
-        TransactionMethods.__init__(self, store)
+        TransactionMethods.__init__(self, store, self._make_system_topic)
         self._read_from = store.present()
         """The store whose state is the present one, and the epoch in which it led then."""
         self._another_leads = threading.Event()
@@ -435,6 +435,9 @@ class Broker(PopMethods, TransactionMethods):
         """Carry a change of the state out. If topics changed, the NameServers that answer know it on return. True if
         topics changed, and all of them know it."""
         return self._log.change(decide) and self._registrar.register()
+
+    def _make_system_topic(self, topic: str) -> None:
+        self._change(partial(BrokerState.decide_group_topic, topic=topic, queue_nums=1))
 
     def _registration(self) -> BrokerRegistration:
         storage, epoch = self._read_from

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from actors.core.transactions.check_board import CheckBoard
-from raymq.names import check_group
+from raymq.names import CHECK_MAX_TIME_TOPIC, check_group
 from raymq.protocol.transactions import CheckRound, TransactionCheck
 
 CHECK_ROUND_MAX_S: Final = 60.0
@@ -27,8 +28,9 @@ class ControlsStore(Protocol):
 class TransactionMethods:
     """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
 
-    def __init__(self, store: ControlsStore) -> None:
-        self._transaction_store = store
+    def __init__(self, store: ControlsStore, make_topic: Callable[[str], None]) -> None:
+        """`make_topic` makes the topic of given-up messages readable."""
+        self._transaction_store, self._make_topic = store, make_topic
         self._checks = CheckBoard()
         self._checks_lock = threading.Lock()
 
@@ -51,6 +53,8 @@ class TransactionMethods:
             part: CheckRound = self._transaction_store.control("check_transactions", groups, start_ms)
             with self._checks_lock:
                 self._checks.put(part.checks)
+            if part.given_up:
+                self._make_topic(CHECK_MAX_TIME_TOPIC)
             start_ms = part.start_ms
             if not part.more or time.monotonic() >= end_s:
                 return

@@ -186,7 +186,7 @@ class BrokerState:
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
     def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
-        """Make sure that a retry or dead-letter topic has so many queues."""
+        """Make sure that a topic which the server writes to (retries, dead letters) has so many queues."""
         known = self.topics.get(topic)
         if known is None:
             return [_topic_change(TopicConfig(topic, queue_nums, queue_nums))]

@@ -15,7 +15,12 @@ import raymq
 from raymq.errors import IllegalNameError, InvalidArgumentError, MessageIllegalError, TransactionError
 from raymq.names import HALF_TOPIC
 from raymq.protocol.transactions import LocalTransactionState as State
+from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
+
+
+def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+    assert_prints_what_it_says("transactions.md")
 
 
 def bodies(mq: raymq.Client, topic: str) -> Counter[bytes]:
