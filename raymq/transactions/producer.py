@@ -256,12 +256,11 @@ def _run(
         return LocalTransactionState.ROLLBACK_MESSAGE, ""
     try:
         state = local_transaction(transaction, argument)
+        outcome = LocalTransactionState.UNKNOW if state is None else LocalTransactionState(state)
     except Exception as error:  # the user's: nobody knows how far it came
-        logger.warning(
-            "the local transaction of %s raised; a check will ask", transaction.transaction_id, exc_info=True
-        )
+        logger.warning("a check will ask about transaction %s, which raised", transaction.transaction_id, exc_info=True)
         return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"
-    return LocalTransactionState.UNKNOW if state is None else LocalTransactionState(state), ""
+    return outcome, ""
 
 
 def _result(
