@@ -35,6 +35,7 @@ def test_a_copy_of_the_log_has_the_same_table(tmp_path, seed, chunk_bytes):
         dice.choice((one.commit, one.rollback, lambda: None, lambda: store.transactions.check([GROUP])))()
         clock.now_ms += dice.choice((1, 7000))
         if dice.random() < 0.3:
+            store.flush_all()
             end = copy.status().max_physical_offset
             while data := store.chunks.read_chunk(end, chunk_bytes):
                 copy.chunks.append_chunk(end, data)
