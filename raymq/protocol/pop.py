@@ -57,7 +57,7 @@ class LeasedRange:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveAnswer:
-    """What a receive hands out: nothing if there was nothing in time. `retry_max_times`: the group's."""
+    """The ranges that a receive hands out: none if none came in time. `retry_max_times`: the group's."""
 
     ranges: tuple[LeasedRange, ...]
     retry_max_times: int

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Decision:
-    """What was decided about a receive, once `decide` has run."""
+    """The decision about a receive, once `decide` has run."""
 
     handout: Handout | None = None
     retry_max_times: int = 0

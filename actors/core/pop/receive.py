@@ -25,7 +25,7 @@ from raymq.protocol.store import QueueEnds
 
 LEASES_MAX: Final = 1024
 """The most leases of a group in a queue for which new messages are handed out. Then only old ones come again."""
-IN_FLIGHT_MAX: Final = 65_536
+UNSETTLED_MAX: Final = 65_536
 """The most unsettled messages of a group in a queue for which new ones are handed out."""
 
 TopicQueue = tuple[str, int]
@@ -157,8 +157,8 @@ def _may_hand_out(queue: PopQueue) -> bool:
     """True if new messages may be handed out beside those that are not settled."""
     leases = queue.leases
     return len(leases) < LEASES_MAX and (
-        len(leases) * RECEIVE_MAX_MESSAGES <= IN_FLIGHT_MAX
-        or sum([lease.unsettled for lease in leases.values()]) < IN_FLIGHT_MAX
+        len(leases) * RECEIVE_MAX_MESSAGES <= UNSETTLED_MAX
+        or sum([lease.unsettled for lease in leases.values()]) < UNSETTLED_MAX
     )
 
 

@@ -19,7 +19,7 @@ from raymq.consumer.simple.engine import SimpleEngine
 from raymq.consumer.simple.received_message import ReceivedMessage
 from raymq.errors import ClientStateError, RaymqError
 
-CALL_THREADS: Final = 8
+RECEIVE_THREADS: Final = 8
 """The most calls at a time, receives that wait included."""
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class AsyncSimpleConsumer:
             ) from None
         self.group = engine.settings.group
         self._engine = engine
-        self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{self.group}")
+        self._calls = ThreadPoolExecutor(RECEIVE_THREADS, f"calls-{self.group}")
 
     async def subscribe(self, topic: str, expression: str = "*") -> None:
         await self._call(self._engine.subscribe, topic, expression)

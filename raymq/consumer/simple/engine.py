@@ -32,9 +32,9 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 from raymq.retry import Backoff, persist_until
 
-CALL_TIMEOUT_S: Final = 20.0
+SETTLE_TIMEOUT_S: Final = 20.0
 """Bounds a call that may be repeated, over a restart of its broker."""
-ATTEMPT_TIMEOUT_S: Final = 10.0
+BROKER_ATTEMPT_TIMEOUT_S: Final = 10.0
 WAIT_OF_ONE_S: Final = 5.0
 """How long a receive waits at a broker before it asks again, if there is one broker."""
 WAIT_OF_SEVERAL_S: Final = 0.25
@@ -76,7 +76,7 @@ class SimpleEngine:
         """Receive a topic's messages. Blocks for the topic's route."""
         self.check_open()
         subscription = Subscription.parse(topic, expression)
-        self._routes.wait(topic, CALL_TIMEOUT_S)
+        self._routes.wait(topic, SETTLE_TIMEOUT_S)
         with self._lock:
             self._subscriptions[topic] = subscription
         self._announce_subscriptions()
@@ -135,7 +135,7 @@ class SimpleEngine:
         broker that could not be asked now. `look`: several are looked at, before one is waited for."""
         brokers: dict[str, list[str]] = {}
         for topic in wish.topics:
-            for queue in self._routes.wait(topic, CALL_TIMEOUT_S).subscribe_queues:
+            for queue in self._routes.wait(topic, SETTLE_TIMEOUT_S).subscribe_queues:
                 topics = brokers.setdefault(queue.broker_name, [])
                 if topic not in topics:
                     topics.append(topic)
@@ -177,7 +177,7 @@ class SimpleEngine:
 
     def _receive(self, name: str, request: ReceiveRequest) -> ReceiveAnswer:
         answer: ReceiveAnswer = self._broker(name).call(
-            "receive_messages", request, timeout_s=request.wait_s + ATTEMPT_TIMEOUT_S
+            "receive_messages", request, timeout_s=request.wait_s + BROKER_ATTEMPT_TIMEOUT_S
         )
         return answer
 
@@ -187,7 +187,7 @@ class SimpleEngine:
             new = [topic for topic in topics if (name, topic) not in self._started]
         if new:
             arguments = (self.settings.group, new, self.settings.start)
-            self._broker(name).call("start_receiving", *arguments, timeout_s=ATTEMPT_TIMEOUT_S)
+            self._broker(name).call("start_receiving", *arguments, timeout_s=BROKER_ATTEMPT_TIMEOUT_S)
             with self._lock:
                 self._started.update((name, topic) for topic in new)
 
@@ -248,7 +248,7 @@ class SimpleEngine:
 
     def _give_up(self, name: str, record: bytes) -> None:
         """Send a message that was tried too often to the dead letters of its group."""
-        ActorRef(name).call("send_back", self.settings.group, record, delay_level=-1, timeout_s=CALL_TIMEOUT_S)
+        ActorRef(name).call("send_back", self.settings.group, record, delay_level=-1, timeout_s=SETTLE_TIMEOUT_S)
 
     # Settling
 
@@ -300,8 +300,8 @@ class SimpleEngine:
     def _call(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a broker; repeated over its restart, so the method must be safe to repeat."""
         return persist_until(
-            time.monotonic() + CALL_TIMEOUT_S,
-            lambda left_s: self._broker(name).call(method, *arguments, timeout_s=min(left_s, ATTEMPT_TIMEOUT_S)),
+            time.monotonic() + SETTLE_TIMEOUT_S,
+            lambda left_s: self._broker(name).call(method, *arguments, timeout_s=min(left_s, BROKER_ATTEMPT_TIMEOUT_S)),
         )
 
     def _broker(self, name: str) -> BrokerClient:
@@ -332,7 +332,7 @@ class SimpleEngine:
 
 
 def _part(given: LeasedRange, offset: int) -> LeasePart:
-    """What is handed out of a range from `offset` on."""
+    """The messages of a range from `offset` on that are handed out."""
     first = offset - given.start
     handed_out = ~int(given.without, 16) & ((1 << given.count) - 1)
     return LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{handed_out >> first << first:x}")

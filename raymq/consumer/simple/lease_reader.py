@@ -23,9 +23,9 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
-FETCH_MAX_BYTES: Final = 8 << 20
-FETCH_TIMEOUT_S: Final = 5.0
-READ_TIMEOUT_S: Final = 20.0
+LEASE_FETCH_MAX_BYTES: Final = 8 << 20
+LEASE_FETCH_TIMEOUT_S: Final = 5.0
+LEASE_READ_TIMEOUT_S: Final = 20.0
 """Bounds the reading of one range, over a restart of its storage actor."""
 
 
@@ -59,11 +59,11 @@ class LeaseReader:
     def read(self, broker_name: str, given: LeasedRange, wanted: Subscription, max_bytes: int) -> LeasedMessages:
         """The wanted messages of a range, at most about `max_bytes` of records, but one at least.
 
-        Retried for READ_TIMEOUT_S, and raises RaymqError then; StoreCorruptError for a damaged record.
+        Retried for LEASE_READ_TIMEOUT_S, and raises RaymqError then; StoreCorruptError for a damaged record.
         """
         queue = MessageQueue(given.topic, broker_name, given.queue_id)
         found = LeasedMessages(end=given.start)
-        deadline_s = time.monotonic() + READ_TIMEOUT_S
+        deadline_s = time.monotonic() + LEASE_READ_TIMEOUT_S
 
         def read(storage: StorageClient, left_s: float) -> None:
             for part, next_offset in _parts(storage, given, found.end, wanted, max_bytes - found.size_bytes):
@@ -90,7 +90,7 @@ def _parts(
                 raise DataLossError("the files are on another node")
             located, next_offset = reader.find(request, end, max_bytes)
         except DataLossError:
-            part, offset = _fetch(storage, request, min(max_bytes, FETCH_MAX_BYTES), end)
+            part, offset = _fetch(storage, request, min(max_bytes, LEASE_FETCH_MAX_BYTES), end)
             yield part, offset
             continue
         for index, part in enumerate(located):
@@ -102,7 +102,7 @@ def _parts(
 
 
 def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: int) -> tuple[LocatedRecords, int]:
-    [result] = storage.fetch([request], max_bytes, 0.0, FETCH_TIMEOUT_S)
+    [result] = storage.fetch([request], max_bytes, 0.0, LEASE_FETCH_TIMEOUT_S)
     if result.max_offset < end:
         # It was visible in another store, or will be in a moment: this one leads, and has not shown it yet.
         raise ServiceNotAvailableError(f"{storage.name} does not show offset {end - 1} of {request.topic} yet")

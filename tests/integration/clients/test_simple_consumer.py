@@ -1,0 +1,186 @@
+"""Simple consumers in a cluster: receive, acknowledge, come again, dead letters, order, more consumers than queues."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections import Counter
+
+import pytest
+
+import raymq
+from raymq.protocol.group import GroupConfig
+from tests.support.history.waiting import eventually
+
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+LONG_S = 60.0
+
+
+def send(mq: raymq.Client, topic: str, count: int, *, first: int = 0, key: str | None = None, tags: str = "") -> None:
+    with mq.producer() as producer:
+        for number in range(first, first + count):
+            producer.send_async(raymq.Message(topic, b"%d" % number, tags=tags or None), sharding_key=key)
+
+
+def numbers(messages: list[raymq.ReceivedMessage]) -> list[int]:
+    return [int(message.body) for message in messages]
+
+
+def test_sixteen_consumers_share_two_queues_and_each_message_is_settled_once(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-shared", queues=2)
+    send(mq, "pop-shared", 4000)
+    got: list[int] = []
+    counted: Counter[int] = Counter()
+    failures: list[BaseException] = []
+    lock = threading.Lock()
+
+    def consume(number: int) -> None:
+        try:
+            with mq.simple_consumer("pop-shared-g", consume_from=FIRST) as consumer:
+                consumer.subscribe("pop-shared")
+                while True:
+                    messages = consumer.receive(20, LONG_S, wait_s=0.5)
+                    if not messages and len(got) >= 4000:
+                        return
+                    assert {message.attempt for message in messages} <= {1}
+                    acked = consumer.ack(messages)
+                    with lock:
+                        got.extend(numbers(messages))
+                        counted[number] += acked
+        except BaseException as error:  # told by the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=consume, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert sorted(got) == list(range(4000))
+    assert sum(counted.values()) == 4000
+    assert sum(count > 0 for count in counted.values()) > 2, "more consumers than queues have work"
+    assert mq.admin.group_summary("pop-shared-g").lag == 0
+
+
+def test_a_message_comes_again_with_its_attempt_and_ends_as_a_dead_letter(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-again", queues=1)
+    mq.admin.create_group(GroupConfig("pop-again-g", retry_max_times=2))
+    send(mq, "pop-again", 12)
+    with mq.simple_consumer("pop-again-g", consume_from=FIRST) as consumer:
+        consumer.subscribe("pop-again")
+        first = consumer.receive(12, LONG_S)
+        assert numbers(first) == list(range(12))
+        assert consumer.ack([message for message in first if int(message.body) % 2]) == 6
+        assert consumer.ack(first[1]) == 0, "it has been acknowledged"
+        kept = [message for message in first if not int(message.body) % 2]
+        for attempt in (2, 3):
+            kept = consumer.change_invisible(kept, 0)
+            again = consumer.receive(12, LONG_S)
+            assert numbers(again) == numbers(kept)
+            assert {message.attempt for message in again} == {attempt}
+            assert consumer.ack(kept) == 0, "these receipts ended"
+            with pytest.raises(raymq.ReceiptExpiredError):
+                consumer.change_invisible(kept[0], 1.0)
+            kept = again
+        assert consumer.ack_handles("pop-again", [kept[0].handle]) == 1
+        other = pickle.loads(pickle.dumps(kept[1]))
+        assert consumer.ack(other) == 1
+        consumer.change_invisible(kept[2:], 0)
+        assert consumer.receive(12, LONG_S, wait_s=0) == []
+    dead = mq.admin.dead_letters("pop-again-g").letters()
+    assert sorted(int(letter.message.body) for letter in dead) == [4, 6, 8, 10]
+
+
+def test_messages_that_are_not_acknowledged_in_time_come_again_and_wake_who_waits(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-late", queues=1)
+    send(mq, "pop-late", 3)
+    with (
+        mq.simple_consumer("pop-late-g", consume_from=FIRST) as slow,
+        mq.simple_consumer("pop-late-g", consume_from=FIRST) as other,
+    ):
+        slow.subscribe("pop-late")
+        other.subscribe("pop-late")
+        late = slow.receive(3, 0.5)
+        assert len(late) == 3
+        assert other.receive(3, LONG_S, wait_s=0) == []
+        again = other.receive(3, LONG_S, wait_s=20)
+        assert [message.attempt for message in again] == [2, 2, 2]
+        assert slow.ack(late) == 0
+        assert other.ack(again) == 3
+
+
+def test_order_mode_gives_a_queue_s_next_messages_only_when_all_before_are_settled(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-order", queues=1)
+    send(mq, "pop-order", 6)
+    with mq.simple_consumer("pop-order-g", consume_from=FIRST, ordered=True) as consumer:
+        consumer.subscribe("pop-order")
+        first = consumer.receive(3, LONG_S)
+        assert numbers(first) == [0, 1, 2]
+        assert first[0].handle.split(" ")[3] == "999"
+        assert consumer.receive(3, LONG_S, wait_s=0) == []
+        consumer.ack([first[0], first[2]])
+        assert consumer.receive(3, LONG_S, wait_s=0) == []
+        consumer.change_invisible(first[1], 0)
+        second = consumer.receive(3, LONG_S)
+        assert numbers(second) == [1, 3, 4]
+        assert [message.attempt for message in second] == [2, 1, 1]
+        assert consumer.ack(second) == 3
+        assert numbers(consumer.receive(3, LONG_S)) == [5]
+
+
+def test_tags_choose_and_a_waiting_receive_gets_a_message_when_it_arrives(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-tags", queues=2)
+    with mq.simple_consumer("pop-tags-g", consume_from=FIRST) as consumer:
+        consumer.subscribe("pop-tags", "paid || refunded")
+        got: list[int] = []
+        waiting = threading.Thread(target=lambda: got.extend(numbers(consumer.receive(5, LONG_S, wait_s=30))))
+        waiting.start()
+        send(mq, "pop-tags", 5, tags="open")
+        send(mq, "pop-tags", 1, first=100, tags="paid")
+        waiting.join()
+        assert got == [100]
+
+    def lag() -> bool:
+        return sum(entry.lag for entry in mq.admin.describe_group("pop-tags-g")) <= 1
+
+    eventually(lag, "what the tags exclude to be settled")
+
+
+def test_the_twin_for_asyncio_does_the_same(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-async", queues=1)
+    send(mq, "pop-async", 10)
+
+    async def consume() -> None:
+        async with mq.async_simple_consumer("pop-async-g", consume_from=FIRST) as consumer:
+            await consumer.subscribe("pop-async")
+            messages = await consumer.receive(10, LONG_S)
+            assert numbers(messages) == list(range(10))
+            assert await consumer.ack(messages[:9]) == 9
+            renewed = await consumer.change_invisible(messages[9], 0)
+            assert renewed.attempt == 1
+            [again] = await consumer.receive(10, LONG_S)
+            assert again.attempt == 2
+            assert await consumer.ack(again) == 1
+            receive = asyncio.create_task(consumer.receive(10, LONG_S, wait_s=20))
+            await asyncio.sleep(0)
+            receive.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await receive
+
+    asyncio.run(consume())
+
+
+def test_dead_letters_that_are_replayed_are_received_again(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-replay", queues=1)
+    mq.admin.create_group(GroupConfig("pop-replay-g", retry_max_times=0))
+    send(mq, "pop-replay", 1)
+    with mq.simple_consumer("pop-replay-g", consume_from=FIRST) as consumer:
+        consumer.subscribe("pop-replay")
+        [message] = consumer.receive(1, LONG_S)
+        consumer.change_invisible(message, 0)
+        assert consumer.receive(1, LONG_S, wait_s=0) == []
+        assert len(list(mq.admin.dead_letters("pop-replay-g").replay())) == 1
+        [message] = consumer.receive(1, LONG_S)
+        assert (message.body, message.attempt) == (b"0", 1)
+        assert consumer.ack(message) == 1
