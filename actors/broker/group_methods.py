@@ -336,6 +336,7 @@ class GroupMethods(ABC):
         TopicNotExistError."""
         state = self._log.ready()
         committed = state.offsets.committed(group, topic)
+        in_flight = self._log.read(lambda state: state.pop.in_flight(group, topic, time.time_ns() // 1_000_000))
         progress = []
         queues = [(topic, queue_id) for queue_id in range(state.require_topic(topic).read_queue_nums)]
         for (_, queue_id), bounds in zip(queues, self._store.bounds_of_queues(queues), strict=True):
@@ -344,7 +345,8 @@ class GroupMethods(ABC):
             message = self._monitor.message_at(topic, queue_id, following) if following < bounds.max_offset else None
             lag_ms = 0 if message is None else max(time.time_ns() // 1_000_000 - message.store_timestamp_ms, 0)
             queue = self._queue(topic, queue_id)
-            progress.append(GroupQueueProgress(group, queue, offset, bounds.min_offset, bounds.max_offset, lag_ms))
+            places = (offset, bounds.min_offset, bounds.max_offset)
+            progress.append(GroupQueueProgress(group, queue, *places, lag_ms, in_flight.get(queue_id, 0)))
         return progress
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:

@@ -48,17 +48,18 @@ def group_list(address: str | None, as_json: bool) -> None:
 def group_describe(name: str, address: str | None, as_json: bool) -> None:
     """Show a group's offset and lag in each queue, its retries that wait, and its dead letters.
 
-    `behind` is how long ago the first message was stored that is not consumed yet.
+    `behind` is how long ago the first message was stored that is not consumed yet; `in_flight` counts the messages that
+    simple consumers have received and not acknowledged.
 
     Example: raymq group describe billing
     """
     with client_of(address) as client:
         summary = client.admin.group_summary(name)
     rows = [
-        [p.queue.topic, p.queue.broker_name, p.queue.queue_id, p.committed, p.max_offset, p.lag, p.lag_ms]
+        [p.queue.topic, p.queue.broker_name, p.queue.queue_id, p.committed, p.max_offset, p.lag, p.in_flight, p.lag_ms]
         for p in summary.queues
     ]
-    names = ["topic", "broker", "queue", "committed", "max_offset", "lag", "lag_ms"]
+    names = ["topic", "broker", "queue", "committed", "max_offset", "lag", "in_flight", "lag_ms"]
     value = {
         "queues": [dict(zip(names, row, strict=True)) for row in rows],
         "lag": summary.lag,
@@ -69,7 +70,8 @@ def group_describe(name: str, address: str | None, as_json: bool) -> None:
 
     def show() -> None:
         text = [[*row[:-1], duration(row[-1])] for row in rows]
-        footer = ["total", "", "", "", "", summary.lag, duration(summary.lag_ms)]
+        in_flight = sum(p.in_flight for p in summary.queues)
+        footer = ["total", "", "", "", "", summary.lag, in_flight, duration(summary.lag_ms)]
         table([*names[:-1], "behind"], text, footer if rows else None)
         say(f"{summary.retry_lag} wait to be tried again, {summary.dead_letters} dead letters")
 

@@ -76,7 +76,8 @@ class SendBackAnswer:
 @dataclass(frozen=True, slots=True)
 class GroupQueueProgress:
     """A group's progress in one queue. `committed` is None where it has not committed yet; `lag_ms` is the age of the
-    first message that it has not committed, 0 where there is none."""
+    first message that it has not committed, 0 where there is none. `in_flight` messages behind it are handed out to
+    simple consumers, and neither acknowledged nor visible again."""
 
     group: str
     queue: MessageQueue
@@ -84,6 +85,7 @@ class GroupQueueProgress:
     min_offset: int
     max_offset: int
     lag_ms: int = 0
+    in_flight: int = 0
 
     @property
     def lag(self) -> int:

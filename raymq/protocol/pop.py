@@ -72,15 +72,3 @@ class LeasePart:
     start: int
     pop_ms: int
     offsets: str = ALL_OFFSETS
-
-
-@dataclass(frozen=True, slots=True)
-class PopQueueProgress:
-    """A group's leases in one queue. `in_flight` messages are handed out and invisible; `due` more were not settled in
-    time, and wait to be handed out again. Behind `next_offset` nothing was handed out yet."""
-
-    queue_id: int
-    next_offset: int
-    in_flight: int
-    due: int
-    leases: int

@@ -26,7 +26,7 @@ from actors.core.pop.settle import Settled, decide_ack, decide_invisible
 from raymq.config.cluster import BrokerSettings
 from raymq.errors import RequestTimeoutError
 from raymq.protocol.group import StartOffsetQuery
-from raymq.protocol.pop import LeasedRange, LeasePart, PopQueueProgress, ReceiveAnswer, ReceiveRequest
+from raymq.protocol.pop import LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
 from raymq.remoting.lane.calls import encode_result
 from raymq.remoting.lane.connection import LaneRequest
 
@@ -140,16 +140,6 @@ class PopMethods(GroupMethods):
             _invisible(group, parts, invisible_ms, counted),
             lambda settled: lane.answer(encode_result(_new_ranges(parts, settled))),
             _failing(lane, "a change of the invisible time"),
-        )
-
-    def pop_progress(self, group: str, topic: str) -> list[PopQueueProgress]:
-        """The leases of simple consumers in the queues of a topic that have any."""
-        now_ms = time.time_ns() // 1_000_000
-        return self._log.read(
-            lambda state: [
-                PopQueueProgress(q, queue.next_offset, queue.in_flight(now_ms), queue.due(now_ms), len(queue.leases))
-                for q, queue in sorted(state.pop.tables.get((group, topic), {}).items())
-            ]
         )
 
     def _settle(self, group: str, settle: Settle) -> Settled:

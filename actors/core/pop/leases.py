@@ -120,12 +120,9 @@ class QueueEdit:
         self._set.pop(key, None)
         self._dropped.add(key)
 
-    def free_pop_ms(self, start: int, now_ms: int) -> int:
-        """The first time from now on at which no lease from `start` on was handed out, or is dropped now: a receipt
-        names one lease only."""
-        while (start, now_ms) in self.queue.leases or (start, now_ms) in self._dropped:
-            now_ms += 1
-        return now_ms
+    def is_free(self, start: int, pop_ms: int) -> bool:
+        """True if no lease has this key, or had it until now: a receipt names one lease only."""
+        return (start, pop_ms) not in self.queue.leases and (start, pop_ms) not in self._dropped
 
     def record(self) -> list[Any] | None:
         """The entry of this queue in a record; None if nothing changed."""
@@ -161,6 +158,10 @@ class PopTable:
     def get(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
         """The leases in a queue, None if there are none. Not to be kept: they change."""
         return self.tables.get((group, topic), {}).get(queue_id)
+
+    def in_flight(self, group: str, topic: str, now_ms: int) -> dict[int, int]:
+        """By queue id, the messages that are handed out and invisible."""
+        return {q: queue.in_flight(now_ms) for q, queue in self.tables.get((group, topic), {}).items()}
 
     def edit(self, group: str, topic: str, queue_id: int, committed: int) -> QueueEdit:
         """Begin to decide about a queue, in which the group has committed this offset."""

@@ -209,8 +209,9 @@ def _again(edit: QueueEdit, old: Lease, request: ReceiveRequest, end: int, now_m
 
 
 def _new(edit: QueueEdit, start: int, count: int, request: ReceiveRequest, now_ms: int) -> Lease:
-    pop_ms = edit.free_pop_ms(start, now_ms)
-    return Lease(start, pop_ms, count, request.invisible_ms, 1, 0, request.attempt_id)
+    while not edit.is_free(start, now_ms):
+        now_ms += 1
+    return Lease(start, now_ms, count, request.invisible_ms, 1, 0, request.attempt_id)
 
 
 def _end_of_first(leases: Sequence[Lease], number: int) -> int:

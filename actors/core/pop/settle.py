@@ -95,10 +95,11 @@ def _moved(edit: QueueEdit, old: Lease, offsets: int, invisible_ms: int, now_ms:
     first = (offsets & -offsets).bit_length() - 1
     count = offsets.bit_length() - first
     start = old.start + first
-    pop_ms = edit.free_pop_ms(start, now_ms)
-    if (start, pop_ms) == old.key:  # its receipt is to end
-        pop_ms = edit.free_pop_ms(start, now_ms + 1)
-    return Lease(start, pop_ms, count, invisible_ms, attempts, ~(offsets >> first) & ((1 << count) - 1))
+    pop_ms = now_ms
+    while (start, pop_ms) == old.key or not edit.is_free(start, pop_ms):  # or an old receipt would name this lease
+        pop_ms -= 1
+    settled = ~(offsets >> first) & ((1 << count) - 1)
+    return Lease(start, pop_ms, count, invisible_ms + now_ms - pop_ms, attempts, settled)
 
 
 class _Edits:

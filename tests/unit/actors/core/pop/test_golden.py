@@ -1,0 +1,213 @@
+"""RocketMQ's facts about POP (spec/features.md §12.5), or what is done in their place (docs/simple-consumer.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.broker.state import BrokerState
+from actors.core.pop.leases import Lease
+from actors.core.pop.receive import Handout, available, check_receive, decide_receive, next_due_ms
+from actors.core.pop.settle import Settled, decide_ack, decide_invisible
+from actors.core.pop.waiting import FULL_PAUSE_S, WAITING_OF_KEY_MAX, WaitingReceive, WaitingReceives
+from raymq.errors import InvalidArgumentError, SystemBusyError
+from raymq.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
+from raymq.protocol.store import QueueEnds
+
+NOW_MS = 1_700_000_000_000
+QUEUE = ("orders", 0)
+
+
+class Queue:
+    """One queue with 100 messages, of which a group receives."""
+
+    def __init__(self, ordered: bool = False) -> None:
+        self.state = BrokerState()
+        self.ordered = ordered
+        self.ends = {QUEUE: QueueEnds(0, 100)}
+        for change in (*self.state.decide_group("g"), self.state.decide_topic("orders", 1, 1)):
+            assert change is not None
+            self.state.apply(change, NOW_MS)
+
+    def committed(self, topic: str, queue_id: int) -> int:
+        return self.state.committed("g", topic, queue_id)
+
+    def request(self, most: int, invisible_ms: int = 60_000, attempt_id: str = "") -> ReceiveRequest:
+        return ReceiveRequest("g", ("orders",), most, invisible_ms, ordered=self.ordered, attempt_id=attempt_id)
+
+    def receive(self, most: int, now_ms: int = NOW_MS, invisible_ms: int = 60_000, attempt_id: str = "") -> Handout:
+        request = self.request(most, invisible_ms, attempt_id)
+        handout = decide_receive(self.state.pop, self.committed, [QUEUE], self.ends, request, now_ms)
+        if handout.change is not None:
+            self.state.apply(handout.change, now_ms)
+        return handout
+
+    def ack(self, given: LeasedRange, *offsets: int) -> Settled:
+        settled = decide_ack(self.state.pop, self.committed, "g", [part(given, *offsets)])
+        if settled.change is not None:
+            self.state.apply(settled.change, NOW_MS)
+        return settled
+
+    def change(self, given: LeasedRange, *offsets: int, ms: int, now_ms: int = NOW_MS) -> Lease | None:
+        settled = decide_invisible(self.state.pop, self.committed, "g", [part(given, *offsets)], ms, now_ms)
+        if settled.change is not None:
+            self.state.apply(settled.change, now_ms)
+        return settled.leases[0]
+
+
+def part(given: LeasedRange, *offsets: int) -> LeasePart:
+    bits = sum(1 << offset - given.start for offset in offsets)
+    return LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{bits:x}" if offsets else "")
+
+
+@pytest.mark.parametrize("most", [pytest.param(33, id="golden-109"), pytest.param(4096, id="golden-109-most")])
+def test_a_receive_may_want_more_than_32_messages(most: int) -> None:
+    check_receive(Queue().request(most))
+
+
+@pytest.mark.parametrize("most", [pytest.param(0, id="none"), pytest.param(4097, id="golden-109-too-many")])
+def test_a_receive_for_too_many_messages_is_refused(most: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="4096") as refused:
+        check_receive(Queue().request(most))
+    assert refused.value.code == 29
+
+
+@pytest.mark.parametrize("invisible_ms", [99, 12 * 3600 * 1000 + 1])
+def test_an_invisible_time_out_of_bounds_is_refused(invisible_ms: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="43200"):
+        check_receive(Queue().request(1, invisible_ms))
+
+
+@pytest.mark.parametrize("offset", [pytest.param(100, id="golden-110")])
+def test_an_offset_outside_its_lease_is_neither_acknowledged_nor_changed(offset: int) -> None:
+    queue = Queue()
+    [given] = queue.receive(100).ranges
+    with pytest.raises(InvalidArgumentError, match="has 100 messages"):
+        queue.ack(given, offset)
+    with pytest.raises(InvalidArgumentError, match="has 100 messages"):
+        queue.change(given, offset, ms=1000)
+
+
+@pytest.mark.parametrize(
+    ("offset", "place"),
+    [pytest.param(102, 1, id="golden-111"), pytest.param(101, -1, id="golden-111-none")],
+)
+def test_a_lease_with_holes_knows_the_offsets_that_it_has(offset: int, place: int) -> None:
+    """RocketMQ lists differences (0, 2, 5); a lease here has the others as settled."""
+    queue = Queue()
+    queue.ends = {QUEUE: QueueEnds(100, 106)}
+    [first] = queue.receive(6).ranges
+    queue.ack(first, 101, 103, 104)
+    [again] = queue.receive(6, NOW_MS + 60_000).ranges
+    held = [again.start + bit for bit in range(again.count) if not int(again.without, 16) >> bit & 1]
+    assert held == [100, 102, 105]
+    assert (held.index(offset) if offset in held else -1) == place
+    assert queue.ack(again, offset).count == (place >= 0)
+
+
+@pytest.mark.parametrize(("offset", "counts"), [pytest.param(102, 1, id="golden-112")])
+def test_a_lease_of_a_whole_range_knows_its_offsets_by_their_number(offset: int, counts: int) -> None:
+    queue = Queue()
+    queue.ends = {QUEUE: QueueEnds(100, 103)}
+    [given] = queue.receive(3).ranges
+    assert queue.ack(given, offset).count == counts
+    with pytest.raises(InvalidArgumentError):
+        queue.ack(given, 103)
+
+
+@pytest.mark.parametrize("wait_ms", [pytest.param(10_000, id="golden-113")])
+def test_messages_come_again_exactly_when_their_invisible_time_is_over(wait_ms: int) -> None:
+    """RocketMQ looks 1 s earlier, and then waits for its revive queue."""
+    queue = Queue()
+    [given] = queue.receive(1, invisible_ms=wait_ms).ranges
+    assert next_due_ms(queue.state.pop, "g", [QUEUE], NOW_MS) == NOW_MS + wait_ms
+    before = queue.receive(100, NOW_MS + wait_ms - 1)
+    assert [one.start for one in before.ranges] == [1]
+    [again] = queue.receive(1, NOW_MS + wait_ms).ranges
+    assert (again.start, again.count, again.attempts) == (given.start, 1, 2)
+
+
+@pytest.mark.parametrize("attempts", [pytest.param(17, id="golden-114")])
+def test_attempts_are_numbers_of_the_lease_and_go_on_over_changes(attempts: int) -> None:
+    queue = Queue()
+    [given] = queue.receive(1).ranges
+    assert given.attempts == 1
+    for number in range(2, attempts + 1):
+        assert queue.change(given, ms=0, now_ms=NOW_MS + number) is not None
+        [given] = queue.receive(1, NOW_MS + number).ranges
+        assert (given.start, given.attempts) == (0, number)
+
+
+@pytest.mark.parametrize("already", [pytest.param(WAITING_OF_KEY_MAX, id="golden-115-full")])
+def test_one_too_many_that_waits_is_told_to_come_later(already: int) -> None:
+    waiting = WaitingReceives()
+
+    def receive() -> WaitingReceive:
+        return WaitingReceive(Queue().request(1), 0.0, lambda answer: None, lambda error: None)
+
+    for _ in range(already):
+        waiting.add(receive())
+    with pytest.raises(SystemBusyError) as refused:
+        waiting.add(receive())
+    assert refused.value.retry_after_s == FULL_PAUSE_S
+    assert len(waiting) == already
+    waiting.take(waiting.firsts()[0])
+    waiting.add(receive())
+
+
+@pytest.mark.parametrize("acked", [pytest.param((0, 2), id="golden-116")])
+def test_only_what_is_not_acknowledged_comes_again(acked: tuple[int, ...]) -> None:
+    queue = Queue()
+    queue.ends = {QUEUE: QueueEnds(0, 3)}
+    [given] = queue.receive(3).ranges
+    assert queue.ack(given, *acked).count == 2
+    assert queue.committed(*QUEUE) == 1
+    [again] = queue.receive(3, NOW_MS + 60_000).ranges
+    assert (again.start, again.count, again.attempts, again.without) == (1, 1, 2, "0")
+    assert queue.ack(given).count == 0, "the old receipt has ended"
+    assert queue.ack(again).count == 1
+    assert queue.committed(*QUEUE) == 3
+    assert queue.state.pop.tables == {}, "nothing is kept of what is settled"
+
+
+@pytest.mark.parametrize("ordered", [pytest.param(True, id="golden-117"), False])
+def test_a_request_that_is_repeated_under_its_attempt_id_gets_the_same_leases(ordered: bool) -> None:
+    queue = Queue(ordered)
+    [first] = queue.receive(3, attempt_id="a").ranges
+    again = queue.receive(3, NOW_MS + 5, attempt_id="a")
+    assert again.ranges == (first,)
+    assert again.change is None
+    other = queue.receive(3, NOW_MS + 5, attempt_id="b").ranges
+    assert [one.start for one in other] == ([] if ordered else [3])
+
+
+def test_in_order_mode_messages_that_were_changed_one_by_one_come_in_order() -> None:
+    queue = Queue(ordered=True)
+    [given] = queue.receive(10).ranges
+    queue.change(given, 5, ms=0)
+    assert queue.receive(10).ranges == ()
+    assert available(queue.state.pop, queue.committed, [QUEUE], queue.ends, queue.request(1), NOW_MS) == 0
+    later = queue.receive(8, NOW_MS + 60_000).ranges
+    offsets = sorted(
+        one.start + bit for one in later for bit in range(one.count) if not int(one.without, 16) >> bit & 1
+    )
+    assert offsets == list(range(8))
+
+
+def test_a_reset_begins_anew_and_ends_all_receipts() -> None:
+    queue = Queue()
+    [given] = queue.receive(10).ranges
+    change = queue.state.decide_reset("g", "orders", {0: 4})
+    assert change is not None
+    queue.state.apply(change, NOW_MS)
+    assert queue.ack(given).count == 0
+    [anew] = queue.receive(3).ranges
+    assert (anew.start, anew.attempts) == (4, 1)
+
+
+def test_messages_that_retention_took_are_counted_and_passed() -> None:
+    queue = Queue()
+    queue.receive(10)
+    queue.ends = {QUEUE: QueueEnds(7, 100)}
+    handout = queue.receive(5, NOW_MS + 60_000)
+    assert handout.gone == 7
+    assert [(one.start, one.count, one.attempts) for one in handout.ranges] == [(7, 3, 2), (10, 2, 1)]
