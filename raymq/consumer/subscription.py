@@ -26,8 +26,8 @@ Expressions = Expression | Mapping[str, Expression]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The wanted tags of one topic, or its filter expression `sql`, or its `predicate`. Empty `tags` mean every message,
-    or every one that passes the filter; `tag_codes` is None then. `expression` is the text of either."""
+    """The wanted tags of one topic, or its filter expression `sql`, or its `predicate`. Empty `tags` mean every
+    message, or every one that passes the filter; `tag_codes` is None then. `expression` is the text of either."""
 
     topic: str
     expression: str

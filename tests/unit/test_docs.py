@@ -49,9 +49,17 @@ def test_links_lead_somewhere(page):
 
 def test_pages_with_snippets_are_run():
     """tests/integration/programs/test_guide.py runs README.md and guide.md, tests/integration/serve/test_tasks.py
-    ray-serve.md, tests/integration/clients/ ray-data.md, topics.md and transactions.md; code on others is indented."""
+    ray-serve.md, tests/integration/clients/ the others; code elsewhere is indented."""
     pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
-    assert pages == {"README.md", "guide.md", "ray-data.md", "ray-serve.md", "topics.md", "transactions.md"}
+    assert pages == {
+        "README.md",
+        "guide.md",
+        "ray-data.md",
+        "ray-serve.md",
+        "simple-consumer.md",
+        "topics.md",
+        "transactions.md",
+    }
 
 
 @each_page

@@ -11,6 +11,7 @@ import pytest
 
 import raymq
 from raymq.protocol.group import GroupConfig
+from tests.support.clusters.page_example import assert_prints_what_it_says
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 LONG_S = 60.0

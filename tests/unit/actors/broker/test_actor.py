@@ -37,13 +37,8 @@ REMOTE_METHODS = {
         "group_progress",
     ),
     *("send_back", "replay", "group_stats", "start_rebalance", "start_pull", "send", "pull"),
-<<<<<<< HEAD
-    *("start_receiving", "receive_messages", "ack_messages", "change_invisible", "pop_progress"),
-    *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
-=======
     *("start_receiving", "receive_messages", "ack_messages", "change_invisible"),
-    *("heartbeat", "unregister_client", "producer_connections", "consumer_connections"),
->>>>>>> 6af0b00 (docs: a chapter about the simple consumer; group describe shows what is in flight)
+    *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
     *("describe", "status", "look_for_master", "close"),
 }
 """The names that clients, other actors and placement call."""
