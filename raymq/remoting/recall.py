@@ -20,7 +20,7 @@ from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import persist_until
 
-ATTEMPT_TIMEOUT_S: Final = 5.0
+RECALL_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 
 def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
@@ -75,7 +75,7 @@ def send_recall(
     def attempt(left_s: float) -> int:
         try:
             master = storage(routes.get(handle.topic).master_storage(handle.broker_name))
-            [result] = master.append([batch], min(left_s, ATTEMPT_TIMEOUT_S))
+            [result] = master.append([batch], min(left_s, RECALL_ATTEMPT_TIMEOUT_S))
             return result.store_timestamp_ms
         except RaymqError as error:
             if error.retryable:

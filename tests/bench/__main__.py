@@ -24,15 +24,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import consume, copies, delay, memory, produce, scale as many, spark, stores
+from tests.bench import consume, copies, delay, memory, produce, requests, scale as many, spark, stores
 from tests.bench.cluster import embedded
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peers
 
-CLUSTER_SECTIONS = (
-    "produce consume delay producers overload fan-out queues waiting topics groups lone-send memory spark".split()
-)
+CLUSTER_SECTIONS = """produce consume requests delay producers overload fan-out queues waiting topics groups
+    lone-send memory spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
 LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
@@ -111,6 +110,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
     if section in with_peers:
         return with_peers[section](client, beside, sync=sync, rounds=rounds, scale=size)  # type: ignore[arg-type]
     in_rounds: dict[str, Callable[..., Iterable[Figure]]] = {
+        "requests": requests.requests,
         "producers": many.producers,
         "fan-out": many.fan_out,
         "queues": many.queues,

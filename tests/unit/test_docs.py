@@ -56,6 +56,8 @@ def test_pages_with_snippets_are_run():
         "guide.md",
         "ray-data.md",
         "ray-serve.md",
+        "recall-and-replay.md",
+        "request-reply.md",
         "simple-consumer.md",
         "topics.md",
         "transactions.md",

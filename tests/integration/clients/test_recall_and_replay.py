@@ -14,6 +14,7 @@ from raymq.admin.replay import Replay
 from raymq.cli import cli
 from raymq.errors import GroupNotExistError, InvalidArgumentError, RecallError
 from raymq.message import Message, MessageExt
+from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -117,3 +118,7 @@ def test_a_replay_says_what_it_needs(mq: raymq.Client, topic: str) -> None:
     for arguments in ({}, {"key": "k", "begin_ms": 0}, {"key": "k"}, {"key": "k", "to_topic": topic, "to_group": "g"}):
         with pytest.raises(InvalidArgumentError):
             mq.admin.replay(topic, **arguments)
+
+
+def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+    assert_prints_what_it_says("recall-and-replay.md")

@@ -11,6 +11,7 @@ import raymq
 from raymq.errors import CreateReplyMessageError, RequesterGoneError, RequestTimeoutError
 from raymq.message import MessageExt
 from raymq.protocol.request_reply import reply_queue
+from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -87,3 +88,7 @@ def test_a_reply_to_a_client_that_is_gone_is_stored_and_said_to_be_so(mq: raymq.
         [answer] = mq.admin.pull(queue, stored.max_offset - 1).messages
         assert (answer.body, answer.system_properties["MSG_TYPE"]) == (b"too late", "reply")
         assert answer.system_properties["CORRELATION_ID"] == request.system_properties["CORRELATION_ID"]
+
+
+def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+    assert_prints_what_it_says("request-reply.md")

@@ -1,0 +1,48 @@
+"""Request and reply, beside lone sends of the same producer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import raymq
+from raymq.message import MessageExt
+from tests.bench.cluster import new_topic
+from tests.bench.figures import Figure, Goal
+from tests.bench.machine import latencies_us, percentile
+
+BODY = b"x" * 100
+TIMEOUT_S = 30.0
+_names = count()
+
+
+def echo(message: MessageExt) -> object:
+    """The listener that answers."""
+    import raymq
+
+    return raymq.reply(message.body)
+
+
+def requests(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
+    """The time of a request and its reply, by a listener in another process."""
+    topic = new_topic(client, f"requests-{next(_names)}")
+    number = max(100, int(scale * 2000))
+    message = raymq.Message(topic, BODY)
+    figures = [
+        Figure("requests", f"request and reply, p{percent}", "us", False, [Goal("<=", 3.0, "send")] * (percent == 50))
+        for percent in (50, 99)
+    ]
+    plain = new_topic(client, f"sends-{next(_names)}")
+    lone = raymq.Message(plain, BODY)
+    consumer = client.push_consumer(f"{topic}-group").subscribe(topic)
+    with consumer.on_message(echo).start(), client.producer("bench") as producer:
+        producer.request(message, timeout_s=TIMEOUT_S)
+        for _ in range(rounds):
+            asked = latencies_us(lambda: producer.request(message, timeout_s=TIMEOUT_S), number)
+            sent = latencies_us(lambda: producer.send(lone), number)
+            for figure, percent in zip(figures, (50, 99), strict=True):
+                figure.add_round(
+                    lambda percent=percent: percentile(asked, percent),
+                    {"send": lambda percent=percent: percentile(sent, percent)},
+                )
+    yield from figures
