@@ -1,0 +1,70 @@
+"""A recall that was acknowledged holds after a failover: the next master delivers the other messages only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.delay import TIMER_TOPIC, timer_queue
+from raymq.message import Message
+from raymq.protocol.recall import RECALLED_TOPIC, RecallHandle
+from raymq.record.encode import ProducerSequence, Waiting, encode_batch
+from raymq.remoting.recall import recall_batch
+from storage.message_store import MessageStore
+from tests.support.history.waiting import eventually
+from tests.support.replicas.local_replicas import LocalReplicas
+from tests.support.stores.stores import read_queue
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+HOST = ("127.0.0.1", 5000)
+WAITS_MS = 4000
+"""Longer than the failover takes; where a machine is so busy that it does not, the first master cancels the pair."""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[LocalReplicas]:
+    made = LocalReplicas(tmp_path)
+    made.settle()
+    made.start()
+    yield made
+    made.end()
+
+
+def bodies(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
+    return [message.body for message in read_queue(store, topic, queue_id)]
+
+
+def test_the_next_master_knows_the_recall(group: LocalReplicas):
+    now_ms = time.time_ns() // 1_000_000
+    due_ms = now_ms + WAITS_MS
+    batch = encode_batch(
+        [Message("orders", body, deliver_at_ms=due_ms) for body in (b"gone", b"kept")],
+        timer_queue(due_ms, now_ms),
+        born_host=HOST,
+        born_timestamp_ms=now_ms,
+        message_ids=["0" * 31 + "1", "0" * 31 + "2"],
+        producer=ProducerSequence("p", 0, 0),
+        waiting=Waiting(TIMER_TOPIC, [3, 3]),
+    )
+    group.master.append([batch])
+    handle = RecallHandle("orders", "broker-a", due_ms, "0" * 31 + "1")
+    [recalled] = group.master.append([recall_batch(handle, HOST, now_ms, "r")])
+    assert recalled.store_timestamp_ms < due_ms
+
+    old = group.control_state.record.master
+    group.close(old)
+    group.control_state._lease_until_s = 0.0  # its lease is over
+    group.control_state._accounts.pop(old)
+    group.control(6)
+    assert group.control_state.record.master != old
+    group.settle()
+    [again] = group.master.append([recall_batch(handle, HOST, now_ms, "r")])
+    assert (again.duplicate, again.store_timestamp_ms) == (True, recalled.store_timestamp_ms)
+    eventually(lambda: bodies(group.master.store, "orders", 3), "the delivery of the other message")
+    eventually(lambda: bodies(group.master.store, RECALLED_TOPIC, 0), "the end of the recalled message")
+    assert bodies(group.master.store, "orders", 3) == [b"kept"]
+    assert bodies(group.master.store, RECALLED_TOPIC, 0) == [b"gone"]
