@@ -76,16 +76,15 @@ class ClientRequests:
         if not 0 < timeout_s < math.inf:
             raise InvalidArgumentError(f"timeout_s must be positive, not {timeout_s!r}")
         cluster = next(iter(route.brokers.values())).cluster  # a raymq has one
-        self._begin_watch(cluster, route)
+        wakes = self._begin_watch(cluster, route) or self._pending.idle_s() > IDLE_AFTER_S / 2
         correlation_id = str(uuid.uuid4())
         ttl_ms = math.ceil(timeout_s * 1000)
 
         def make() -> SystemMessage:
             return request_message(message, correlation_id, self._heartbeats.client_id, cluster, ttl_ms)
 
-        was_idle = self._pending.idle_s() > IDLE_AFTER_S / 2
         pending = self._pending.add(correlation_id, timeout_s, make)
-        if was_idle:
+        if wakes:
             self._watch.wake()
         return pending
 
@@ -104,13 +103,17 @@ class ClientRequests:
         self._pending.close()
         self._watch.close()
 
-    def _begin_watch(self, cluster: str, route: TopicRoute) -> None:
-        """Watch the reply queues of the broker groups that may get a request."""
-        for queue in {data.broker_name: None for data in route.queues}:
-            replies = reply_queue(cluster, queue, self._heartbeats.client_id)
+    def _begin_watch(self, cluster: str, route: TopicRoute) -> bool:
+        """Watch the reply queues of the broker groups that may get a request; True if one was not watched before."""
+        begun = False
+        for data in route.queues:
+            replies = reply_queue(cluster, data.broker_name, self._heartbeats.client_id)
             if self._watch.watches(replies):
                 continue
             with self._lock:
                 if not self._watch.watches(replies):
-                    self._heartbeats.send_now(queue)  # before a reply: its sender asks the broker for this client
+                    # Before a reply comes: its sender asks the broker for this client.
+                    self._heartbeats.send_now(data.broker_name)
                     self._watch.begin(replies)
+                    begun = True
+        return begun

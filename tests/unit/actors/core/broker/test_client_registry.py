@@ -55,3 +55,24 @@ def test_a_client_that_ends_is_forgotten_at_once():
     registry.unregister("a")
     registry.unregister("a")
     assert registry.producers(0.0) == []
+
+
+def test_a_client_is_gone_when_it_says_so_or_was_silent_for_too_long():
+    registry = ClientRegistry(started_s=0.0)
+    registry.heartbeat(beat("a", ["shop"]), 0.0)
+    registry.heartbeat(beat("b", ["shop"]), 0.0)
+    assert registry.knows("a", 1.0)
+    registry.unregister("a")
+    assert not registry.knows("a", 1.0)
+    assert registry.knows("b", 119.0)
+    assert not registry.knows("b", 121.0)
+
+
+def test_a_registry_that_is_new_does_not_take_a_client_for_gone():
+    registry = ClientRegistry(started_s=100.0)
+    assert registry.knows("not heard of yet", 101.0)
+    assert not registry.knows("not heard of yet", 221.0)
+    for number in range(10_001):
+        registry.unregister(f"c{number}")
+    assert registry.knows("c0", 101.0)  # so many are remembered
+    assert not registry.knows("c1", 101.0)

@@ -13,6 +13,7 @@ from raymq.consumer.push.consume_pool import ConsumePool, ConsumeRequest
 from raymq.consumer.push.hook import ConsumeContext
 from raymq.message import ConsumeStatus
 from raymq.protocol.consume_result import ConsumeLater, ConsumeReport
+from raymq.protocol.request_reply import reply
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
 
@@ -340,3 +341,35 @@ def test_hooks_are_called_around_each_call_and_decide_nothing(listener, fails):
         ("before", ["b"]),
         ("after", "billing", False, True, {"seen": True}),
     ]
+
+
+class Replier:
+    """Notes the replies, and says that those of "wrong" are none."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list[str], object]] = []
+
+    def answer(self, messages, answer):
+        self.seen.append(([message.name for message in messages], answer))
+        return "no reply" if messages[0].name == "wrong" else ""
+
+    def statistics(self):
+        raise AssertionError("nobody asks")
+
+
+@pytest.mark.parametrize("key", [None, "a queue"])
+def test_replies_are_sent_before_their_message_counts_as_consumed(key):
+    replier, listener = Replier(), Scripted()
+    one, two = reply(b"1"), [reply(b"2"), None]
+    listener.answers = {"a": one, "b,c": two, "wrong": one}
+    pool = ConsumePool(listener, threads=1, timeout_s=WAIT_S, replier=replier)
+    calls = [
+        SimpleNamespace(name="a"),
+        [SimpleNamespace(name="b"), SimpleNamespace(name="c")],
+        SimpleNamespace(name="x"),
+    ]
+    request = ConsumeRequest([*calls, SimpleNamespace(name="wrong")], [0, 1, 3, 4], key)
+    pool.submit(request)
+    assert request.done.wait(WAIT_S)
+    assert replier.seen == [(["a"], one), (["b", "c"], two), (["wrong"], one)]
+    assert [(failure.first, failure.error) for failure in pool.report(request).failures] == [(4, "no reply")]

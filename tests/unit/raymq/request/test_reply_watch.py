@@ -1,0 +1,69 @@
+"""The watch of a client's replies: it begins at the queue's end, takes each reply once, and rests while nobody asks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from raymq.message import MessageQueue, PullStatus, SystemMessage
+from raymq.protocol.store import FetchResult, QueueBounds
+from raymq.record.encode import encode_batch
+from raymq.request.reply_watch import IDLE_AFTER_S, ReplyWatch
+
+QUEUE = MessageQueue("c_REPLY_TOPIC", "a", 3)
+ME = "10.0.0.1@1@ab"
+
+
+def records(*clients: str) -> bytes:
+    """The records of a reply to each client."""
+    messages = [SystemMessage("c_REPLY_TOPIC", client.encode(), client) for client in clients]
+    batch = encode_batch(messages, 3, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=[""] * len(messages))
+    return bytes(batch.records)
+
+
+def found(next_offset: int, *clients: str) -> FetchResult:
+    return FetchResult(PullStatus.FOUND, next_offset, 0, 100, records(*clients), len(clients))
+
+
+@pytest.fixture
+def scene():
+    """A watch whose threads do nothing: the tests hand it results themselves."""
+    made = SimpleNamespace(taken=[], idle_s=0.0)
+    made.watch = ReplyWatch(
+        ME,
+        SimpleNamespace(),
+        SimpleNamespace(get=None),
+        take=lambda m: made.taken.append(m.body),
+        idle_s=lambda: made.idle_s,
+    )
+    made.watch._lookup = SimpleNamespace(bounds=lambda queue: QueueBounds(0, 40, 40))
+    made.watch.begin(QUEUE)
+    yield made
+    made.watch.close()
+
+
+def test_it_begins_at_the_end_and_leaves_replies_to_others_out(scene):
+    assert scene.watch.watches(QUEUE)
+    assert scene.watch._wanted() == {QUEUE: 40}
+    scene.watch._deliver(QUEUE, 40, found(43, ME, "another", ME))
+    assert scene.taken == [ME.encode()] * 2
+    assert scene.watch._wanted() == {QUEUE: 43}
+
+
+def test_a_result_that_comes_twice_is_taken_once(scene):
+    for _ in range(2):
+        scene.watch._deliver(QUEUE, 40, found(41, ME))
+    assert len(scene.taken) == 1
+
+
+def test_it_goes_on_behind_what_is_gone_or_lost(scene):
+    scene.watch._deliver(QUEUE, 40, FetchResult(PullStatus.OFFSET_ILLEGAL, 50, 50, 60, b"", 0))
+    assert scene.watch._wanted() == {QUEUE: 50}
+    scene.watch._lose(QUEUE, 50, OSError("lost"))
+    assert scene.watch._wanted() == {QUEUE: 51}
+
+
+def test_nothing_is_read_once_nobody_has_asked_for_a_while(scene):
+    scene.idle_s = IDLE_AFTER_S
+    assert scene.watch._wanted() == {}
