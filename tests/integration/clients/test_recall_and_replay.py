@@ -14,6 +14,7 @@ from raymq.admin.replay import Replay
 from raymq.cli import cli
 from raymq.errors import GroupNotExistError, InvalidArgumentError, RecallError
 from raymq.message import Message, MessageExt
+from raymq.protocol.group import GroupConfig
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
@@ -92,8 +93,8 @@ def test_a_replay_to_one_group_reaches_no_other(mq: raymq.Client, topic: str) ->
     eventually(lambda: len(mq.admin.query_by_key(topic, "k")) == 5, "the index")
     with pytest.raises(GroupNotExistError):
         mq.admin.replay(topic, key="k", to_group=group)
+    mq.admin.create_group(GroupConfig(group))
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
-        mq.admin.create_group(group)
         consumer.subscribe(f"%RETRY%{group}")
         assert run("replay", topic, "--key", "k", "--to-group", group)["sent"] == 5
         assert mq.admin.replay(topic, key="k", to_group=group).sent_before == 5
