@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         SendResult as SendResult,
         SendStatus as SendStatus,
     )
+    from raymq.names import light_queue as light_queue
     from raymq.predicates.predicate import Predicate as Predicate, predicate as predicate
     from raymq.producer.async_producer import AsyncProducer as AsyncProducer
     from raymq.producer.hooks import (
@@ -176,6 +177,7 @@ _HOMES: Final = {
     "TransactionSendResult": "raymq.transactions.producer",
     "TransactionTooLateError": "raymq.errors",
     "connect": "raymq.client",
+    "light_queue": "raymq.names",
     "predicate": "raymq.predicates.predicate",
     "reply": "raymq.protocol.request_reply",
     "select_queue_by_hash": "raymq.producer.queue_selector",

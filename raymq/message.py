@@ -23,7 +23,7 @@ from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
 from raymq.errors import MessageIllegalError
-from raymq.names import check_topic
+from raymq.names import LMQ_PREFIX, check_topic, is_light_queue, light_queue
 
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
@@ -67,6 +67,8 @@ RESERVED_PROPERTIES: Final = frozenset(
 
 MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
 MAX_PROPERTIES_BYTES: Final = 32767
+LIGHT_QUEUES_MAX: Final = 500
+"""The most light queues that one message may be in."""
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
 """The bound on how far ahead a message's `deliver_at_ms` may be."""
 
@@ -125,6 +127,9 @@ class Message(Struct, frozen=True, gc=False):
     `wait_store_msg_ok` False: the send is acknowledged once the store has written the message, which then survives the
     store's process, and not a power cut or the loss of its node; consumers see it when any other would be seen.
 
+    `light_queues`: names of up to 500 light queues that get the message, too, without a copy of it; a single str is one
+    name. The store needs enable_lmq and enable_multi_dispatch for that; see `raymq.light_queue`.
+
     A message is not changed after it was made, and the garbage collector does not track it: it holds nothing but text,
     bytes and numbers.
     """
@@ -138,6 +143,7 @@ class Message(Struct, frozen=True, gc=False):
     delay_level: int = 0
     deliver_at_ms: int | None = None
     wait_store_msg_ok: bool = True
+    light_queues: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         body, topic = self.body, self.topic
@@ -153,12 +159,13 @@ class Message(Struct, frozen=True, gc=False):
             and self.delay_level is _NO_FLAG
             and self.deliver_at_ms is None
             and self.wait_store_msg_ok is True
+            and self.light_queues is _NO_KEYS
         ):
             return  # a message of a topic and a body, which are most
         self._check()
         if (
             self.tags is None
-            and not (self.keys or self.properties or self.flag or self.delay_level)
+            and not (self.keys or self.properties or self.flag or self.delay_level or self.light_queues)
             and self.deliver_at_ms is None
             and self.wait_store_msg_ok
         ):
@@ -176,6 +183,8 @@ class Message(Struct, frozen=True, gc=False):
             raise MessageIllegalError(f"wait_store_msg_ok {self.wait_store_msg_ok!r} is not a bool")
         if self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
             self._check_delay()
+        if self.light_queues or self.light_queues.__class__ is not tuple:
+            self._check_light_queues()
 
     def _check_topic_and_body(self) -> None:
         check_topic(self.topic)
@@ -219,6 +228,17 @@ class Message(Struct, frozen=True, gc=False):
             _check_text(f"the value of property {name!r}", value)
             if name in RESERVED_PROPERTIES:
                 raise MessageIllegalError(f"property {name!r} is reserved; use another name")
+
+    def _check_light_queues(self) -> None:
+        names = self.light_queues
+        if not isinstance(names, Iterable):
+            raise MessageIllegalError(f"light_queues must be a str or several, not {type(names).__name__}")
+        names = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+        if len(names) > LIGHT_QUEUES_MAX:
+            raise MessageIllegalError(f"a message may be in {LIGHT_QUEUES_MAX} light queues, not in {len(names)}")
+        for name in names:
+            light_queue(name)
+        force_setattr(self, "light_queues", names)
 
     def _check_delay(self) -> None:
         level, deliver_at_ms = self.delay_level, self.deliver_at_ms
@@ -379,6 +399,18 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     def queue(self) -> MessageQueue:
         """The queue that the message is in."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+    @property
+    def light_queues(self) -> tuple[str, ...]:
+        """The names of the light queues that the message was sent to, too. One that was read from a light queue has
+        that queue's topic and offset; `sent_to` is where it was sent."""
+        names = self.system_properties.get(PROPERTY_INNER_MULTI_DISPATCH, "").split(",")
+        return tuple(name.removeprefix(LMQ_PREFIX) for name in names if name)
+
+    @property
+    def sent_to(self) -> str:
+        """The topic that the message was sent to: of one that was read from a light queue another one than `topic`."""
+        return self.system_properties.get(PROPERTY_REAL_TOPIC, self.topic) if is_light_queue(self.topic) else self.topic
 
 
 _make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)

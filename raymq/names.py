@@ -27,7 +27,7 @@ GROUP_NAME_MAX: Final = 120
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""The prefix of queues that a message is put into beside its own (storage/dispatch/multi_dispatch.py)."""
+"""The prefix of light queues, into which a message is put beside its own queue (storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 """Ends the name of the topic of a cluster's replies to requests, which begins with the cluster's name."""
@@ -73,8 +73,30 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """True if `topic` is made by the server for its own or a group's use: no user asked for it by name."""
-    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    """True if `topic` is made by the server for its own or a group's use, or is a light queue: no user has created it
+    by name."""
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
+
+
+def is_light_queue(topic: str) -> bool:
+    """True if `topic` is that of a light queue (`light_queue`)."""
+    return topic.startswith(LMQ_PREFIX)
+
+
+def light_queue(name: str) -> str:
+    """The topic under which the light queue `name` is consumed: ``consumer.subscribe(raymq.light_queue("alice"))``.
+
+    It has one queue, 0, in each broker group, with the messages that name it in `Message.light_queues`.
+    IllegalNameError.
+
+    >>> light_queue("alice")
+    '%LMQ%alice'
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise IllegalNameError("light queue", str(name), "it is blank")
+    if name.startswith(LMQ_PREFIX):
+        raise IllegalNameError("light queue", name, f"{LMQ_PREFIX} is put before it")
+    return _check("light queue", LMQ_PREFIX + name, INTERNAL_TOPIC_NAME_MAX)
 
 
 def is_system_group(group: str) -> bool:
@@ -103,7 +125,7 @@ def reply_topic(cluster: str) -> str:
 
 def check_topic(topic: str) -> str:
     """Return `topic` if it is a legal name, else raise IllegalNameError (spec/messaging.md §2.5)."""
-    internal = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    internal = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
     return _check("topic", topic, INTERNAL_TOPIC_NAME_MAX if internal else TOPIC_NAME_MAX)
 
 
@@ -112,6 +134,10 @@ def check_user_topic(topic: str) -> str:
     check_topic(topic)
     if is_system_topic(topic):
         raise IllegalNameError("topic", topic, "it is a system topic")
+    if is_light_queue(topic):
+        raise IllegalNameError(
+            "topic", topic, "it is a light queue: name it in the light_queues of messages to other topics"
+        )
     return topic
 
 

@@ -23,11 +23,13 @@ from raymq.errors import (
     StoreNotWritableError,
 )
 from raymq.logfiles.span_bytes import span_bytes
+from raymq.names import is_light_queue
 from raymq.protocol.store import (
     AppendResult,
     Boundary,
     FetchRequest,
     FetchResult,
+    LightQueue,
     QueueBounds,
     QueueEnds,
     QueuePosition,
@@ -422,6 +424,12 @@ class MessageStore:
         """The ids of the queues that exist, by topic."""
         self._require_open()
         return self._queues.topics()
+
+    def light_queues(self) -> list[LightQueue]:
+        """The light queues that have messages, or had some that were not swept yet, sorted by name."""
+        self._require_open()
+        light = [queue for queue in self._queues if is_light_queue(queue.topic) and queue.exists]
+        return sorted(LightQueue(queue.topic, queue.min_offset, queue.visible_offset) for queue in light)
 
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of `topic`, if it has any; on return that is on disk. A topic made anew starts at offset 0.

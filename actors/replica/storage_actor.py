@@ -39,13 +39,14 @@ from actors.threads import take_turns_quickly
 from raymq.config.cluster import ReplicationOptions, path_here
 from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError, RaymqError
-from raymq.names import StorageName, is_system_topic
+from raymq.names import StorageName, is_light_queue, is_system_topic
 from raymq.protocol.store import (
     AppendResult,
     Boundary,
     DeletedRange,
     FetchRequest,
     FetchResult,
+    LightQueue,
     QueryResult,
     QueueBounds,
     QueueSpan,
@@ -314,7 +315,8 @@ class Storage:
 
         The broker calls it when this replica begins to lead, with the topics of the state in its log.
         """
-        stored = [topic for topic in self._open().topics() if not is_system_topic(topic)]
+        known = self._open().topics()
+        stored = [topic for topic in known if not is_system_topic(topic) and not is_light_queue(topic)]
         self._deleted.agree(frozenset(existing), stored)
 
     @ray.method(concurrency_group="control")
@@ -345,6 +347,7 @@ class Storage:
             max_message_size_bytes=self._settings.max_message_size_bytes,
             consume_queue_ext_file_size=self._settings.mapped_file_size_consume_queue_ext_bytes,
             commit_log_directories=tuple(map(str, self._settings.commit_log_directories)),
+            light_queues=self._settings.enable_lmq and self._settings.enable_multi_dispatch,
         )
 
     @ray.method(concurrency_group="control")
@@ -384,6 +387,11 @@ class Storage:
     def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
         """Append a chunk of the master's log (Replica.append_log)."""
         return self._require_replica().append_log(epoch, chunk)
+
+    @ray.method(concurrency_group="control")
+    def light_queues(self) -> list[LightQueue]:
+        """The light queues of this store (MessageStore.light_queues)."""
+        return self._open().light_queues()
 
     @ray.method(concurrency_group="control")
     def statistics(self) -> StoreStatistics:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from fnmatch import fnmatchcase
 from typing import Any
 
 from raymq.admin.base import ADMIN_TIMEOUT_S
@@ -10,8 +12,9 @@ from raymq.admin.groups import GroupAdmin
 from raymq.admin.replay import ReplayAdmin
 from raymq.admin.topics import QueueDescription
 from raymq.errors import InvalidArgumentError
+from raymq.names import LMQ_PREFIX
 from raymq.protocol.route import MASTER_ID, BrokerData
-from raymq.protocol.store import StoreStatistics
+from raymq.protocol.store import LightQueue, StoreStatistics
 from raymq.protocol.transactions import TransactionFigures
 from raymq.retry import persist_until
 
@@ -35,6 +38,17 @@ class Admin(GroupAdmin, ReplayAdmin):
         InvalidArgumentError."""
         statistics: StoreStatistics = self._store_call(broker_name, "statistics")
         return statistics
+
+    def light_queues(self, pattern: str = "*") -> dict[str, int]:
+        """The messages that each light queue holds in all broker groups, by name, sorted; of the queues whose names
+        match `pattern`, which may have ``*`` and ``?``. A queue is there from its first message on, until the last one
+        is gone by its age."""
+        held: Counter[str] = Counter()
+        for broker_name in self.brokers():
+            queues: list[LightQueue] = self._store_call(broker_name, "light_queues")
+            for topic, first, end in queues:
+                held[topic.removeprefix(LMQ_PREFIX)] += end - first
+        return {name: held[name] for name in sorted(held) if fnmatchcase(name, pattern)}
 
     def clean_store(self, broker_name: str) -> None:
         """Have a broker group's store delete expired messages now, whatever the hour. InvalidArgumentError."""

@@ -172,6 +172,21 @@ def topic_order(name: str, config: str | None, clear: bool, address: str | None,
     print_value(as_json, {"topic": name, "order_config": now}, lambda: say(text))
 
 
+@topic.command("light-queues")
+@click.argument("pattern", default="*")
+@address_option
+@json_option
+def topic_light_queues(pattern: str, address: str | None, as_json: bool) -> None:
+    """List the light queues whose names match PATTERN, and the messages that they hold. Consume one as topic
+    %LMQ%NAME.
+
+    Example: raymq topic light-queues "alice*"
+    """
+    with client_of(address) as client:
+        rows = list(client.admin.light_queues(pattern).items())
+    print_rows(as_json, "light_queues", ["name", "messages"], [list(row) for row in rows], total=1)
+
+
 @topic.command("stats")
 @click.argument("name")
 @address_option

@@ -89,7 +89,7 @@ class StoreOptions(BaseModel):
         Field(
             ge=BATCH_UNIT_BYTES,
             le=1 << 30,
-            description="The same for queues of inner batches, which RocketMQ wrote: whole units of 46 bytes.",
+            description="The same for queues of inner batches: whole units of 46 bytes.",
         ),
     ] = 300_000 * BATCH_UNIT_BYTES
     flush_disk_type: Annotated[

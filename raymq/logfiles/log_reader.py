@@ -14,7 +14,7 @@ and read below it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -37,9 +37,11 @@ from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, ExtensionReader
 from raymq.logfiles.file_maps import FileMaps
 from raymq.logfiles.log_files import open_log_directories
 from raymq.message import PullStatus
+from raymq.names import is_light_queue
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.layout import UNIT_DTYPE
+from raymq.record.layout import UNIT_DTYPE, RecordError
 from raymq.record.memory_records import LocatedRecords
+from raymq.record.rewrite import light_record
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
 """The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
@@ -206,7 +208,10 @@ class LogReader:
             return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, b"", 0)
         if not pieces:
             return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
-        records = b"".join([view for units, _ in pieces for view in self.views(units)])
+        if is_light_queue(request.topic):
+            records = b"".join([record for piece in pieces for record in self._light_records(request.topic, *piece)])
+        else:
+            records = b"".join([view for units, _ in pieces for view in self.views(units)])
         count = sum(len(units) for units, _ in pieces)
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
@@ -215,9 +220,11 @@ class LogReader:
         offset to go on at. The request's offset is one that the queue holds.
 
         At most `max_bytes` of records, but one at least if any matches; none if the tags exclude all that one call
-        looks at. DataLossError if the first of them is not there (any more), also for a queue that has batches; the
-        records before a lost one come without it.
+        looks at. DataLossError if the first of them is not there (any more), also for a queue whose records are made
+        for their readers (`makes_records`); the records before a lost one come without it.
         """
+        if is_light_queue(request.topic):
+            raise DataLossError(f"the records of {request.topic} are in the log as those of other queues")
         if end_offset == request.queue_offset + 1 and not _excludes(request):
             one = self._find_one(request)
             if one is not None:
@@ -352,6 +359,20 @@ class LogReader:
                 continue
             passing[here.offsets] = matching(here.data, here.starts, expression)
         return passing
+
+    def makes_records(self, topic: str, queue_id: int) -> bool:
+        """True if the queue's records are made for their readers, by `fetch`: it is a light queue, whose records lie in
+        the log as those of other queues, or it has batches."""
+        return is_light_queue(topic) or self.has_batches(topic, queue_id)
+
+    def _light_records(self, topic: str, units: NDArray[np.void], offsets: NDArray[np.int64]) -> Iterator[bytes]:
+        """The records of a light queue's `units`, as they would be if they had been sent there."""
+        for index, queue_offset in enumerate(offsets.tolist()):
+            [view] = self.views(units[index : index + 1])
+            try:
+                yield light_record(view, topic, queue_offset)
+            except RecordError as error:
+                raise DataLossError(str(error)) from None
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
         """True if the records of the queue hold many messages each (batch_queue_units.py): it has no `units`."""

@@ -54,6 +54,8 @@ _FEW: Final = 40
 """Up to so many messages, packing each record's header costs less than making columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
+LIGHT_QUEUE_OVERHEAD: Final = 26
+"""The bytes of a light queue in a record beside its name: prefix, separators, and the offset there."""
 _TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
 """The longest properties of a message that surely fit in a record, with its ids."""
 _NO_HOST: Final = bytes(8)
@@ -126,6 +128,15 @@ class BatchEncoder:
             return
         for message in messages:
             self.check_size(message, max_body_bytes)
+
+    def check_light_queues(self, messages: Iterable[Message]) -> None:
+        """MessageIllegalError if a message is for light queues: the store puts none there."""
+        for message in messages:
+            if message.light_queues:
+                raise MessageIllegalError(
+                    f"a message of {message.topic!r} names light queues, and its broker group's store puts none there: "
+                    "set enable_lmq and enable_multi_dispatch to true"
+                )
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
         """MessageIllegalError when the body, as it would be stored, is longer than a store takes."""
@@ -266,7 +277,7 @@ class BatchEncoder:
         if len(body) >= self._compresses_from:
             body, bits = self._compression.compress_body(body)
             sys_flag |= bits
-        if message.tags or message.keys or message.properties:
+        if message.tags or message.keys or message.properties or message.light_queues:
             own = own_properties(message).encode()
         if not waits:
             own += _WAIT
@@ -307,6 +318,7 @@ def with_more(messages: Iterable[Message]) -> list[Message]:
         or message.flag
         or message.delay_level
         or message.deliver_at_ms is not None
+        or message.light_queues
     ]
 
 
@@ -364,10 +376,11 @@ def check_record_size(message: Message) -> None:
 
 def may_exceed_a_record(message: Message) -> bool:
     """True if the properties might be too long for a record, by a bound that is quick to compute."""
-    if not message.properties and not message.keys and not message.tags:
+    if not (message.properties or message.keys or message.tags or message.light_queues):
         return False
     characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)
     characters += sum(len(name) + len(value) + 2 for name, value in message.properties.items())
+    characters += sum(len(name) + LIGHT_QUEUE_OVERHEAD for name in message.light_queues)
     return 4 * characters > _TEXT_MAX_BYTES
 
 
@@ -417,10 +430,13 @@ def _is_usual(message: Message) -> bool:
         or message.delay_level
         or message.deliver_at_ms is not None
         or message.wait_store_msg_ok is not True
+        or message.light_queues
     )
 
 
 def cost_bytes(message: Message) -> int:
     """A message's cost in the buffer pool."""
     cost = len(message.body) + OVERHEAD_BYTES
+    if message.light_queues:
+        cost += sum(map(len, message.light_queues)) + LIGHT_QUEUE_OVERHEAD * len(message.light_queues)
     return cost + sum(map(len, message.properties.values())) if message.properties else cost

@@ -22,6 +22,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from raymq.errors import RaymqError, ServiceNotAvailableError, SystemBusyError
+from raymq.kernels.message_columns import MessageColumns
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendResult, SendStatus
 from raymq.producer.buffer_pool import BufferPool, end_all
 from raymq.producer.completion import Completion, offset_message_id
@@ -248,6 +249,8 @@ class Sender:
         try:
             if len(lone.message.body) > description.max_message_size_bytes:
                 context.encoder.check_size(lone.message, description.max_message_size_bytes)
+            if lone.message.light_queues and not description.light_queues:
+                context.encoder.check_light_queues([lone.message])
             record = context.encoder.encode_one(sends, lone.message)
             result = storage.append_one(record, min(context.attempt_timeout_s, max(lone.timeout_s, 0.1)))
             now_s = context.clock()
@@ -422,6 +425,10 @@ class Sender:
         if limit < MAX_MESSAGE_SIZE_BYTES:
             for batch in batches:
                 self._context.encoder.check_sizes(batch.messages, limit)
+        if not description.light_queues:
+            for batch in batches:
+                if not (batch.plain or isinstance(batch.messages, MessageColumns)):
+                    self._context.encoder.check_light_queues(batch.messages)
         return self._context.encoder.encode(sends, batches)
 
     def _append(self, batches: list[EncodedBatch], storage: StorageClient, attempt_s: float) -> list[AppendResult]:

@@ -67,6 +67,14 @@ class FetchResult:
     pull_from: str = ""
 
 
+class LightQueue(NamedTuple):
+    """A light queue of one store: its topic, the first offset held, and the offset that the next message will get."""
+
+    topic: str
+    min_offset: int
+    max_offset: int
+
+
 class QueuePosition(NamedTuple):
     """An offset of a queue."""
 

@@ -23,6 +23,7 @@ from raymq.errors import MessageIllegalError
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_DELAY,
+    PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_KEYS,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
@@ -37,7 +38,7 @@ from raymq.message import (
     PROPERTY_WAIT,
     Message,
 )
-from raymq.names import check_topic
+from raymq.names import check_topic, light_queue
 from raymq.record import layout
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.crc import PROPERTY_CRC_PLACEHOLDER, crc32
@@ -227,7 +228,7 @@ def topic_part(topic: str) -> tuple[int, bytes]:
 
 
 def own_properties(message: Message) -> str:
-    """The properties that the message itself has, as text on disk: the user's, TAGS and KEYS."""
+    """The properties that the message itself has, as text on disk: the user's, TAGS, KEYS and its light queues."""
     text = (
         "".join([f"{name}\x01{value}\x02" for name, value in message.properties.items()]) if message.properties else ""
     )
@@ -235,6 +236,8 @@ def own_properties(message: Message) -> str:
         text += f"{PROPERTY_TAGS}\x01{message.tags}\x02"
     if message.keys:
         text += f"{PROPERTY_KEYS}\x01{' '.join(message.keys)}\x02"
+    if message.light_queues:
+        text += f"{PROPERTY_INNER_MULTI_DISPATCH}\x01{','.join(map(light_queue, message.light_queues))}\x02"
     return text
 
 

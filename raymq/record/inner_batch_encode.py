@@ -119,6 +119,10 @@ def put_base(record: bytearray | memoryview, position: int, base_offset: int) ->
 
 def _item(message: Message, message_id: str) -> tuple[bytes, bytes, bytes, bytes]:
     """The parts of a message's item in an inner batch (spec/storage.md §1, "Batches")."""
+    if message.light_queues:
+        raise MessageIllegalError(
+            f"topic {message.topic!r} has inner batches, whose messages cannot be in light queues; send to another"
+        )
     properties = f"{own_properties(message)}{PROPERTY_UNIQ_KEY}\x01{message_id}\x02".encode()
     if len(properties) > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(

@@ -1,5 +1,5 @@
-"""Rewrites a record for another queue: the scheduler does so when a delayed message is due, and the broker when a
-consumer gives a message back (actors.core.broker.send_back).
+"""Rewrites a record for another queue: the scheduler does so when a delayed message is due, the broker when a consumer
+gives a message back (actors.core.broker.send_back), and a reader of a light queue with each record.
 
 Body, flags, born host and time are kept. The scheduler also keeps the number of consumptions and the text of the
 properties, DELAY, REAL_TOPIC and REAL_QID included, as RocketMQ does (spec/storage.md §12). Only raymq's own three are
@@ -33,6 +33,7 @@ from raymq.record.layout import (
     RecordError,
     RecordHeader,
     decode_properties,
+    encode_properties,
     find_sections,
     header_size,
     read_header,
@@ -49,6 +50,9 @@ EXCHANGED_NAMES: Final = tuple(
 )
 """The beginnings of the properties that a new record does not take over: it has a producer of its own
 (`producer_text`), and the store gives it its own offsets in other queues."""
+
+
+_REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QUEUE_ID}\x01".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,25 @@ def build_record(
         prepared_transaction_offset=prepared_transaction_offset,
     )
     return b"".join((header.encode(), record.body, topic_text, len(properties).to_bytes(2), properties))
+
+
+def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> bytes:
+    """A stored record as a reader of light queue `topic` gets it: with the queue and the offset that it was read from.
+    All else stays, so that it names its place in the log; REAL_TOPIC and REAL_QID name the queue that it was sent to,
+    and a property CRC, which would be wrong now, is left out. RecordError when it is damaged.
+    """
+    parts = split_record(record)
+    magic, topic_text = topic_part(topic)
+    sent_to = {PROPERTY_REAL_TOPIC: parts.topic, PROPERTY_REAL_QUEUE_ID: str(parts.header.queue_id)}
+    kept = [piece for piece in parts.properties.split(b"\x02") if piece and not piece.startswith(_REAL_NAMES)]
+    properties = b"".join([piece + b"\x02" for piece in kept]) + encode_properties(sent_to)
+    header = parts.header._replace(
+        total_size=header_size(parts.header.sys_flag) + len(parts.body) + len(topic_text) + 2 + len(properties),
+        magic=magic,
+        queue_id=0,
+        queue_offset=queue_offset,
+    )
+    return b"".join((header.encode(), parts.body, topic_text, len(properties).to_bytes(2), properties))
 
 
 def producer_text(producer: ProducerSequence) -> bytes:

@@ -41,7 +41,8 @@ class StorageDescription:
 
     `store_host` (IP address and port) goes into every record and message id. The store takes bodies of up to
     `max_message_size_bytes`. Its directory is `root`, and the files of its log are in `commit_log_directories`, or
-    below `root` if there are none. Sizes of files are in bytes.
+    below `root` if there are none. Sizes of files are in bytes. `light_queues`: it puts messages into the light queues
+    that they name.
     """
 
     name: str
@@ -56,6 +57,7 @@ class StorageDescription:
     max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
     consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES
     commit_log_directories: tuple[str, ...] = ()
+    light_queues: bool = True
 
     @property
     def files(self) -> StoreFiles:

@@ -64,7 +64,7 @@ class RangeReader:
         reader = call_master(
             self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, lambda storage, left_s: storage.reader()
         )
-        if reader is not None and not reader.has_batches(queue.topic, queue.queue_id):
+        if reader is not None and not reader.makes_records(queue.topic, queue.queue_id):
             try:
                 for chunk in _map(reader, queue, start, end, tag_codes):
                     yield chunk

@@ -33,6 +33,7 @@ from storage.append.put_check import PutMessageStatus, refusal
 from storage.dispatch.delivery_progress import Delivery, Source
 from storage.dispatch.multi_dispatch import LMQ_QUEUE_ID, SEPARATOR, QueueKey, can_be_queue, is_dispatched, split_names
 from storage.log.append_plan import AppendSpan
+from storage.log.commit_log import CommitLog
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
@@ -61,7 +62,7 @@ class MultiDispatchAppender(Appender):
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
     ) -> None:
         super().__init__(parts, recovered, store_host=store_host, clock_ms=clock_ms)
-        self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, self.record_max_bytes)
+        self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, parts.log, self.record_max_bytes)
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
         """`Appender.prepare`. A message alone may name other queues, too."""
@@ -113,8 +114,8 @@ class MultiAppend:
     """The units that one append adds to other queues. Used under the append lock: first `dispatch` for each batch in
     the order they are written, then `count_units`, then `write_units`."""
 
-    def __init__(self, settings: StoreSettings, queues: QueueTable, record_max_bytes: int) -> None:
-        self._queues = queues
+    def __init__(self, settings: StoreSettings, queues: QueueTable, log: CommitLog, record_max_bytes: int) -> None:
+        self._queues, self._log = queues, log
         # The longest that a record may get with its offsets.
         self._record_max_bytes = min(record_max_bytes, settings.max_message_size_bytes)
         # The most queues of this kind that the store may have.
@@ -157,7 +158,7 @@ class MultiAppend:
                 raise MessageIllegalError(
                     f"one append sends messages to {batch.topic!r} and has others dispatched there"
                 )
-        return [(self._queues.get_or_create(*key), len(rows)) for key, rows in self._rows.items()]
+        return [(self._queue(key), len(rows)) for key, rows in self._rows.items()]
 
     def write_units(self, spans: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
         """Write the units of the batches, which were written to these spans of the log; returns the queues that got
@@ -177,6 +178,13 @@ class MultiAppend:
             )
             queues.append(queue)
         return queues
+
+    def _queue(self, key: QueueKey) -> ConsumeQueue:
+        """The queue `key`; a new one begins where `_end_of` said."""
+        queue = self._queues.get_or_create(*key)
+        if not queue.exists and self._firsts[key]:
+            queue.start_at(self._firsts[key])
+        return queue
 
     def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
         """`batch`, whose records are `data`, with the offsets. The rows of the messages that each queue gets are added
@@ -208,7 +216,8 @@ class MultiAppend:
         return self._firsts[key] + len(self._rows.get(key, ())) + len(rows.get(key, ()))
 
     def _end_of(self, key: QueueKey) -> int:
-        """The next offset of the queue `key`, 0 for a new one. MessageIllegalError if there can be no such queue."""
+        """The next offset of the queue `key`, also of a new one (QueueTable.first_light_offset). MessageIllegalError if
+        there can be no such queue."""
         name = key[0]
         if not name.startswith(LMQ_PREFIX) or not can_be_queue(name) or self._queues.holds_batches(*key):
             raise MessageIllegalError(
@@ -216,7 +225,7 @@ class MultiAppend:
                 f"their names begin with {LMQ_PREFIX}"
             )
         queue = self._queues.get_plain(*key)
-        if queue is not None:
+        if queue is not None and queue.exists:
             return queue.next_offset
         new = sum(self._queues.get(*other) is None for other in self._firsts)
         if self._queues.count_topics(LMQ_PREFIX) + new >= self._max_queues:
@@ -224,7 +233,7 @@ class MultiAppend:
                 PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED,
                 f"no more than {self._max_queues} {LMQ_PREFIX} queues (max_lmq_consume_queue_num): {name!r} is new",
             ).error
-        return 0
+        return self._queues.first_light_offset(self._log.min_offset, self._log.end_offset)
 
     def _record(self, head: bytes, properties: bytes) -> bytes:
         """A record from the bytes `head` before its properties and from new properties. MessageIllegalError if it gets

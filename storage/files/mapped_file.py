@@ -113,12 +113,15 @@ class MappedFile:
             self._descriptor = -1
 
 
-def allocate(path: Path, size: int, *, flush: bool = False) -> None:
+def allocate(path: Path, size: int, *, flush: bool = False, sparse: bool = False) -> None:
     """Make `path` a file of `size` zero bytes with all its blocks, or raise OSError and leave nothing. With `flush` its
-    size is on disk on return."""
+    size is on disk on return. A `sparse` one has no blocks yet: it must not be written through a map."""
     descriptor = disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
-        disk.preallocate(descriptor, size)
+        if sparse:
+            os.truncate(descriptor, size)
+        else:
+            disk.preallocate(descriptor, size)
         if flush:
             disk.flush(descriptor)
     except BaseException:

@@ -6,16 +6,20 @@ import mmap
 import os
 from collections import OrderedDict
 from pathlib import Path
+from typing import Final
 
 from storage.files import disk
+
+_BLOCK_BYTES: Final = 512
+"""The unit in which the system counts a file's blocks."""
 
 
 class WriteHandles:
     """Open files by path; beyond `max_open` the least recently opened or looked up is closed. For one thread at a time.
 
     They are written through maps: a unit of 20 bytes is stored in less time than a call of `pwrite` takes, and without
-    giving the interpreter away to other threads. The files' blocks must be allocated. A file that cannot be mapped for
-    writing (disk.map_for_writing) is written with `pwrite`.
+    giving the interpreter away to other threads. A file that cannot be mapped for writing (disk.map_for_writing), or
+    does not have all its blocks, is written with `pwrite`.
     """
 
     def __init__(self, max_open: int) -> None:
@@ -74,7 +78,9 @@ class WriteHandles:
 def _open(path: Path) -> int | mmap.mmap:
     descriptor = disk.open_file(path, os.O_RDWR)
     try:
-        mapped = disk.map_for_writing(descriptor, os.fstat(descriptor).st_size)
+        status = os.fstat(descriptor)
+        has_blocks = status.st_blocks * _BLOCK_BYTES >= status.st_size
+        mapped = disk.map_for_writing(descriptor, status.st_size) if has_blocks else None
     except BaseException:
         os.close(descriptor)
         raise

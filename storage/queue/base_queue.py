@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from raymq.logfiles.log_reader import LogReader
+from raymq.names import is_light_queue
 from storage.files.write_handles import WriteHandles
 from storage.queue.queue_files import QueueFiles
 
@@ -49,7 +50,9 @@ class BaseConsumeQueue(ABC):
         self._reader = reader
         self._handles = handles
         """The files open for writing, of all queues of the store."""
-        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair)
+        # A store may have thousands of light queues, with few units each.
+        sparse = is_light_queue(topic)
+        self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair, sparse=sparse)
         self.min_offset = 0
         """The queue offset of the first message still held."""
         self.next_offset = 0

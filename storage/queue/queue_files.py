@@ -22,14 +22,23 @@ class QueueFiles:
     """The row of files of one queue. Not locked: one thread changes it (the store's append lock)."""
 
     def __init__(
-        self, root: Path, directory: Path, file_size: int, handles: WriteHandles, *, repair: bool, remedy: str = ""
+        self,
+        root: Path,
+        directory: Path,
+        file_size: int,
+        handles: WriteHandles,
+        *,
+        repair: bool,
+        remedy: str = "",
+        sparse: bool = False,
     ) -> None:
         """Find the files. StoreCorruptError, which ends with `remedy`, when they do not form a queue; with `repair`
-        (after a crash) those that do not fit are deleted instead."""
+        (after a crash) those that do not fit are deleted instead. With `sparse` a new file takes space on the disk only
+        for the units in it: a full disk is an error when these are written, not when the file is made."""
         self.directory = directory
         self._file_size = file_size
         self._scratch = root / "consumequeue.new"
-        self._handles = handles
+        self._handles, self._sparse = handles, sparse
         remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
         """The files' first bytes, ascending."""
@@ -46,7 +55,7 @@ class QueueFiles:
         """Make the file that starts there, behind the others. OSError: the disk failed or is full."""
         # Its name is flushed with the file's, before the checkpoint or the snapshot counts on the queue.
         disk.make_directory(self.directory, flush=False)
-        allocate(self._scratch, self._file_size)
+        allocate(self._scratch, self._file_size, sparse=self._sparse)
         disk.rename(self._scratch, self.path(start))
         self.starts.append(start)
         self.dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))

@@ -19,10 +19,12 @@ from glob import escape
 from pathlib import Path
 from typing import Final, TypedDict
 
-from raymq.config.store import StoreSettings
+from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES, StoreSettings
 from raymq.errors import MessageIllegalError
 from raymq.logfiles.directory import BATCH_CONSUME_QUEUE_DIR, CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR
 from raymq.logfiles.log_reader import LogReader
+from raymq.names import is_light_queue
+from raymq.record.layout import MIN_RECORD_SIZE
 from storage.files import disk
 from storage.files.config_files import ConfigFiles, parse_fastjson
 from storage.files.write_handles import WriteHandles
@@ -206,6 +208,29 @@ class QueueTable:
                 disk.sync_directory(directory)
                 self._reader.maps.drop_maps_below(str(directory / topic))
         return queues
+
+    def sweep_light_queue(self, queue: AnyQueue) -> bool:
+        """Delete a light queue whose messages are all gone by their age; true if it is one. It is made again when a
+        message names it, and then begins behind all offsets that it has had (`first_light_offset`)."""
+        if not is_light_queue(queue.topic) or queue.min_offset < queue.next_offset:
+            return False
+        del self._queues[queue.key]
+        queue.delete()
+        disk.remove_tree(queue.directory.parent)
+        self._reader.maps.drop_maps_below(str(queue.directory.parent))
+        return True
+
+    def first_light_offset(self, log_start: int, log_end: int) -> int:
+        """The offset at which a new light queue begins in a log that holds these physical offsets.
+
+        A queue of its name may have been swept before. All its records lay before `log_start`, so none had a higher
+        offset than there is room for records there; its consumers have committed such an offset, and must not miss what
+        comes now. A queue begins with a file, unless the log is too short for such an offset.
+        """
+        least = log_start // MIN_RECORD_SIZE
+        units = self._file_size // UNIT_BYTES
+        rounded = -(-least // units) * units
+        return rounded if rounded <= log_end // MIN_RECORD_SIZE else least
 
     def delete_all(self) -> None:
         """Delete every queue: the log they pointed into is gone (spec §5)."""

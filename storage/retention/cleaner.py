@@ -244,6 +244,7 @@ class Cleaner:
                     queue_files += queue.drop_files_before_min()
                     if young is not None and young < queue.min_offset:
                         lost.append(DeletedRange(queue.topic, queue.queue_id, young, queue.min_offset))
+                    self._queues.sweep_light_queue(queue)
         logger.info("deleting %d log files before physical offset %d: %s", len(doomed), min_offset, reason)
         if young_from is not None:
             self._note_young(lost, (min_offset - young_from) // self._log.file_size)

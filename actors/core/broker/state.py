@@ -40,10 +40,26 @@ from raymq.errors import (
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.names import SYSTEM_PREFIX, check_group, check_user_topic, is_internal_topic, is_system_group, retry_topic
+from raymq.names import (
+    SYSTEM_PREFIX,
+    check_group,
+    check_user_topic,
+    is_internal_topic,
+    is_light_queue,
+    is_system_group,
+    retry_topic,
+)
 from raymq.protocol.attributes import NO_ATTRIBUTES, TopicAttributes, changed_attributes
 from raymq.protocol.group import GroupConfig, OffsetCommit
-from raymq.protocol.route import DataVersion, NewTopic, TopicConfig, check_perm, merge_layouts, parse_order_config
+from raymq.protocol.route import (
+    PERM_READ,
+    DataVersion,
+    NewTopic,
+    TopicConfig,
+    check_perm,
+    merge_layouts,
+    parse_order_config,
+)
 
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
 QUEUE_NUMS_MAX: Final = 1024
@@ -212,7 +228,7 @@ class BrokerState:
         self.require_group(group)
         changes, verdicts, gone = [], {}, []
         for topic, by_queue in commits.items():
-            if topic not in self.topics:
+            if topic not in self.topics and not is_light_queue(topic):
                 gone.append(topic)
                 continue
             self.check_queues(topic, by_queue)
@@ -274,7 +290,10 @@ class BrokerState:
         return 0 if known is None else known.queue_offset
 
     def require_topic(self, topic: str) -> TopicConfig:
-        """The topic's configuration, or TopicNotExistError."""
+        """The topic's configuration, or TopicNotExistError. A light queue, which nobody creates, has one queue to
+        read."""
+        if is_light_queue(topic):
+            return TopicConfig(topic, 1, 1, PERM_READ)
         config = self.topics.get(topic)
         if config is None:
             raise TopicNotExistError(topic)

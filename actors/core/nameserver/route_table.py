@@ -25,9 +25,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.names import is_light_queue
 from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.route import (
     PERM_ALL,
+    PERM_READ,
     PERM_WRITE,
     BrokerData,
     BrokerRegistration,
@@ -134,8 +136,11 @@ class RouteTable:
     def route(self, topic: str) -> TopicRoute:
         """The route of `topic`.
 
+        A light queue, which nobody creates, is in every broker group: one queue to read. For other topics
         TopicNotExistError if no broker holds it; ServiceNotAvailableError if only silent brokers hold it.
         """
+        if is_light_queue(topic) and self._brokers:
+            return TopicRoute(topic, self.brokers(), tuple(QueueData(name, 1, 1, PERM_READ) for name in self.brokers()))
         holders = self._holders(topic)
         if not holders:
             away = sorted(name for name, topics in self._silent.items() if topic in topics)

@@ -146,8 +146,8 @@ class InPlaceReader:
         """The time at which it is to be tried again to read a queue in place, for those that could be."""
         self._functions: dict[str, FunctionHere] = {}
         """By topic the function of its predicate."""
-        self._with_batches: set[MessageQueue] = set()
-        """Queues whose records hold many messages each: these have no units to read."""
+        self._made: set[MessageQueue] = set()
+        """Queues whose records are made for their readers: light queues, and those of inner batches."""
 
     # In any thread
 
@@ -166,7 +166,7 @@ class InPlaceReader:
                 self._core.read_by_fetches(queue)
                 return False
             self._store_of[queue] = store
-            if queue in self._with_batches:
+            if queue in self._made:
                 return False
             self._core.read_in_place(queue)
             return True
@@ -183,7 +183,7 @@ class InPlaceReader:
         """Read those of these queues in place whose storage actor is known to be on this node. True if there are
         any."""
         with self._lock:
-            known = [queue for queue in queues if queue in self._store_of and queue not in self._with_batches]
+            known = [queue for queue in queues if queue in self._store_of and queue not in self._made]
             for queue in known:
                 self._core.read_in_place(queue)
         return bool(known)
@@ -263,8 +263,8 @@ class InPlaceReader:
                 continue
             except DataLossError as error:
                 logger.info("%s is read by fetches for once: %s", queue, error)
-                if store.reader.has_batches(queue.topic, queue.queue_id):
-                    self._with_batches.add(queue)
+                if store.reader.makes_records(queue.topic, queue.queue_id):
+                    self._made.add(queue)
                 self._read_by_fetches([queue])
                 continue
             found = [FetchedRecords(part, int(part.offsets[-1]) + 1) for part in records]

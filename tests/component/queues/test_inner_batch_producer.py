@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
 
-from raymq.errors import MessageIllegalError, RequestTimeoutError
+from raymq.errors import MessageIllegalError
 from raymq.message import Message
-from raymq.producer.producer import Producer
-from raymq.producer.settings import ProducerSettings
-from raymq.protocol.attributes import QueueType, TopicAttributes
-from raymq.protocol.store import AppendResult
 from raymq.record.compression import Compression, CompressionType
-from raymq.record.encode import EncodedBatch, LoneRecord
-from raymq.remoting.storage_client import StorageDescription
 from storage.message_store import MessageStore
-from tests.support.clients.fakes import WAIT_S, FakeRoutes, description, topic_route
+from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.store_client import StoreClient, producer_of
 from tests.support.stores.stores import open_store, read_queue
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
-
-BATCH = replace(topic_route("batched", a=1), attributes=TopicAttributes(queue_type=QueueType.BATCH))
-
-
-class StoreClient:
-    """The calls of a producer to a store in this process. The first `lost` answers do not arrive."""
-
-    def __init__(self, store: MessageStore, lost: int = 0, max_message_size_bytes: int | None = None) -> None:
-        self.store, self.lost, self.calls = store, lost, 0
-        self._max = max_message_size_bytes
-
-    def describe(self, timeout_s: float = 5.0) -> StorageDescription:
-        return description() if self._max is None else replace(description(), max_message_size_bytes=self._max)
-
-    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
-        self.calls += 1
-        results = self.store.append(batches)
-        if self.calls <= self.lost:
-            raise RequestTimeoutError("append", timeout_s)
-        return results
-
-    def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
-        return self.append([record.batch()], timeout_s)[0]
 
 
 @pytest.fixture
@@ -54,16 +25,6 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     opened = open_store(tmp_path)
     yield opened
     opened.close()
-
-
-def producer_of(client: StoreClient, **settings) -> Producer:
-    return Producer(
-        "g",
-        routes=FakeRoutes(BATCH, topic_route("orders", a=1)),
-        storage=lambda name: client,
-        born_host=("127.0.0.1", 5000),
-        settings=ProducerSettings(**settings),
-    )
 
 
 def messages(count: int, first: int = 0, **fields) -> list[Message]:

@@ -45,7 +45,7 @@ def test_a_copy_of_a_message_equals_it_however_it_is_made(message):
 def test_fields_may_be_given_by_position_and_are_shown_by_name():
     assert repr(FULL) == (
         "Message(topic='orders', body=b'x', tags='paid', keys=('k',), properties={'a': '1'}, flag=-5, delay_level=3, "
-        "deliver_at_ms=None, wait_store_msg_ok=False)"
+        "deliver_at_ms=None, wait_store_msg_ok=False, light_queues=())"
     )
     assert repr(Message("orders", b"x")).endswith("keys=(), properties={}, flag=0, delay_level=0, "
                                                   "deliver_at_ms=None, wait_store_msg_ok=True)")  # fmt: skip
@@ -194,3 +194,20 @@ def test_queues_sort_by_topic_then_broker_then_number():
         MessageQueue("a", "x", 9),
     ]
     assert [str(queue) for queue in sorted(queues)] == ["a@x:9", "a@x:10", "a@y:2", "b@x:0"]
+
+
+def test_a_message_may_be_for_light_queues_too():
+    assert Message("orders", b"x", light_queues="alice").light_queues == ("alice",)
+    message = Message("orders", b"x", light_queues=["alice", "bob", "alice"])
+    assert message.light_queues == ("alice", "bob")
+    assert message.properties is not PLAIN_PROPERTIES
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert Message("orders", b"x", light_queues=()).properties is PLAIN_PROPERTIES
+
+
+@pytest.mark.parametrize(
+    "names", [["a b"], ["%LMQ%a"], [""], [5], 5, ["a,b"], ["x" * 251], [str(n) for n in range(501)]]
+)
+def test_light_queues_that_cannot_be_are_refused(names):
+    with pytest.raises((MessageIllegalError, IllegalNameError)):
+        Message("orders", b"x", light_queues=names)

@@ -20,6 +20,7 @@ from raymq.names import (
     is_internal_topic,
     is_system_group,
     is_system_topic,
+    light_queue,
     retry_topic,
 )
 
@@ -113,3 +114,14 @@ def test_system_groups_are_rocketmqs():
     assert is_system_group("TOOLS_CONSUMER")
     assert is_system_group("CID_RMQ_SYS_anything")
     assert not is_system_group("billing")
+
+
+def test_the_topic_of_a_light_queue_is_consumed_and_not_sent_to():
+    assert light_queue("alice") == check_topic("%LMQ%alice") == "%LMQ%alice"
+    assert is_internal_topic("%LMQ%alice")
+    check_topic("%LMQ%" + "x" * 250)
+    with pytest.raises(IllegalNameError, match="light_queues"):
+        check_user_topic("%LMQ%alice")
+    for name in ("", " ", None, "a.b", "a,b", "%LMQ%alice", "x" * 251):
+        with pytest.raises(IllegalNameError):
+            light_queue(name)

@@ -486,3 +486,20 @@ def test_a_topic_record_of_an_older_version_has_no_attributes():
     state = BrokerState()
     state.apply({"kind": "topic", "topic": "orders", "read_queue_nums": 1, "write_queue_nums": 1}, 0)
     assert state.topics["orders"].attributes == {}
+
+
+def test_a_group_commits_in_a_light_queue_which_nobody_creates_or_changes():
+    state = filled()
+    commit(state, {0: 7}, topic="%LMQ%alice")
+    assert state.offsets.committed("billing", "%LMQ%alice") == {0: 7}
+    with pytest.raises(InvalidArgumentError):
+        commit(state, {1: 7}, topic="%LMQ%alice")
+    for decide in (
+        lambda: state.decide_topic("%LMQ%alice", 1, 1),
+        lambda: state.decide_topic_update("%LMQ%alice", 2, None, None),
+        lambda: state.decide_topic_delete("%LMQ%alice"),
+    ):
+        with pytest.raises(IllegalNameError, match="light queue"):
+            decide()
+    restored, _ = snapshot_of(state, 0)
+    assert restored.offsets.committed("billing", "%LMQ%alice") == {0: 7}

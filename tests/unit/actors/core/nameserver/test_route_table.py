@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.nameserver.route_table import RouteTable
-from raymq.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
 from raymq.message import MessageQueue
 from raymq.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.protocol.route import BrokerRegistration, DataVersion, TopicChanges, TopicConfig
@@ -235,3 +235,15 @@ def test_a_route_has_the_topics_attributes_also_while_a_broker_lacks_them(table)
     route = pickle.loads(pickle.dumps(table.route("orders")))
     assert route.attributes == TopicAttributes(TopicMessageType.FIFO)
     assert table.route("orders") == route
+
+
+def test_a_light_queue_is_in_every_broker_group_and_nobody_writes_to_it_directly(table):
+    with pytest.raises(TopicNotExistError):
+        table.route("%LMQ%alice")
+    table.register(registration("b", topics=()), 0.0)
+    table.register(registration("a"), 0.0)
+    route = table.route("%LMQ%alice")
+    assert route.subscribe_queues == (MessageQueue("%LMQ%alice", "a", 0), MessageQueue("%LMQ%alice", "b", 0))
+    with pytest.raises(NoPermissionError):
+        route.require_writable()
+    assert table.topics() == ["orders"]

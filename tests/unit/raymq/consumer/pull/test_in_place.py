@@ -341,7 +341,7 @@ def test_a_queue_of_inner_batches_is_fetched_and_looked_for_in_the_files_once(co
 
     reader = here(storages).reader()
     monkeypatch.setattr(reader, "find", lacks)
-    monkeypatch.setattr(reader, "has_batches", lambda topic, queue_id: True)
+    monkeypatch.setattr(reader, "makes_records", lambda topic, queue_id: True)
     consumer = consume(Q0)
     assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
     store.append([make_batch([b"5"])])

@@ -1,0 +1,165 @@
+"""Light queues end to end in one process: a producer's message in several queues, read from each, and swept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from raymq.errors import DataLossError, MessageIllegalError
+from raymq.kernels.columns import decode_columns
+from raymq.logfiles.log_reader import LogReader
+from raymq.message import Message, MessageExt, PullStatus
+from raymq.names import light_queue
+from raymq.protocol.store import FetchRequest, LightQueue
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_records
+from storage.message_store import MessageStore
+from storage.retention import cleaner
+from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.store_client import StoreClient, producer_of
+from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, read_queue
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+ON = {"enable_lmq": True, "enable_multi_dispatch": True}
+ALICE, BOB = light_queue("alice"), light_queue("bob")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    opened = open_store(tmp_path / "store", **ON)
+    yield opened
+    opened.close()
+
+
+def test_one_message_is_read_from_each_of_its_queues(store):
+    with producer_of(StoreClient(store)) as producer:
+        producer.send(Message("orders", b"to nobody else"), timeout_s=WAIT_S)
+        producer.send(Message("orders", b"hello", tags="t", light_queues="alice"), timeout_s=WAIT_S)
+        both = Message("orders", b"both", keys="k", properties={"a": "b"}, light_queues=["alice", "bob"])
+        result = producer.send(both, timeout_s=WAIT_S)
+        producer.send_batch([Message("orders", b"%d" % n, light_queues=["bob"]) for n in range(3)], timeout_s=WAIT_S)
+    assert bodies_of(store) == [b"to nobody else", b"hello", b"both", b"0", b"1", b"2"]
+    alice, bob = read_queue(store, ALICE), read_queue(store, BOB)
+    assert [message.body for message in alice] == [b"hello", b"both"]
+    assert [(message.body, message.queue_offset) for message in bob] == [(b"both", 0), (b"0", 1), (b"1", 2), (b"2", 3)]
+    found = alice[1]
+    assert (found.topic, found.queue_id, found.queue_offset, found.sent_to) == (ALICE, 0, 1, "orders")
+    assert (found.light_queues, found.properties, found.keys) == (("alice", "bob"), {"a": "b"}, ("k",))
+    assert (found.message_id, found.offset_message_id) == (result.message_id, result.offset_message_id)
+    own = read_queue(store)[2]
+    assert (own.topic, own.sent_to, own.light_queues) == ("orders", "orders", ("alice", "bob"))
+    assert store.light_queues() == [LightQueue(ALICE, 0, 2), LightQueue(BOB, 0, 4)]
+
+
+def test_a_part_of_a_queue_its_tags_and_its_columns_are_read(store):
+    for n in range(10):
+        tags, names = "red" if n % 2 else "blue", {"INNER_MULTI_DISPATCH": ALICE}
+        store.append([make_batch([b"%d" % n], tags=tags, extra_properties=names)])
+    [part] = store.fetch([FetchRequest(ALICE, 0, 3, 4)], max_bytes=1 << 20, wait_s=0)
+    assert [message.queue_offset for message in decode_records(part.records)] == [3, 4, 5, 6]
+    assert part.next_offset == 7
+    [red] = store.fetch([FetchRequest(ALICE, 0, 0, 10, frozenset({112785}))], max_bytes=1 << 20, wait_s=0)
+    assert [message.body for message in decode_records(red.records)] == [b"1", b"3", b"5", b"7", b"9"]
+    batch = decode_columns(part.records, record_starts(part.records), broker_name="a")
+    assert batch.column("queue_offset").to_pylist() == [3, 4, 5, 6]
+    assert set(batch.column("topic").to_pylist()) == {ALICE}
+
+
+def test_a_reader_beside_the_store_reads_the_same_and_leaves_what_it_cannot_map(tmp_path, store):
+    store.append([make_batch([b"one", b"two"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
+    reader = LogReader(tmp_path / "store", commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
+    request = FetchRequest(ALICE, 0, 0, 10)
+    [expected] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
+    assert reader.fetch(request, 0, 2, 1 << 20) == expected
+    assert reader.makes_records(ALICE, 0)
+    with pytest.raises(DataLossError):
+        reader.find(request, 2, 1 << 20)
+    reader.close()
+
+
+def test_a_queue_that_does_not_exist_yet_is_empty(store):
+    [nothing] = store.fetch([FetchRequest(ALICE, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
+    assert (nothing.status, nothing.next_offset) == (PullStatus.NO_NEW_MESSAGE, 0)
+
+
+def test_where_the_store_puts_none_there_the_message_is_refused(tmp_path):
+    store = open_store(tmp_path)
+    with producer_of(StoreClient(store, light_queues=False)) as producer:
+        producer.send(Message("orders", b"first"), timeout_s=WAIT_S)
+        message = Message("orders", b"x", light_queues=["alice"])
+        with pytest.raises(MessageIllegalError, match="enable_lmq"):
+            producer.send(message, timeout_s=WAIT_S)
+        with pytest.raises(MessageIllegalError, match="enable_lmq"):
+            producer.send_batch([message, Message("orders", b"y")], timeout_s=WAIT_S)
+    assert b"x" not in bodies_of(store)
+    store.close()
+
+
+def test_messages_of_inner_batches_are_in_no_light_queue(store):
+    with producer_of(StoreClient(store)) as producer:
+        with pytest.raises(MessageIllegalError, match="inner batches"):
+            producer.send(Message("batched", b"x", light_queues=["alice"]), timeout_s=WAIT_S)
+        producer.send(Message("batched", b"y"), timeout_s=WAIT_S)
+    assert bodies_of(store, "batched") == [b"y"]
+
+
+def test_thousands_of_queues_take_little_space(tmp_path):
+    store = open_store(tmp_path, **ON, mapped_file_size_consume_queue_bytes=6_000_000)
+    for first in range(0, 2000, 400):
+        names = ",".join(f"%LMQ%{number}" for number in range(first, first + 400))
+        store.append([make_batch([b"to 400"], extra_properties={"INNER_MULTI_DISPATCH": names})])
+    assert len(store.light_queues()) == 2000
+    used = sum(path.stat().st_blocks * 512 for path in (tmp_path / "consumequeue").rglob("0*") if path.is_file())
+    assert used < 50_000_000
+    assert bodies_of(store, "%LMQ%1999") == [b"to 400"]
+    store.close()
+
+
+def expire(store: MessageStore, root: Path) -> None:
+    """Have retention delete all files of the log but the last."""
+    now = datetime(2023, 11, 15, 3)
+    for path in sorted((root / "commitlog").iterdir())[:-2]:
+        os.utime(path, (now.timestamp() - 360_000,) * 2)
+    store.cleaner._by_hand = 1
+    assert store.cleaner.run_once(now)
+
+
+def all_of(store: MessageStore, topic: str, offset: int) -> list[MessageExt]:
+    """The messages that a consumer at `offset` gets, which goes to the nearest end where the queue lacks its offset."""
+    [result] = store.fetch([FetchRequest(topic, 0, offset, 100)], max_bytes=1 << 20, wait_s=0)
+    if result.status is PullStatus.OFFSET_ILLEGAL:
+        [result] = store.fetch([FetchRequest(topic, 0, result.next_offset, 100)], max_bytes=1 << 20, wait_s=0)
+    return decode_records(result.records)
+
+
+def test_a_queue_without_messages_is_swept_and_its_consumer_misses_nothing_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    root = tmp_path / "store"
+    store = open_store(root, **ON)
+    store.append([make_batch([b"early"] * 30, extra_properties={"INNER_MULTI_DISPATCH": f"{ALICE},{BOB}"})])
+    for _ in range(6):
+        store.append([make_batch([b"x" * 10_000] * 6)])
+    store.append([make_batch([b"late"], extra_properties={"INNER_MULTI_DISPATCH": BOB})])
+    expire(store, root)
+    assert [queue.topic for queue in store.light_queues()] == [BOB]
+    assert not (root / "consumequeue" / ALICE).exists()
+    # A consumer that had read all 30 is at offset 30.
+    store.append([make_batch([b"again"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
+    assert [message.body for message in all_of(store, ALICE, 30)] == [b"again"]
+    [queue] = [queue for queue in store.light_queues() if queue.topic == ALICE]
+    assert queue.min_offset >= 30
+    assert queue.max_offset == queue.min_offset + 1
+    killed = killed_copy(root, tmp_path / "killed")
+    store.close()
+    for path in (root, killed):
+        again = open_store(path, **ON)
+        assert queue in again.light_queues()
+        assert [message.body for message in all_of(again, ALICE, 30)] == [b"again"]
+        again.append([make_batch([b"more"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
+        assert [message.body for message in all_of(again, ALICE, queue.max_offset)] == [b"more"]
+        again.close()

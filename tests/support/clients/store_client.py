@@ -1,0 +1,50 @@
+"""Producers of a real store in this process, with a topic "orders", and one of queue type "batch": "batched"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from raymq.errors import RequestTimeoutError
+from raymq.producer.producer import Producer
+from raymq.producer.settings import ProducerSettings
+from raymq.protocol.attributes import QueueType, TopicAttributes
+from raymq.protocol.store import AppendResult
+from raymq.record.encode import EncodedBatch, LoneRecord
+from raymq.remoting.storage_client import StorageDescription
+from storage.message_store import MessageStore
+from tests.support.clients.fakes import FakeRoutes, description, topic_route
+
+BATCH = replace(topic_route("batched", a=1), attributes=TopicAttributes(queue_type=QueueType.BATCH))
+
+
+class StoreClient:
+    """The calls of a producer to a store in this process. The first `lost` answers do not arrive."""
+
+    def __init__(self, store: MessageStore, lost: int = 0, **described: Any) -> None:
+        self.store, self.lost, self.calls = store, lost, 0
+        self._description = replace(description(), **described)
+
+    def describe(self, timeout_s: float = 5.0) -> StorageDescription:
+        return self._description
+
+    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
+        self.calls += 1
+        results = self.store.append(batches)
+        if self.calls <= self.lost:
+            raise RequestTimeoutError("append", timeout_s)
+        return results
+
+    def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
+        return self.append([record.batch()], timeout_s)[0]
+
+
+def producer_of(client: StoreClient, **settings) -> Producer:
+    return Producer(
+        "g",
+        routes=FakeRoutes(BATCH, topic_route("orders", a=1)),
+        storage=lambda name: client,
+        born_host=("127.0.0.1", 5000),
+        settings=ProducerSettings(**settings),
+    )
