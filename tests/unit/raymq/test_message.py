@@ -48,7 +48,7 @@ def test_fields_may_be_given_by_position_and_are_shown_by_name():
         "deliver_at_ms=None, wait_store_msg_ok=False, light_queues=())"
     )
     assert repr(Message("orders", b"x")).endswith("keys=(), properties={}, flag=0, delay_level=0, "
-                                                  "deliver_at_ms=None, wait_store_msg_ok=True)")  # fmt: skip
+                                                  "deliver_at_ms=None, wait_store_msg_ok=True, light_queues=())")  # fmt: skip
 
 
 @pytest.mark.parametrize(
