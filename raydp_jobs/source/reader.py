@@ -33,8 +33,10 @@ from raydp_jobs.source.losses import count_losses
 from raydp_jobs.worker_client import address_of_cluster, worker_client
 from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
+from raymq.filters.sql import SqlFilter
 from raymq.kernels.columns import schema_with
 from raymq.scan.batches import OnLoss, open_ranges
+from raymq.scan.expression import text_of
 from raymq.scan.partitions import plan_partitions
 from raymq.scan.queue_bounds import ClusterQueues
 from raymq.scan.ranges import OffsetRange, ScanOptions, plan_ranges
@@ -74,6 +76,7 @@ def read_topic(
     *,
     columns: Sequence[str] | None = None,
     tags: str = ALL,
+    expression: SqlFilter | None = None,
     min_partitions: int | None = None,
     partition_bytes: int | None = None,
     client: Client | None = None,
@@ -84,7 +87,8 @@ def read_topic(
 
     `options` are those of `plan_ranges`, as in Spark's Kafka source; offsets per queue are
     ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON, with -2 for earliest and -1 for latest. ``"latest"`` is
-    the end at the moment of this call. `tags` filters like a subscription, ``"paid || refunded"``. A query without
+    the end at the moment of this call. `tags` filters like a subscription, ``"paid || refunded"``, and
+    `expression` by properties, ``raymq.sql("price > 5")``, both before a body is read. A query without
     `body` is several times faster with `columns` that leave it out. Partitions have about `partition_bytes` bytes of
     records, and are `min_partitions` at least. `client`: what `raymq.connect()` gave, else a connection is made for the
     plan.
@@ -94,6 +98,7 @@ def read_topic(
     without, it leaves them out, and a warning in the driver's log (`raydp_jobs.source.losses`) says which.
     """
     wanted = Subscription.parse("any", tags).tags
+    sql = text_of(expression)
     schema = spark_schema(columns)
     fail_on_data_loss = options.get("fail_on_data_loss", True)
     with nullcontext(client) if client is not None else connect() as connection:
@@ -115,7 +120,9 @@ def read_topic(
 
     def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         chosen = (one for batch in rows for index in batch.column(0).to_pylist() for one in partitions[index].ranges)
-        return read_ranges(chosen, address, wanted, fail_on_data_loss, schema.names, lambda lost: losses.add([lost]))
+        return read_ranges(
+            chosen, address, wanted, fail_on_data_loss, schema.names, lambda lost: losses.add([lost]), sql=sql
+        )
 
     return numbered_partitions(spark, hosts).mapInArrow(read, schema)
 
@@ -133,9 +140,11 @@ def read_ranges(
     fail_on_data_loss: bool,
     columns: Sequence[str] | None = None,
     on_loss: OnLoss = lambda lost: None,
+    *,
+    sql: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all. `on_loss` is told
-    what was left out."""
+    """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all, and so
+    does no `sql`. `on_loss` is told what was left out."""
     client = worker_client(address)
     schema = _arrow_schema(columns)
     batches = open_ranges(
@@ -145,6 +154,7 @@ def read_ranges(
         fail_on_data_loss=fail_on_data_loss,
         columns=columns,
         tags=tags,
+        sql=sql,
         on_loss=on_loss,
     )
     for batch in batches:

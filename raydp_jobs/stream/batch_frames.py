@@ -22,8 +22,9 @@ from raydp_jobs.source.locality import placed_rows
 from raymq.scan.partitions import ScanPartition
 from raymq.scan.ranges import OffsetRange
 
-ReadRanges = Callable[[Sequence[OffsetRange], str], Iterable[pa.RecordBatch]]
-"""In a Spark worker: the messages of ranges, in order, whose tags match a subscription's expression."""
+ReadRanges = Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]
+"""In a Spark worker: the messages of ranges, in order, whose tags match a subscription's expression, and that pass a
+filter expression, unless that is empty."""
 
 _PART: Final = StructType([StructField("part", StringType())])
 
@@ -43,10 +44,10 @@ class BatchFrames:
         # Made once: what a batch costs in the driver is a few calls to the JVM, and no pickling.
         self._function = pandas_udf(worker, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
 
-    def frame(self, parts: Sequence[tuple[ScanPartition, Sequence[str]]], tags: str) -> Any:
+    def frame(self, parts: Sequence[tuple[ScanPartition, Sequence[str]]], tags: str, sql: str) -> Any:
         """The JVM's streaming DataFrame with the messages of some parts, in this order. Each comes with the hosts that
         its task should run on."""
-        texts = [(_part_text(part.ranges, tags), hosts) for part, hosts in parts]
+        texts = [(_part_text(part.ranges, tags, sql), hosts) for part, hosts in parts]
         rows = placed_rows(self._spark, self._part_schema, texts)
         function = self._function(rows["part"])._jc.expr()
         messages = rows._jdf.pythonMapInArrow(function, False)
@@ -54,11 +55,11 @@ class BatchFrames:
         return session.internalCreateDataFrame(messages.queryExecution().toRdd(), messages.schema(), True)
 
 
-def _part_text(ranges: Sequence[OffsetRange], tags: str) -> str:
+def _part_text(ranges: Sequence[OffsetRange], tags: str, sql: str) -> str:
     fields = [[one.topic, one.broker_name, one.queue_id, one.start_offset, one.end_offset] for one in ranges]
-    return json.dumps({"ranges": fields, "tags": tags})
+    return json.dumps({"ranges": fields, "tags": tags, "sql": sql})
 
 
-def _read_part(text: str) -> tuple[list[OffsetRange], str]:
+def _read_part(text: str) -> tuple[list[OffsetRange], str, str]:
     fields = json.loads(text)
-    return [OffsetRange(*one) for one in fields["ranges"]], fields["tags"]
+    return [OffsetRange(*one) for one in fields["ranges"]], fields["tags"], fields["sql"]

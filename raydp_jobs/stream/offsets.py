@@ -38,13 +38,14 @@ class StreamOffsets:
 
     `offsets`: the offset of each queue at which the next batch begins. `starts`: the offsets at which this batch begins
     in queues where that is not the end of the batch before. `partitions`: the number of Spark partitions that the batch
-    is cut for. `tags`: the subscription's expression.
+    is cut for. `tags`: the subscription's expression; `sql`: the filter expression, empty for none.
     """
 
     offsets: Mapping[MessageQueue, int]
     starts: Mapping[MessageQueue, int] = field(default_factory=dict)
     partitions: int = 1
     tags: str = "*"
+    sql: str = ""
 
     def to_json(self) -> str:
         """The offsets as text: equal offsets give equal texts."""
@@ -54,6 +55,7 @@ class StreamOffsets:
             "starts": nested(self.starts),
             "partitions": self.partitions,
             "tags": self.tags,
+            **({"sql": self.sql} if self.sql else {}),
         }
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
@@ -69,6 +71,7 @@ class StreamOffsets:
                     dict(_flat(fields["starts"])),
                     int(fields["partitions"]),
                     str(fields["tags"]),
+                    str(fields.get("sql", "")),
                 )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(

@@ -36,6 +36,7 @@ class BatchLimits:
     min_partitions: int | None = None
     parallelism: int = 1
     tags: str = ALL
+    sql: str = ""
     fail_on_data_loss: bool = True
 
     def __post_init__(self) -> None:
@@ -114,7 +115,7 @@ def plan_batch(
 def forget_queues(previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
     """`previous` without queues whose topic does not exist any more."""
     kept = {queue: offset for queue, offset in previous.offsets.items() if queue not in queues}
-    return StreamOffsets(kept, {}, previous.partitions, previous.tags)
+    return StreamOffsets(kept, {}, previous.partitions, previous.tags, previous.sql)
 
 
 def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[OffsetRange]:
@@ -162,7 +163,7 @@ def _offsets_after(
         offsets[queue] = ends.get(queue, begin)
     worth = -(-sum(one.size for one in ranges) // TASK_MIN_MESSAGES)
     partitions = max(limits.min_partitions or 1, min(limits.parallelism, worth), 1)
-    return StreamOffsets(offsets, starts, partitions, limits.tags)
+    return StreamOffsets(offsets, starts, partitions, limits.tags, limits.sql)
 
 
 def _names(queue: MessageQueue) -> tuple[str, str, int]:

@@ -128,12 +128,13 @@ class TopicSource:
         """The lag of a query that has read up to `end`, for its progress."""
         return lag_metrics(StreamOffsets.from_json(end) if end is not None else None, self._latest(query_id))
 
-    def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str]:
-        """The parts of the batch between two offsets, each with the hosts to read it on, and its tags."""
+    def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str, str]:
+        """The parts of the batch between two offsets, each with the hosts to read it on, its tags, and its filter
+        expression."""
         after = StreamOffsets.from_json(end)
         parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
         hosts = self._cluster.hosts(parts) if parts else []
-        return list(zip(parts, hosts, strict=True)), after.tags
+        return list(zip(parts, hosts, strict=True)), after.tags, after.sql
 
     def stop(self, query_id: str) -> None:
         """Forget a query that has ended. The last one closes the cluster."""

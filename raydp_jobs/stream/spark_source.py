@@ -50,7 +50,7 @@ class SparkSource:
     def __init__(self, spark: SparkSession, source: TopicSource, frames: BatchFrames, description: str) -> None:
         self._context, self._jvm = spark.sparkContext, spark.sparkContext._jvm
         self._source, self._frames = source, frames
-        self._empty = frames.frame([], "*")
+        self._empty = frames.frame([], "*", "")
         self._methods: dict[str, Callable[..., Any]] = {
             "schema": self._empty.schema,
             "getDefaultReadLimit": self._default_read_limit,

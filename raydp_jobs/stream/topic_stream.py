@@ -16,6 +16,8 @@ from raydp_jobs.stream.spark_source import stream_frame
 from raydp_jobs.worker_client import address_of_cluster
 from raymq.client import Client
 from raymq.consumer.subscription import ALL, Subscription
+from raymq.filters.sql import SqlFilter
+from raymq.scan.expression import text_of
 from raymq.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
 from raymq.scan.ranges import OffsetRange, check_options
 
@@ -39,6 +41,7 @@ def stream_topic(
     topic_pattern: str | None = None,
     columns: Sequence[str] | None = None,
     tags: str = ALL,
+    expression: SqlFilter | None = None,
     max_offsets_per_trigger: int | None = None,
     min_offsets_per_trigger: int | None = None,
     max_trigger_delay_s: float = MAX_TRIGGER_DELAY_S,
@@ -55,7 +58,8 @@ def stream_topic(
     offset; a restarted one where its checkpoint says, with a batch that was not finished again as it was: the same rows
     in the same partitions. New queues, and new topics of a `topic_pattern`, are found within seconds and read from
     their first message. A batch has `max_offsets_per_trigger` offsets at most, and waits up to `max_trigger_delay_s`
-    for `min_offsets_per_trigger`. `tags` filters like a subscription, ``"paid || refunded"``. `commit_group`: the
+    for `min_offsets_per_trigger`. `tags` filters like a subscription, ``"paid || refunded"``, and `expression`
+    by properties, ``raymq.sql("price > 5")``; a batch that is read again keeps its own. `commit_group`: the
     consumer group to which the offsets of finished batches are committed, so that `raymq group describe` has the
     query's lag. `client`: what `raymq.connect()` gave, to be kept open over the queries; else a connection is made.
 
@@ -74,6 +78,7 @@ def stream_topic(
         min_partitions=min_partitions,
         parallelism=spark.sparkContext.defaultParallelism,
         tags=tags,
+        sql=text_of(expression) or "",
         fail_on_data_loss=fail_on_data_loss,
     )
     try:
@@ -83,9 +88,9 @@ def stream_topic(
         cluster.close()
     names = schema.names
 
-    def read(ranges: Sequence[OffsetRange], expression: str) -> Iterable[pa.RecordBatch]:
-        wanted = Subscription.parse("any", expression).tags
-        return read_ranges(ranges, address, wanted, fail_on_data_loss, names)
+    def read(ranges: Sequence[OffsetRange], tags: str, sql: str) -> Iterable[pa.RecordBatch]:
+        wanted = Subscription.parse("any", tags).tags
+        return read_ranges(ranges, address, wanted, fail_on_data_loss, names, sql=sql or None)
 
     source = TopicSource(cluster, limits, max_trigger_delay_s=max_trigger_delay_s)
     return stream_frame(spark, source, read, schema, str(choice))

@@ -24,7 +24,9 @@ from raymq.data.offsets import EARLIEST, LATEST, Offsets, resolve_ranges
 from raymq.data.shared_client import driver_client, worker_client
 from raymq.data.tasks import SizedRange, at_most, divide, sized
 from raymq.errors import RequestTimeoutError
+from raymq.filters.sql import SqlFilter
 from raymq.scan.batches import open_ranges
+from raymq.scan.expression import text_of
 from raymq.scan.queue_bounds import ClusterQueues
 from raymq.scan.ranges import OffsetRange, ScanSource, check_count
 
@@ -35,9 +37,11 @@ _BLOCK_BYTES: Final = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options that a read task needs. `tags` empty means all; `rows_per_block` and `timeout_s` None: no bound."""
+    """The options that a read task needs. `tags` empty and `sql` None mean all; `rows_per_block` and `timeout_s` None:
+    no bound."""
 
     tags: frozenset[str]
+    sql: str | None
     columns: tuple[str, ...]
     fail_on_data_loss: bool
     rows_per_block: int | None
@@ -46,6 +50,7 @@ class ReadOptions:
 
 def read_options(
     tags: str,
+    expression: SqlFilter | None,
     columns: Sequence[str] | None,
     fail_on_data_loss: bool,
     rows_per_block: int | None,
@@ -58,6 +63,7 @@ def read_options(
     check_count("timeout_ms", timeout_ms)
     return ReadOptions(
         tags=Subscription.parse("any", tags).tags,
+        sql=text_of(expression),
         columns=wanted,
         fail_on_data_loss=fail_on_data_loss,
         rows_per_block=rows_per_block,
@@ -119,12 +125,13 @@ class TopicDatasource(RangesDatasource):
         start_offset: Offsets = EARLIEST,
         end_offset: Offsets = LATEST,
         tags: str = ALL,
+        expression: SqlFilter | None = None,
         columns: Sequence[str] | None = None,
         fail_on_data_loss: bool = True,
         rows_per_block: int | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        options = read_options(tags, columns, fail_on_data_loss, rows_per_block, timeout_ms)
+        options = read_options(tags, expression, columns, fail_on_data_loss, rows_per_block, timeout_ms)
         with driver_client(address) as client:
             source = ClusterQueues(client.routes, client.storages)
             ranges = resolve_ranges(source, topics, start_offset, end_offset, lenient=not fail_on_data_loss)
@@ -134,7 +141,7 @@ class TopicDatasource(RangesDatasource):
 def _read_task(part: Sequence[SizedRange], options: ReadOptions, block_bytes: int, row_limit: int | None) -> ReadTask:
     ranges = [piece.range for piece in part]
     # Without a filter, and with every loss an error, the task yields as many rows as there are offsets.
-    is_exact = not options.tags and options.fail_on_data_loss
+    is_exact = not options.tags and options.sql is None and options.fail_on_data_loss
     metadata = BlockMetadata(
         num_rows=sum(one.size for one in ranges) if is_exact else None,
         size_bytes=sum(_memory_bytes(piece, options.columns) for piece in part),
@@ -186,6 +193,7 @@ def _batches(client: Client, ranges: Sequence[OffsetRange], options: ReadOptions
         fail_on_data_loss=options.fail_on_data_loss,
         columns=needed_of(options.columns),
         tags=options.tags,
+        sql=options.sql,
     )
     for batch in batches:
         yield to_block(batch, options.columns)

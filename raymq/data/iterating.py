@@ -15,6 +15,7 @@ from raymq.data.datasource import RangesDatasource, ReadOptions, read_options
 from raymq.data.reading import number_of_tasks
 from raymq.data.shared_client import driver_client
 from raymq.errors import ClientStateError, InvalidArgumentError
+from raymq.filters.sql import SqlFilter
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import check_group
 from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
@@ -38,6 +39,7 @@ def iter_topic(
     address: str | None = None,
     start_offset: str = "earliest",
     tags: str = ALL,
+    expression: SqlFilter | None = None,
     columns: Sequence[str] | None = None,
     fail_on_data_loss: bool = True,
     timeout_ms: int | None = None,
@@ -50,8 +52,9 @@ def iter_topic(
     Each is as `read_topic` makes it, of fixed offsets. A dataset's offsets are committed for `group` when the caller
     asks for the next one: a program that ends before, or whose loop is left, gets these messages again when it is
     started anew. A group that has committed nothing begins at `start_offset`, ``"earliest"`` or ``"latest"``. Datasets
-    come at most every `interval_s`; without messages the iterator waits. With `tags`, or without `fail_on_data_loss`,
-    one may be empty. The group is this program's own: it is no member of it, and must not have others.
+    come at most every `interval_s`; without messages the iterator waits. With `tags` or an `expression`, or without
+    `fail_on_data_loss`, one may be empty. The group is this program's own: it is no member of it, and must not have
+    others.
 
     Raises as `read_topic`, at the first dataset; ClientStateError when members of the group consume the queues. When a
     broker is away, the errors of a read or a commit are raised, and the iterator ends.
@@ -62,7 +65,7 @@ def iter_topic(
         raise InvalidArgumentError(f"start_offset={start_offset!r} must be one of {', '.join(_WORDS)}")
     if not interval_s >= 0:
         raise InvalidArgumentError(f"interval_s={interval_s!r} must not be negative")
-    options = read_options(tags, columns, fail_on_data_loss, None, timeout_ms)
+    options = read_options(tags, expression, columns, fail_on_data_loss, None, timeout_ms)
     return _iterate(Progress(group, _WORDS[start_offset]), topics, interval_s, max_rows, address, options)
 
 

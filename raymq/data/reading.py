@@ -12,6 +12,7 @@ from raymq.consumer.subscription import ALL
 from raymq.data.datasource import RangesDatasource, TopicDatasource
 from raymq.data.offsets import EARLIEST, LATEST, Offsets
 from raymq.errors import InvalidArgumentError
+from raymq.filters.sql import SqlFilter
 
 TASK_MIN_BYTES: Final = 16 * 1024 * 1024
 """Less than this is not worth a task of its own."""
@@ -25,6 +26,7 @@ def read_topic(
     start_offset: Offsets = EARLIEST,
     end_offset: Offsets = LATEST,
     tags: str = ALL,
+    expression: SqlFilter | None = None,
     columns: Sequence[str] | None = None,
     fail_on_data_loss: bool = True,
     rows_per_block: int | None = None,
@@ -48,7 +50,8 @@ def read_topic(
     message stored then or later (UTC if it has no zone); or by topic and queue ``{"orders": {"broker-a:3": 1500}}``,
     where queues that are not named start earliest and end latest. An end beyond a queue's end means that end.
 
-    `tags` filters like a subscription, ``"paid || refunded"``. `columns` are read only; what a plan selects is pushed
+    `tags` filters like a subscription, ``"paid || refunded"``, and `expression` by properties,
+    ``raymq.sql("price > 5")``, both before a body is read. `columns` are read only; what a plan selects is pushed
     down to here anyway. `rows_per_block` bounds the rows of a read task, and so of a block. `timeout_ms`
     bounds each read task. `address` is Ray's, if this process is not connected to it yet. The rest is for the read
     tasks, as in `ray.data.read_datasource`.
@@ -68,6 +71,7 @@ def read_topic(
         start_offset=start_offset,
         end_offset=end_offset,
         tags=tags,
+        expression=expression,
         columns=columns,
         fail_on_data_loss=fail_on_data_loss,
         rows_per_block=rows_per_block,

@@ -44,6 +44,7 @@ def open_ranges(
     fail_on_data_loss: bool,
     columns: Sequence[str] | None = None,
     tags: frozenset[str] = frozenset(),
+    sql: str | None = None,
     body_type: BodyType = "binary",
     on_loss: OnLoss = lambda lost: None,
 ) -> Iterator[pa.RecordBatch]:
@@ -56,6 +57,7 @@ def open_ranges(
             fail_on_data_loss=fail_on_data_loss,
             columns=columns,
             tags=tags,
+            sql=sql,
             body_type=body_type,
             on_loss=on_loss,
         )
@@ -69,12 +71,14 @@ def open_range(
     fail_on_data_loss: bool,
     columns: Sequence[str] | None = None,
     tags: frozenset[str] = frozenset(),
+    sql: str | None = None,
     body_type: BodyType = "binary",
     on_loss: OnLoss = lambda lost: None,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of one range, in order, with the columns of `raymq.kernels.columns.SCHEMA`, or these `columns` of
     them, and copied bodies. Without `body` among the columns no body is read or copied. `tags`: only messages with one
-    of them, all if empty; others are left out by the codes in the queue, before their records are read.
+    of them, all if empty; others are left out by the codes in the queue, before their records are read. `sql`: only
+    messages that pass this filter expression, too; of others only the properties are read.
 
     DataLossError when some of the range is gone; without `fail_on_data_loss` the rest of it is read instead, a warning
     says what was left out, and `on_loss` is told. InvalidArgumentError for columns that there are not.
@@ -83,7 +87,7 @@ def open_range(
     read = [*wanted, "tags"] if tags and "tags" not in wanted else wanted
     tag_codes = frozenset(map(java_hash, tags)) if tags else None
     chosen = text_array(sorted(tags))
-    for chunk in _open_chunks(routes, storages, queue_range, tag_codes, fail_on_data_loss, on_loss):
+    for chunk in _open_chunks(routes, storages, queue_range, tag_codes, sql, fail_on_data_loss, on_loss):
         for starts in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
             batch = decode_columns(
                 chunk.data, starts, broker_name=queue_range.broker_name, body_type=body_type, columns=read
@@ -99,6 +103,7 @@ def _open_chunks(
     storages: StorageClients,
     queue_range: OffsetRange,
     tag_codes: frozenset[int] | None,
+    sql: str | None,
     fail_on_data_loss: bool,
     on_loss: OnLoss,
 ) -> Iterator[RecordsChunk]:
@@ -106,7 +111,7 @@ def _open_chunks(
     queue, position, end = queue_range.queue, queue_range.start_offset, queue_range.end_offset
     while position < end:
         try:
-            for chunk in RangeReader(routes, storages).read(queue, position, end, tag_codes):
+            for chunk in RangeReader(routes, storages).read(queue, position, end, tag_codes, sql):
                 yield chunk
                 position = chunk.next_offset
             return

@@ -52,11 +52,12 @@ class RangeReader:
         self._routes, self._storages = routes, storages
 
     def read(
-        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None = None
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None = None, sql: str | None = None
     ) -> Iterator[RecordsChunk]:
         """Yield the messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
 
         With `tag_codes`, only messages with these codes: few others, whose tags have the same codes, may be among them.
+        With `sql`, only messages that pass this filter expression (raymq.filters.sql).
         `end` must not be beyond the queue's visible end when the range was planned. DataLossError when some of the
         range is gone; a storage actor that is being restarted, or another one that comes to lead, is waited for, up to
         RANGE_READ_TIMEOUT_S.
@@ -66,7 +67,7 @@ class RangeReader:
         )
         if reader is not None and not reader.makes_records(queue.topic, queue.queue_id):
             try:
-                for chunk in _map(reader, queue, start, end, tag_codes):
+                for chunk in _map(reader, queue, start, end, tag_codes, sql):
                     yield chunk
                     start = chunk.next_offset
                 return
@@ -74,13 +75,13 @@ class RangeReader:
                 # The files are of the replica that led when this began. Its master of now says what is really lost.
                 logger.info("%s from offset %d on is asked of the storage actor: %s", queue, start, error)
                 self._routes.invalidate(queue.topic)
-        yield from self._fetch(queue, start, end, tag_codes)
+        yield from self._fetch(queue, start, end, tag_codes, sql)
 
     def _fetch(
-        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None, sql: str | None
     ) -> Iterator[RecordsChunk]:
         while start < end:
-            result = self._fetch_patiently(queue, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes)
+            result = self._fetch_patiently(queue, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes, sql)
             if result.next_offset <= start or result.status is PullStatus.OFFSET_ILLEGAL:
                 raise DataLossError(
                     f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
@@ -91,14 +92,14 @@ class RangeReader:
                 yield _wanted_part(result, end)
 
     def _fetch_patiently(
-        self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None
+        self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, sql: str | None
     ) -> FetchResult:
         """One fetch. Offsets that are not there yet are waited for: a replica that has just come to lead shows its end
         a moment later."""
         deadline_s = time.monotonic() + RANGE_READ_TIMEOUT_S
         wait_s = 0.0
         while True:
-            result = self._fetch_once(queue, start, max_messages, tag_codes, wait_s)
+            result = self._fetch_once(queue, start, max_messages, tag_codes, sql, wait_s)
             if start < result.max_offset or time.monotonic() >= deadline_s:
                 return result
             wait_s = _FETCH_WAIT_S
@@ -106,9 +107,15 @@ class RangeReader:
                 time.sleep(_FETCH_WAIT_S / 10)
 
     def _fetch_once(
-        self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, wait_s: float
+        self,
+        queue: MessageQueue,
+        start: int,
+        max_messages: int,
+        tag_codes: frozenset[int] | None,
+        sql: str | None,
+        wait_s: float,
     ) -> FetchResult:
-        request = FetchRequest(queue.topic, queue.queue_id, start, max_messages, tag_codes)
+        request = FetchRequest(queue.topic, queue.queue_id, start, max_messages, tag_codes, sql)
 
         def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
             return storage.fetch([request], RANGE_FETCH_MAX_BYTES, wait_s, min(left_s, 10.0))
@@ -118,11 +125,13 @@ class RangeReader:
 
 
 def _map(
-    reader: LogReader, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None
+    reader: LogReader, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None, sql: str | None
 ) -> Iterator[RecordsChunk]:
     """Yield chunks that are views of the mapped log files."""
     while start < end:
-        request = FetchRequest(queue.topic, queue.queue_id, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes)
+        request = FetchRequest(
+            queue.topic, queue.queue_id, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes, sql
+        )
         parts, next_offset = reader.find(request, end, RANGE_CHUNK_BYTES)
         for part in parts:
             yield RecordsChunk(part.data, part.starts, part.sizes, int(part.offsets[-1]) + 1)

@@ -24,13 +24,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import consume, copies, delay, memory, produce, requests, scale as many, spark, stores
+from tests.bench import consume, copies, delay, filters, memory, produce, requests, scale as many, spark, stores
 from tests.bench.cluster import embedded
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peers
 
-CLUSTER_SECTIONS = """produce consume requests delay producers overload fan-out queues waiting topics groups
+CLUSTER_SECTIONS = """produce consume filter requests delay producers overload fan-out queues waiting topics groups
     lone-send memory spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
@@ -115,6 +115,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "fan-out": many.fan_out,
         "queues": many.queues,
         "spark": spark.spark,
+        "filter": filters.filters,
     }
     if section in in_rounds:
         return in_rounds[section](client, rounds=rounds, scale=size)

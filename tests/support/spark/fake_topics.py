@@ -12,6 +12,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from raydp_jobs.stream.source import StreamCluster
 from raymq.consumer.subscription import Subscription
 from raymq.errors import DataLossError, ServiceNotAvailableError
+from raymq.filters.sql import SqlFilter
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.scan.offsets import EARLIEST
@@ -87,18 +88,20 @@ def rows(queue: MessageQueue, start: int, end: int) -> set[Row]:
     return {(queue.topic, queue.broker_name, queue.queue_id, offset) for offset in range(start, end)}
 
 
-def read(ranges: Iterable[OffsetRange], expression: str) -> Iterator[pa.RecordBatch]:
-    """In a Spark worker: the messages of ranges, several batches of each."""
+def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
+    """In a Spark worker: the messages of ranges, several batches of each. A message has its offset as a property."""
     tags = Subscription.parse("any", expression).tags
     for one in ranges:
         for first in range(one.start_offset, one.end_offset, 100):
             offsets = [
-                offset for offset in range(first, min(first + 100, one.end_offset)) if not tags or _tag(offset) in tags
+                offset
+                for offset in range(first, min(first + 100, one.end_offset))
+                if (not tags or _tag(offset) in tags) and (not sql or SqlFilter(sql).matches({"offset": str(offset)}))
             ]
             yield _batch(one, offsets)
 
 
-def read_but_lost(ranges: Iterable[OffsetRange], expression: str) -> Iterator[pa.RecordBatch]:
+def read_but_lost(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
     """As `read`, where everything has been deleted before a worker came to read it."""
     for one in ranges:
         raise DataLossError(f"{one.queue}: offsets {one.start_offset} to {one.end_offset - 1} are not on disk")

@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
 
+import raymq
 from raydp_jobs.source import locality, reader
 from raydp_jobs.source.reader import SPARK_SCHEMA, read_topic
 from raymq.errors import InvalidArgumentError, TopicNotExistError
@@ -46,7 +47,10 @@ class Topics:
 
     def _message(self, topic: str, number: int) -> EncodedBatch:
         body = b"%s %d " % (topic.encode(), number) + b"x" * 200
-        return make_batch([body], topic=topic, queue_id=number % QUEUES, tags=TAGS[number % 3])
+        properties = {"price": str(number)}
+        return make_batch(
+            [body], topic=topic, queue_id=number % QUEUES, tags=TAGS[number % 3], extra_properties=properties
+        )
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +107,26 @@ def test_some_columns_are_there_for_those_who_ask(spark: SparkSession, topics: T
         ({"max_offsets": 10}, range(10)),
         ({"tags": "late || refunded"}, [number for number in range(COUNT) if number % 3]),
         ({"tags": "late", "columns": ["queue_offset", "queue_id"]}, range(1, COUNT, 3)),
+        ({"expression": raymq.sql("price between 17 and 19 or price = 50.0")}, [17, 18, 19, 50]),
+        ({"expression": raymq.sql("price < 30"), "tags": "late"}, range(1, 30, 3)),
+        ({"expression": raymq.sql("price > 1000")}, []),
     ],
 )
 def test_an_option_chooses_the_messages_that_it_says(
     spark: SparkSession, topics: Topics, options: dict[str, Any], expected: Any
 ) -> None:
     assert numbers(read_topic(spark, "orders", client=topics.near, **options)) == sorted(expected)
+
+
+def test_a_filter_expression_says_the_same_as_pandas(spark: SparkSession, topics: Topics) -> None:
+    expression = raymq.sql("TAGS <> 'late' and (price not between 20 and 200 or TAGS startswith 'ref')")
+    few = read_topic(spark, "orders", expression=expression, client=topics.near).toPandas()
+    whole = read_topic(spark, "orders", client=topics.near).toPandas()
+    price = whole["properties"].map(lambda properties: int(properties["price"]))
+    wanted = whole[(whole["tags"] != "late") & (~price.between(20, 200) | whole["tags"].str.startswith("ref"))]
+    order = ["queue_id", "queue_offset"]
+    assert 0 < len(wanted) < len(whole)
+    assert few.sort_values(order).to_dict("records") == wanted.sort_values(order).to_dict("records")
 
 
 @pytest.mark.parametrize(("topic", "pattern"), [(["orders", "orders-eu"], None), (None, "orders.*")])
@@ -213,6 +231,7 @@ OWN_OPTIONS = {
     "maxOffsets": "a batch has no trigger: maxOffsetsPerTrigger of a stream",
     "columns": "the projection, which Spark does not tell a read that is written in Python",
     "tags": "RocketMQ's subscription expression",
+    "expression": "RocketMQ's SQL92 subscription expression",
     "partitionBytes": "Spark's own files.maxPartitionBytes",
     "client": "Kafka's bootstrap servers",
 }

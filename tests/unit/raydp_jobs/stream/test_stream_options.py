@@ -24,6 +24,7 @@ OTHER_NAMES = {
     "max_trigger_delay_s": "maxTriggerDelay",
     "columns": None,
     "tags": None,
+    "expression": None,
     "commit_group": None,
     "client": None,
 }

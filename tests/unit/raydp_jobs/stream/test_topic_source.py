@@ -38,7 +38,7 @@ class Query:
         end = self.source.latest_offset(self.id, self.position, unlimited=unlimited)
         if end is None or end == self.position:
             return None
-        parts, _ = self.source.batch(self.position, end)
+        parts, _, _ = self.source.batch(self.position, end)
         self.position = end
         return {one.queue: range(one.start_offset, one.end_offset) for part, _ in parts for one in part.ranges}
 
@@ -169,3 +169,11 @@ def test_offsets_of_another_source_are_refused(text: str) -> None:
 def test_offsets_of_a_later_version_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="version 2"):
         StreamOffsets.from_json('{"version": 2}')
+
+
+def test_a_batchs_filter_expression_is_kept_with_its_offsets() -> None:
+    offsets = StreamOffsets({A0: 7}, {}, 2, "paid", "price > 5")
+    assert StreamOffsets.from_json(offsets.to_json()) == offsets
+    without = StreamOffsets({A0: 7}, {}, 2, "paid")
+    assert "sql" not in without.to_json()
+    assert StreamOffsets.from_json(without.to_json()) == without

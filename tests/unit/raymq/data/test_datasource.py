@@ -255,6 +255,7 @@ def test_the_options_are_those_of_read_kafka_and_what_raymq_has_more() -> None:
     assert [name for name in ours if name not in theirs] == [
         "address",
         "tags",
+        "expression",
         "columns",
         "fail_on_data_loss",
         "rows_per_block",

@@ -71,7 +71,7 @@ class Cluster:
         return QueueBounds(self.gone.stop, 100, 0)
 
     def read(
-        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None = None
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None = None, sql: str | None = None
     ) -> Iterator[RecordsChunk]:
         for first in range(start, end, self.step):
             last = min(end, first + self.step)

@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
+import raymq
 import raymq.kernels.columns
 import raymq.scan.batches
 from raymq.errors import DataLossError, InvalidArgumentError, NotMasterError, ServiceNotAvailableError
+from raymq.filters.sql import sql
 from raymq.kernels.columns import SCHEMA
 from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import QueueSpan
 from raymq.record.hashing import java_hash
 from raymq.scan import range_reader
 from raymq.scan.batches import open_range, open_ranges
+from raymq.scan.expression import text_of
 from raymq.scan.ranges import OffsetRange
 from storage.message_store import MessageStore
 from storage.retention import cleaner
@@ -145,6 +148,48 @@ def test_records_whose_tags_are_not_wanted_are_not_decoded(cluster: Cluster, mon
 
     monkeypatch.setattr(raymq.scan.batches, "decode_columns", counting)
     assert len(cluster.offsets(tags=frozenset({"late"}))) == sum(decoded) == COUNT // 4
+
+
+@pytest.mark.parametrize(
+    ("sql", "tags", "wanted"),
+    [
+        ("TAGS = 'late'", (), {1}),
+        ("TAGS <> 'late' and TAGS contains 'a'", (), {0, 2}),
+        ("TAGS in ('late', 'paid')", ("paid", "BBBB"), {0}),
+        ("TAGS = 'nothing'", (), set()),
+        ("TAGS > 5", (), set()),
+    ],
+)
+@pytest.mark.parametrize("columns", [None, ["queue_offset"]])
+def test_a_filter_expression_chooses_before_a_record_is_decoded(
+    cluster: Cluster,
+    sql: str,
+    tags: tuple[str, ...],
+    wanted: set[int],
+    columns: list[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded = []
+    original = raymq.scan.batches.decode_columns
+
+    def counting(buffer: Any, starts: Any, **options: Any) -> Any:
+        decoded.append(len(starts))
+        return original(buffer, starts, **options)
+
+    monkeypatch.setattr(raymq.scan.batches, "decode_columns", counting)
+    expected = [number for number in range(COUNT) if number % 4 in wanted]
+    assert cluster.offsets(sql=sql, tags=frozenset(tags), columns=columns) == expected
+    assert sum(decoded) == len(expected)
+    part = OffsetRange("orders", "a", 0, 101, 303)
+    assert cluster.offsets(part, sql=sql, tags=frozenset(tags)) == [one for one in expected if 101 <= one < 303]
+
+
+def test_an_expression_that_is_no_filter_expression_is_refused() -> None:
+    assert text_of(None) is None
+    assert text_of(sql("price > 5")) == "price > 5"
+    for other in ("price > 5", raymq.predicate(len)):
+        with pytest.raises(InvalidArgumentError, match=r"raymq\.sql"):
+            text_of(other)  # type: ignore[arg-type]  # what a program may pass
 
 
 def test_several_ranges_come_one_after_another(cluster: Cluster) -> None:
