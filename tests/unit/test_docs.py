@@ -54,6 +54,7 @@ def test_pages_with_snippets_are_run():
     assert pages == {
         "README.md",
         "guide.md",
+        "predicates.md",
         "ray-data.md",
         "ray-serve.md",
         "recall-and-replay.md",

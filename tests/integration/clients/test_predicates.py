@@ -12,6 +12,7 @@ import ray
 import raymq
 from raymq.names import INSTANCES
 from raymq.remoting.storage_client import StorageClient
+from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -55,6 +56,10 @@ def poll(consumer: raymq.PullConsumer, count: int) -> list[int]:
 
     eventually(enough, f"{count} messages")
     return sorted(found)
+
+
+def test_the_examples_of_the_page_do_what_they_say(mq: raymq.Client) -> None:
+    assert_prints_what_it_says("predicates.md")
 
 
 @pytest.mark.usefixtures("elsewhere", "runners")
