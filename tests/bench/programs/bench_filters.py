@@ -1,0 +1,184 @@
+"""Filters that pass 1 in 1,000 messages of 1 KiB, without Ray: over a TCP lane of a store, and in its mapped files.
+
+    python -m tests.bench.programs.bench_filters [--messages 1000000] [--rounds 3]
+
+Each is beside reading all messages the same way and filtering them in the client by the same condition. The store is in
+a process of its own, in a temporary directory. With Ray: `make bench BENCH="--only filter"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import raymq
+from raymq.config.store import FlushDiskType, StoreSettings
+from raymq.kernels.messages import read_messages
+from raymq.logfiles.log_reader import LogReader, StoreFiles
+from raymq.message import MessageExt, PullStatus
+from raymq.predicates.process import PredicateProcess
+from raymq.predicates.scan import PredicateScan
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.check import record_starts
+from raymq.record.encode import EncodedBatch, encode_batch
+from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.storage_client import FoundInPlace
+from raymq.remoting.storage_lane import StorageLane
+
+TIMEOUT_S: Final = 60.0
+ONE_IN: Final = 1000
+SQL: Final = f"price > {ONE_IN - 2}"
+MAX_MESSAGES: Final = 5000
+MAX_BYTES: Final = 8 << 20
+
+
+class Read(NamedTuple):
+    """The messages that passed, and the bytes of records that came to the client."""
+
+    passed: int
+    moved_bytes: int
+
+
+class Files:
+    """The mapped files of the store, as a client on its node reads them; `end` messages are in queue 0."""
+
+    def __init__(self, root: str, end: int) -> None:
+        settings = StoreSettings(store_path_root_dir=Path(root))
+        sizes = settings.mapped_file_size_commit_log_bytes, settings.mapped_file_size_consume_queue_bytes
+        self.files = StoreFiles(root, *sizes)
+        self.reader = LogReader(root, commit_log_file_size=sizes[0], consume_queue_file_size=sizes[1])
+        self.end = end
+
+    def find(self, requests: list[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
+        """A PredicateScan's source."""
+        [request] = requests
+        mapped, next_offset = self.reader.find(request, self.end, max_bytes)
+        count = sum(len(part.starts) for part in mapped)
+        places = (next_offset, 0, self.end, b"", count)
+        return [FoundInPlace(PullStatus.FOUND, *places, mapped=tuple(mapped), files=self.files)]
+
+
+@contextmanager
+def storage(root: str) -> Iterator[LaneAddress]:
+    """A storage process, by its address."""
+    command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "serve", root, FlushDiskType.ASYNC_FLUSH.value]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        yield pickle.loads(bytes.fromhex(process.stdout.readline()))
+    finally:
+        process.stdin.close()
+        process.wait(TIMEOUT_S)
+        process.stdout.close()
+
+
+def thousand() -> EncodedBatch:
+    """A batch of ONE_IN messages with the prices from 0 on."""
+    messages = [
+        raymq.Message("bench", b"x" * 1024, properties={"price": str(price), "region": "eu"}) for price in range(ONE_IN)
+    ]
+    ids = [f"{index:032X}" for index in range(ONE_IN)]
+    return encode_batch(messages, 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=ids).without_ids()
+
+
+def is_dear(message: MessageExt) -> bool:
+    return float(message.properties["price"]) > ONE_IN - 2
+
+
+def over_lane(lane: StorageLane, end: int, sql: str | None) -> Read:
+    """Read queue 0 by fetches, and filter here unless the store does."""
+    offset, passed, moved_bytes = 0, 0, 0
+    while offset < end:
+        request = FetchRequest("bench", 0, offset, MAX_MESSAGES, None, sql)
+        [result] = lane.fetch([request], MAX_BYTES, 0.0, TIMEOUT_S)
+        offset, moved_bytes = result.next_offset, moved_bytes + len(result.records)
+        if result.count:
+            messages = read_messages(result.records, record_starts(result.records), broker_name="bench")
+            passed += sum(map(is_dear, messages)) if sql is None else len(messages)
+    return Read(passed, moved_bytes)
+
+
+def in_place(files: Files, sql: str | None) -> Read:
+    """Read queue 0 where it lies, and filter here unless the reader does."""
+    offset, passed = 0, 0
+    while offset < files.end:
+        request = FetchRequest("bench", 0, offset, MAX_MESSAGES, None, sql)
+        parts, offset = files.reader.find(request, files.end, MAX_BYTES)
+        for part in parts:
+            messages = read_messages(part.data, part.starts, broker_name="bench")
+            passed += sum(map(is_dear, messages)) if sql is None else len(messages)
+    return Read(passed, 0)
+
+
+def by_predicate(files: Files, process: PredicateProcess) -> Read:
+    """Read queue 0 as a PredicateRunner does."""
+    scan = PredicateScan(
+        files,  # type: ignore[arg-type]  # it is asked for lists
+        lambda records, until_s, log: process.evaluate(records, "bench", until_s, log),
+        name="is_dear",
+        broker_name="bench",
+        in_place=True,
+    )
+    offset, passed, moved_bytes = 0, 0, 0
+    while offset < files.end:
+        [result] = scan.fetch([FetchRequest("bench", 0, offset, MAX_MESSAGES)], MAX_BYTES, 0.0, TIMEOUT_S)
+        offset, passed, moved_bytes = result.next_offset, passed + result.count, moved_bytes + len(result.records)
+    return Read(passed, moved_bytes)
+
+
+def timed(read: Callable[[], Read], end: int) -> tuple[float, int]:
+    """The messages per second that a read looks at, and the bytes that it moves."""
+    start_s = time.perf_counter()
+    found = read()
+    took_s = time.perf_counter() - start_s
+    assert found.passed == end // ONE_IN, found
+    return end / took_s, found.moved_bytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    end = options.messages // ONE_IN * ONE_IN
+    with tempfile.TemporaryDirectory() as root, storage(root) as address:
+        lane, batch = StorageLane(address, remote=True), thousand()
+        for _ in range(end // ONE_IN):
+            lane.append([batch], TIMEOUT_S)
+        files, process = Files(root, end), PredicateProcess(raymq.predicate(is_dear))
+        ways: dict[str, tuple[Callable[[], Read], Callable[[], Read]]] = {
+            "raymq.sql, TCP lane": (partial(over_lane, lane, end, SQL), partial(over_lane, lane, end, None)),
+            "raymq.sql, in place": (partial(in_place, files, SQL), partial(in_place, files, None)),
+            "raymq.predicate beside the store": (
+                partial(by_predicate, files, process),
+                partial(over_lane, lane, end, None),
+            ),
+        }
+        for name, (filtered, everything) in ways.items():
+            rounds = [(timed(filtered, end), timed(everything, end)) for _ in range(options.rounds)]
+            ratio = median(ours[0] / theirs[0] for ours, theirs in rounds)
+            ours, theirs = (max(figures) for figures in zip(*rounds, strict=True))
+            print(
+                f"{name}: {ours[0] / 1e6:.2f} M messages/s, {ours[1] / 1e6:.1f} MB; all, filtered in the client: "
+                f"{theirs[0] / 1e6:.2f} M messages/s, {theirs[1] / 1e6:.1f} MB; ratio {ratio:.1f}",
+                flush=True,
+            )
+        process.close()
+        lane.close()
+
+
+if __name__ == "__main__":
+    main()
