@@ -24,13 +24,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import consume, copies, delay, filters, memory, produce, requests, scale as many, spark, stores
+from tests.bench import (
+    consume,
+    copies,
+    delay,
+    filters,
+    memory,
+    produce,
+    receive,
+    requests,
+    scale as many,
+    spark,
+    stores,
+)
 from tests.bench.cluster import embedded
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peers
 
-CLUSTER_SECTIONS = """produce consume filter requests delay producers overload fan-out queues waiting topics groups
+CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics groups
     lone-send memory spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
@@ -114,6 +126,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "producers": many.producers,
         "fan-out": many.fan_out,
         "queues": many.queues,
+        "receive": receive.receive,
         "spark": spark.spark,
         "filter": filters.filters,
     }

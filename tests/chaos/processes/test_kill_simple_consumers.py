@@ -1,0 +1,159 @@
+"""Processes of simple consumers, brokers and storage actors are killed again and again while messages are received.
+
+Every message is acknowledged in the end and none is lost. Attempts are counted right: no attempt is handed out twice,
+none while the one before is invisible, and none after an acknowledgement that counted. RAYMQ_CHAOS_KILLS (default 6, 40
+by `make soak`) sets how often, RAYMQ_CHAOS_SEED repeats a run's faults.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import raymq
+from raymq.protocol.group import GroupConfig
+from tests.support.clusters.faults import ActorKiller
+from tests.support.history.history import History, Outcome
+from tests.support.history.listener_notes import ListenerNotes
+from tests.support.history.waiting import eventually
+from tests.support.history.workload import Senders
+
+SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "40" if os.environ.get("RAYMQ_SOAK") == "1" else "6"))
+CONSUMERS = 4
+PRODUCERS = 2
+MESSAGES_PER_KILL = 1500
+INVISIBLE_S = 2.0
+
+
+def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> list[Any]:
+    """Actors that receive as soon as they are made, and again when Ray has started them anew."""
+
+    class Taker:
+        """Notes what it is handed, and acknowledges most of it."""
+
+        def __init__(self, number: int) -> None:
+            import threading
+
+            self._random = random.Random(seed + number)
+            threading.Thread(target=self._run, daemon=True).start()
+
+        def ready(self) -> bool:
+            return True
+
+        def _run(self) -> None:
+            first = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+            with raymq.connect() as mq, mq.simple_consumer(group, consume_from=first) as consumer:
+                subscribed = False
+                while True:
+                    try:
+                        if not subscribed:
+                            consumer.subscribe(topic)
+                            subscribed = True
+                        self._work(consumer, consumer.receive(100, INVISIBLE_S, wait_s=1.0))
+                    except raymq.RaymqError as error:
+                        if not error.retryable:
+                            notes.write(f"E {error!r}".replace("\n", " "))
+
+        def _work(self, consumer: Any, messages: Sequence[Any]) -> None:
+            for message in messages:
+                times = f"{message._receipt.pop_ms} {message.invisible_until_ms}"
+                notes.write(f"G {message.body.decode()} {message.attempt} {times}")
+            if not messages or self._random.random() < 0.05:
+                return  # as if it had died
+            if self._random.random() < 0.05:
+                for message in consumer.change_invisible(messages, 0.2):
+                    notes.write(f"C {message.body.decode()} {message.attempt} 0 0")
+                return
+            if consumer.ack(messages) == len(messages):
+                for message in messages:
+                    notes.write(f"A {message.body.decode()} {message.attempt} 0 0")
+
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Taker)
+    takers = [actor.remote(number) for number in range(CONSUMERS)]
+    ray.get([taker.ready.remote() for taker in takers], timeout=60)
+    return takers
+
+
+@dataclass
+class Deliveries:
+    """What consumers noted of one message, by attempt: when it was handed out, and until when."""
+
+    given: list[tuple[int, int, int]] = field(default_factory=list)
+    acked: list[int] = field(default_factory=list)
+    changed: set[int] = field(default_factory=set)
+
+    def faults(self) -> list[str]:
+        given = sorted(self.given)
+        found = []
+        for (attempt, _, until_ms), (following, pop_ms, _) in pairwise(given):
+            if following == attempt:
+                found.append(f"attempt {attempt} was handed out twice")
+            elif pop_ms < until_ms and attempt not in self.changed:
+                found.append(f"attempt {following} began {until_ms - pop_ms} ms early")
+        if len(self.acked) > 1 or (self.acked and self.acked[0] != given[-1][0]):
+            found.append(f"attempts {self.acked} were acknowledged, and {given[-1][0]} was handed out")
+        return found
+
+
+def deliveries_of(notes: ListenerNotes) -> dict[str, Deliveries]:
+    found: dict[str, Deliveries] = defaultdict(Deliveries)
+    for line in notes.lines():
+        kind, body, *numbers = line.split(" ")
+        assert kind != "E", line
+        attempt, pop_ms, until_ms = map(int, numbers)
+        one = found[body]
+        if kind == "G":
+            one.given.append((attempt, pop_ms, until_ms))
+        elif kind == "A":
+            one.acked.append(attempt)
+        else:
+            one.changed.add(attempt)
+    return found
+
+
+def test_every_message_is_acknowledged_in_the_end_and_attempts_are_counted_right(
+    mq: raymq.Client, topic: str, group: str, tmp_path: Path
+) -> None:
+    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    mq.admin.create_group(GroupConfig(group, retry_max_times=1000))
+    history, notes = History(), ListenerNotes(tmp_path / "notes")
+    count = KILLS * MESSAGES_PER_KILL // PRODUCERS
+    senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history, pause_s=0.001)
+    total = PRODUCERS * count
+    takers = start_consumers(topic, group, notes, SEED)
+    kinds = ["Taker", "Broker", "Storage"]
+    killer = ActorKiller(kinds, random.Random(SEED), kills=KILLS, total=total, progress=lambda: len(history))
+    senders.start()
+    killer.start()
+
+    def all_settled() -> bool:
+        summary = mq.admin.group_summary(group)
+        return summary.lag == 0 and sum(entry.max_offset for entry in summary.queues) >= total
+
+    try:
+        senders.join(200)
+        killer.stop()
+        eventually(all_settled, "every message to be acknowledged", 120)
+    finally:
+        for taker in takers:
+            ray.kill(taker)
+    print("killed", *killer.killed, sep="\n  ")
+    deliveries = deliveries_of(notes)
+    stored = {operation.sent.body().decode() for operation in history if operation.outcome is Outcome.OK}
+    assert len(stored) == total
+    assert set(deliveries) == stored
+    assert {body: faults for body, one in deliveries.items() if (faults := one.faults())} == {}
+    assert mq.admin.group_summary(group).dead_letters == 0
+    assert len(killer.killed) == KILLS
+    attempts = max(attempt for one in deliveries.values() for attempt, _, _ in one.given)
+    print(f"{len(deliveries)} messages, up to {attempts} attempts")
+    assert attempts > 1

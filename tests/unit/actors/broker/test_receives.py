@@ -1,0 +1,209 @@
+"""Receives at a broker: decided at once, waiting for a message or for one to come again, ended in time, bounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from actors.broker.pop import receives as module
+from actors.broker.pop.queue_ends import TopicQueue
+from actors.broker.pop.receives import Receives
+from actors.broker.state_log import StateLog
+from actors.core.broker.state import BrokerState
+from actors.core.pop.settle import decide_ack, decide_invisible
+from raymq.errors import (
+    GroupNotExistError,
+    InvalidArgumentError,
+    NoPermissionError,
+    ServiceNotAvailableError,
+    TopicNotExistError,
+)
+from raymq.protocol.group import GroupConfig
+from raymq.protocol.pop import LeasePart, ReceiveAnswer, ReceiveRequest
+from raymq.protocol.store import QueueEnds
+from tests.support.clients.fakes import WAIT_S
+from tests.support.history.waiting import eventually
+from tests.unit.actors.broker.test_state_log import Sender, Store
+
+QUEUE = ("orders", 0)
+LONG_S = 30.0
+
+
+class Ends:
+    """The ends of a store's queues, told when they are asked for, or when they change."""
+
+    def __init__(self) -> None:
+        self.there: dict[TopicQueue, QueueEnds] = {}
+        self.known: dict[TopicQueue, QueueEnds] = {}
+        self.silent = False
+        self.asks: list[float] = []
+        self._asked: list[TopicQueue] = []
+        self._at_once = False
+        self.descriptor = -1
+
+    @property
+    def is_asking(self) -> bool:
+        return bool(self._asked)
+
+    def next_look_s(self) -> float:
+        return time.monotonic() + 0.01 if self._asked else 0.0
+
+    def ask(self, queues: list[TopicQueue], wait_s: float) -> bool:
+        self.asks.append(wait_s)
+        self._asked, self._at_once = queues, not wait_s
+        return True
+
+    def take_answer(self, *, readable: bool) -> bool:
+        now = {queue: self.there.get(queue, QueueEnds(0, 0)) for queue in self._asked}
+        if self.silent or not (self._at_once or any(self.known.get(queue) != end for queue, end in now.items())):
+            return False
+        self.known |= now
+        self._asked = []
+        return True
+
+    def close(self) -> None:
+        self._asked = []
+
+
+class Broker:
+    """Receives over a store that keeps state records."""
+
+    def __init__(self) -> None:
+        self.ends: Any = Ends()
+        store = Store("storage-broker-a-0")
+        self.log = StateLog("broker-a", store, Sender(store))  # type: ignore[arg-type]  # a fake
+        self.log.load()
+        self.receives = Receives(self.log, self.ends)
+        self.log.change(lambda state: state.decide_topic("orders", 1, 1))
+        self.log.change(lambda state: state.decide_group("g"))
+
+    def receive(self, most: int = 10, wait_s: float = 0.0, invisible_ms: int = 60_000, **more: Any) -> Future[Any]:
+        future: Future[ReceiveAnswer] = Future()
+        request = ReceiveRequest("g", ("orders",), most, invisible_ms, wait_s, **more)
+        self.receives.submit(request, future.set_result, future.set_exception)
+        return future
+
+    def send(self, count: int) -> None:
+        end = self.ends.there.get(QUEUE, QueueEnds(0, 0)).max_offset
+        self.ends.there[QUEUE] = QueueEnds(0, end + count)
+
+    def settle(self, given: Any, invisible_ms: int | None = None) -> None:
+        parts = [LeasePart(given.topic, given.queue_id, given.start, given.pop_ms)]
+
+        def decide(state: BrokerState) -> Any:
+            committed = partial(state.committed, "g")
+            if invisible_ms is None:
+                return decide_ack(state.pop, committed, "g", parts).change
+            now_ms = time.time_ns() // 1_000_000
+            return decide_invisible(state.pop, committed, "g", parts, invisible_ms, now_ms).change
+
+        self.log.change(decide)
+        self.receives.look_again()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker()
+    yield broker
+    broker.receives.close()
+    broker.log.close()
+
+
+def spans(answer: ReceiveAnswer) -> list[tuple[int, int]]:
+    return [(given.start, given.count) for given in answer.ranges]
+
+
+def test_messages_that_are_there_are_handed_out_after_one_look(broker: Broker) -> None:
+    broker.send(25)
+    assert spans(broker.receive(10).result(WAIT_S)) == [(0, 10)]
+    asked = len(broker.ends.asks)
+    assert spans(broker.receive(10).result(WAIT_S)) == [(10, 10)], "and what is known to be there, without one"
+    assert len(broker.ends.asks) == asked
+    assert spans(broker.receive(10).result(WAIT_S)) == [(20, 5)]
+    assert broker.receive(10).result(WAIT_S).ranges == ()
+
+
+def test_a_message_that_arrives_wakes_one_that_waits(broker: Broker) -> None:
+    waiting = [broker.receive(1, wait_s=LONG_S) for _ in range(3)]
+    eventually(lambda: broker.ends.asks[-1:] == [module.ASK_WAIT_S], "the question behind which all wait")
+    broker.send(1)
+    assert spans(waiting[0].result(WAIT_S)) == [(0, 1)]
+    assert [one.done() for one in waiting[1:]] == [False, False]
+    broker.send(2)
+    assert [spans(one.result(WAIT_S)) for one in waiting[1:]] == [[(1, 1)], [(2, 1)]]
+
+
+def test_what_was_not_settled_in_time_wakes_one_that_waits(broker: Broker) -> None:
+    broker.send(2)
+    broker.receive(2, invisible_ms=200).result(WAIT_S)
+    [again] = broker.receive(2, wait_s=LONG_S).result(WAIT_S).ranges
+    assert (again.start, again.count, again.attempts) == (0, 2, 2)
+
+
+def test_a_queue_in_order_goes_on_when_its_messages_are_settled(broker: Broker) -> None:
+    broker.send(4)
+    [first] = broker.receive(2, ordered=True).result(WAIT_S).ranges
+    following = broker.receive(2, wait_s=LONG_S, ordered=True)
+    assert broker.receive(2, ordered=True).result(WAIT_S).ranges == ()
+    broker.settle(first)
+    assert spans(following.result(WAIT_S)) == [(2, 2)]
+
+
+def test_a_message_whose_time_is_changed_to_now_wakes_one_that_waits(broker: Broker) -> None:
+    broker.send(1)
+    [first] = broker.receive(1).result(WAIT_S).ranges
+    waiting = broker.receive(1, wait_s=LONG_S)
+    broker.settle(first, invisible_ms=0)
+    [again] = waiting.result(WAIT_S).ranges
+    assert again.attempts == 2
+
+
+def test_a_receive_in_vain_ends_when_it_has_waited(broker: Broker) -> None:
+    assert broker.receive(1, wait_s=0.05).result(WAIT_S) == ReceiveAnswer((), 0)
+
+
+def test_many_receives_at_a_time_get_each_message_once(broker: Broker) -> None:
+    broker.send(100)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: broker.receive(7, wait_s=LONG_S).result(WAIT_S), range(14)))
+    got = [offset for answer in answers for start, count in spans(answer) for offset in range(start, start + count)]
+    assert sorted(got) == list(range(98))
+
+
+def test_a_store_that_does_not_answer_fails_the_receive(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_TIMEOUT_S", 0.1)
+    broker.ends.silent = True
+    with pytest.raises(ServiceNotAvailableError, match="does not answer"):
+        broker.receive(1).result(WAIT_S)
+
+
+def test_what_may_not_be_received_is_refused_with_the_reason(broker: Broker) -> None:
+    with pytest.raises(InvalidArgumentError):
+        broker.receive(0)
+    with pytest.raises(GroupNotExistError):
+        broker.receives.submit(ReceiveRequest("new", ("orders",), 1, 1000), print, print)
+    with pytest.raises(TopicNotExistError):
+        broker.receives.submit(ReceiveRequest("g", ("none",), 1, 1000), print, print)
+    broker.log.change(lambda state: state.decide_group_config(GroupConfig("g", consume_enable=False)))
+    with pytest.raises(NoPermissionError):
+        broker.receive(1)
+
+
+def test_a_topic_that_is_deleted_meanwhile_leaves_those_that_wait_without_messages(broker: Broker) -> None:
+    waiting = broker.receive(1, wait_s=0.3)
+    broker.log.change(lambda state: state.decide_topic_delete("orders"))
+    assert waiting.result(WAIT_S).ranges == ()
+
+
+def test_those_that_wait_are_answered_when_the_broker_ends(broker: Broker) -> None:
+    waiting = broker.receive(1, wait_s=LONG_S)
+    eventually(lambda: broker.ends.asks, "the receive to wait")
+    broker.receives.close()
+    assert waiting.result(WAIT_S).ranges == ()
+    assert not [thread for thread in threading.enumerate() if thread.name == "broker-receives"]
