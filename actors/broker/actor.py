@@ -94,7 +94,7 @@ class Broker(PopMethods, TransactionMethods):
         records = StateRecords(lambda: store.storage, (ray.util.get_node_ip_address(), 0))
         log = StateLog(settings.broker_name, store.storage, records.append)
         monitor = BrokerMonitor(log, lambda: store.storage, settings.options, self.update_group)
-        PopMethods.__init__(self, settings, log, store, monitor, QueueEndsWatch(lambda: store.storage, node_id))
+        PopMethods.__init__(self, settings, log, store, monitor, QueueEndsWatch(lambda: store.storage))
         TransactionMethods.__init__(self, store, self._make_system_topic)
         self._read_from = store.present()
         """The store whose state is the present one, and the epoch in which it led then."""

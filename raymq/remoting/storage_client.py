@@ -192,14 +192,20 @@ class StorageClient:
             wait_s + timeout_s,
         )
 
-    def open_watch(self) -> EndsWatch | None:
+    def open_watch(self, *, anywhere: bool = False) -> EndsWatch | None:
         """A watch of this actor's queues, for a consumer on its node that reads the files itself; None if this client
-        is elsewhere, or no lane can be opened. ServiceNotAvailableError if the actor does not run."""
-        if self._local_reader() is None:
+        is elsewhere, or no lane can be opened. ServiceNotAvailableError if the actor does not run.
+
+        With `anywhere` also from other nodes; but not over TLS, whose sockets do not tell by poll what they have
+        decrypted."""
+        if not anywhere and self._local_reader() is None:
             return None
         description = self.describe()
+        remote = description.node_id != self._node_id
+        if remote and (description.lane.tls or not description.lane.port):
+            return None
         try:
-            return EndsWatch(self.name, description.lane)
+            return EndsWatch(self.name, description.lane, remote=remote)
         except LANE_NOT_OPENED:
             self._lanes.drop()
             return None

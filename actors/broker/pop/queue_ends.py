@@ -14,7 +14,6 @@ from typing import Final
 
 from raymq.errors import RaymqError
 from raymq.protocol.store import FetchRequest, QueueEnds
-from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_lane import EndsWatch
 
@@ -33,9 +32,8 @@ class QueueEndsWatch:
     """The ends of queues of the store that `storage` returns, the master's. One thread uses it; `known` may be read by
     any."""
 
-    def __init__(self, storage: Callable[[], StorageClient], node_id: str) -> None:
-        """`node_id`: the Ray node of this process."""
-        self._storage_now, self._node_id = storage, node_id
+    def __init__(self, storage: Callable[[], StorageClient]) -> None:
+        self._storage_now = storage
         self.known: dict[TopicQueue, QueueEnds] = {}
         """The ends that the store has told."""
         self._storage: StorageClient | None = None
@@ -73,12 +71,12 @@ class QueueEndsWatch:
         ]
         try:
             if self._watch is None:
-                self._watch = self._open(storage)
+                self._watch = storage.open_watch(anywhere=True)
             if self._watch is None:
                 self._fetch(storage, queues, requests)
                 return True
             self._watch.ask(requests, wait_s)
-        except (RaymqError, *LANE_NOT_OPENED) as error:
+        except RaymqError as error:
             self._fail(error)
             return False
         self._asked, self._deadline_s = list(queues), time.monotonic() + wait_s + ASK_TIMEOUT_S
@@ -110,14 +108,6 @@ class QueueEndsWatch:
             self._watch.close()
             self._watch = None
         self._asked = []
-
-    def _open(self, storage: StorageClient) -> EndsWatch | None:
-        """A lane of its own; None for TLS, whose sockets do not tell by poll what they have decrypted."""
-        description = storage.describe()
-        remote = description.node_id != self._node_id
-        if remote and (description.lane.tls or not description.lane.port):
-            return None
-        return EndsWatch(storage.name, description.lane, remote=remote)
 
     def _fetch(self, storage: StorageClient, queues: Sequence[TopicQueue], requests: list[FetchRequest]) -> None:
         self._not_before_s = time.monotonic() + FETCH_PAUSE_S

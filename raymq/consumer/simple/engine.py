@@ -76,6 +76,11 @@ class SimpleEngine:
         """Receive a topic's messages. Blocks for the topic's route."""
         self.check_open()
         subscription = Subscription.parse(topic, expression)
+        if subscription.predicate is not None:
+            raise InvalidArgumentError(
+                f"a simple consumer cannot receive {topic!r} by a predicate: subscribe by tags, or to all messages, "
+                "and acknowledge what is not wanted"
+            )
         self._routes.wait(topic, SETTLE_TIMEOUT_S)
         with self._lock:
             self._subscriptions[topic] = subscription
