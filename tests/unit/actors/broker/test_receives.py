@@ -74,8 +74,8 @@ class Ends:
 class Broker:
     """Receives over a store that keeps state records."""
 
-    def __init__(self) -> None:
-        self.ends: Any = Ends()
+    def __init__(self, ends: Any = None) -> None:
+        self.ends = ends or Ends()
         store = Store("storage-broker-a-0")
         self.log = StateLog("broker-a", store, Sender(store))  # type: ignore[arg-type]  # a fake
         self.log.load()

@@ -1,0 +1,103 @@
+"""Receives over the lanes of a real store: its ends are watched, and the leased messages are read, in every way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.broker.pop import queue_ends
+from actors.broker.pop.queue_ends import QueueEndsWatch
+from raymq.config.store import FlushDiskType
+from raymq.consumer.simple.lease_reader import LeaseReader
+from raymq.consumer.subscription import Subscription
+from raymq.protocol.pop import LeasedRange
+from raymq.remoting import storage_client
+from raymq.remoting.storage_client import StorageClient
+from tests.support.clients.fakes import WAIT_S, FakeActor, description
+from tests.support.clients.lanes import StorageDouble, unix_only
+from tests.support.stores.stores import make_batch, open_store
+from tests.unit.actors.broker.test_receives import LONG_S, Broker, spans
+
+WAYS = ["in place", "unix", "tcp", "fetches"]
+ALL = Subscription.parse("orders")
+
+
+@pytest.fixture(params=WAYS)
+def connect(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_flushes: None
+) -> Iterator[tuple[StorageDouble, StorageClient]]:
+    """The double of a storage actor, and a client of it; "fetches": from another node without a lane."""
+    way = request.param
+    actor = StorageDouble(open_store(tmp_path / "store", flush_disk_type=FlushDiskType.ASYNC_FLUSH))
+    address = unix_only(actor.lanes.address) if way == "fetches" else actor.lanes.address
+    root = str(actor.store.status().root) if way == "in place" else str(tmp_path / "not-readable-from-here")
+    where = description(address, node_id="here" if way in ("in place", "unix") else "elsewhere", root=root)
+    monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor(actor.methods(lambda: where)))
+    monkeypatch.setattr(queue_ends, "FETCH_PAUSE_S", 0.01)
+    client = StorageClient("storage-a-0", "here")
+    yield actor, client
+    client.close()
+    actor.close()
+
+
+@pytest.fixture
+def broker(connect: tuple[StorageDouble, StorageClient]) -> Iterator[Broker]:
+    _, client = connect
+    broker = Broker(QueueEndsWatch(lambda: client))
+    yield broker
+    broker.receives.close()
+    broker.log.close()
+
+
+def reader_of(client: StorageClient) -> LeaseReader:
+    routes: Any = SimpleNamespace(
+        get=lambda topic: SimpleNamespace(master_storage=lambda name: client.name), invalidate=lambda topic: None
+    )
+    return LeaseReader(routes, SimpleNamespace(get=lambda name: client))  # type: ignore[arg-type]  # a fake
+
+
+def test_a_message_that_arrives_in_the_store_ends_the_wait(
+    connect: tuple[StorageDouble, StorageClient], broker: Broker
+) -> None:
+    _, client = connect
+    waiting = broker.receive(5, wait_s=LONG_S)
+    client.append([make_batch([b"one", b"two"])], WAIT_S)
+    assert spans(waiting.result(WAIT_S)) == [(0, 2)]
+    assert broker.receive(5, wait_s=0.05).result(WAIT_S).ranges == ()
+    again = broker.receive(5, wait_s=LONG_S)
+    client.append([make_batch([b"three"])], WAIT_S)
+    assert spans(again.result(WAIT_S)) == [(2, 1)]
+
+
+def test_leased_messages_are_read_without_those_that_are_not_handed_out(
+    connect: tuple[StorageDouble, StorageClient],
+) -> None:
+    _, client = connect
+    client.append([make_batch([b"%d" % number for number in range(20)])], WAIT_S)
+    given = LeasedRange("orders", 0, 4, 10, 1, 60_000, 1, f"{0b10_0000_0110:x}")
+    found = reader_of(client).read("broker-a", given, ALL, 1 << 20)
+    assert [int(message.body) for message in found.messages] == [4, 7, 8, 9, 10, 11, 12]
+    assert found.end == 14
+    assert b"12" in found.record(6)
+    assert found.messages[0].broker_name == "broker-a"
+
+
+def test_a_read_ends_at_its_bytes_and_says_how_far_it_came(connect: tuple[StorageDouble, StorageClient]) -> None:
+    _, client = connect
+    client.append([make_batch([b"x" * 1000] * 20)], WAIT_S)
+    found = reader_of(client).read("broker-a", LeasedRange("orders", 0, 0, 20, 1, 1, 1), ALL, 5000)
+    assert 1 <= len(found.messages) < 10
+    assert found.end == len(found.messages)
+
+
+def test_messages_that_the_tags_exclude_are_passed(connect: tuple[StorageDouble, StorageClient]) -> None:
+    _, client = connect
+    client.append([make_batch([b"open"] * 5)], WAIT_S)
+    found = reader_of(client).read(
+        "broker-a", LeasedRange("orders", 0, 0, 5, 1, 1, 1), Subscription.parse("orders", "paid"), 1 << 20
+    )
+    assert (found.messages, found.end) == ([], 5)
