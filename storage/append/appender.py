@@ -14,8 +14,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from raymq.delay import is_waiting_topic
-from raymq.errors import MessageIllegalError, StoreNotWritableError
+from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, is_waiting_topic
+from raymq.errors import MessageIllegalError, StoreNotWritableError, SystemBusyError
 from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
 from raymq.kernels.stamp import is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
@@ -51,6 +51,8 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import AnyQueue
 from storage.recovery.recovery import Recovered
 
+RECALLS_MAX: Final = 1_000_000
+"""The most recalls of delayed messages in force, about a day's (storage.schedule.recalls)."""
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
@@ -231,11 +233,22 @@ class Appender:
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan[AnyQueue]:
         """Plan where new messages go, and run the checks that depend on it."""
         queues = [self._queue_of(rest) for rest in rests]
+        for queue in queues:
+            if queue.topic == TIMER_TOPIC and queue.queue_id == TIMER_RECALL_QUEUE:
+                self._refuse_too_many_recalls(queue.next_offset)
         spans, log_end = self._log.plan_append([rest.ends for rest in rests])
         for check in self._space_checks:
             check(sum([len(rest.records) for rest in rests]))
         units = [(queue, len(rest.ends)) for queue, rest in zip(queues, rests, strict=True)]
         return AppendPlan(queues, spans, units, log_end)
+
+    def _refuse_too_many_recalls(self, next_offset: int) -> None:
+        """SystemBusyError if RECALLS_MAX recalls are in force, each of which the scheduler holds in memory."""
+        if next_offset - self._deliveries.get((TIMER_TOPIC, TIMER_RECALL_QUEUE)).next_offset >= RECALLS_MAX:
+            raise SystemBusyError(
+                f"{RECALLS_MAX} messages were recalled within a day, which is all that the store keeps in mind; recall "
+                "again later"
+            )
 
     def _queue_of(self, checked: CheckedBatch) -> AnyQueue:
         """The queue of a batch. MessageIllegalError if it is of the other kind."""

@@ -4,7 +4,7 @@ The queue is part of the log, so recovery and replicas have it, and the table is
 the scheduler reads the recalls that were stored before it asked for the time, so it knows each one whose store time is
 before its message's. A recall stays in the table until its message's time is past and every timer queue is delivered
 up to now. Like a message of the roll queue, one that is for later than a day is filed again after a day, so that it
-does not keep the log's files.
+does not keep the log's files. The appender refuses more recalls than RECALLS_MAX at a time.
 """
 
 from __future__ import annotations

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from raymq.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
+from raymq.errors import SystemBusyError
 from raymq.message import Message
 from raymq.protocol.recall import RECALLED_TOPIC, RecallHandle
 from raymq.protocol.store import AppendResult
 from raymq.record.encode import ProducerSequence, Waiting, encode_batch
 from raymq.remoting.recall import recall_batch
+from storage.append import appender
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import killed_copy, open_store, read_queue
@@ -183,6 +185,22 @@ def test_a_recall_of_a_message_due_in_days_is_filed_again_each_day_until_then(op
     assert scheduler._recalls._due_ms == {}
     assert not scheduler._recalls._times
     assert store.schedule._parts.deliveries.get((TIMER_TOPIC, TIMER_RECALL_QUEUE)).low == 3
+
+
+def test_recalls_are_bounded(opened, clock, monkeypatch):
+    monkeypatch.setattr(appender, "RECALLS_MAX", 2)
+    store = opened(deliver=False)
+    handles = [send(store, clock, b"%d" % number, clock.now_ms + 60_000) for number in range(3)]
+    for handle in handles[:2]:
+        recall(store, clock, handle, handle.message_id)
+    with pytest.raises(SystemBusyError, match="2 messages were recalled"):
+        recall(store, clock, handles[2], handles[2].message_id)
+    send(store, clock, b"others are not concerned", clock.now_ms + 60_000)
+    clock.now_ms += 2 * DAY_MS
+    scheduler = store.schedule.new_scheduler()
+    while scheduler.round() == 0:
+        pass
+    recall(store, clock, send(store, clock, b"4", clock.now_ms + 60_000), "later")
 
 
 def test_levels_know_no_recall(opened, clock):
