@@ -320,8 +320,8 @@ class LogReader:
                 tags_codes, known = self.tags_codes(request.topic, request.queue_id, units)
                 wanted &= np.isin(tags_codes.astype(np.int32), codes) | ~known
             if expression is not None:
+                at_once, looked_bytes = at_once * 4, looked_bytes + int(units["size"][wanted].sum(dtype=np.int64))
                 wanted &= self._passing(units, wanted, expression)
-                at_once, looked_bytes = at_once * 4, looked_bytes + int(units["size"].sum(dtype=np.int64))
             # The indices of the matching units, then how many of them the limits admit: by bytes, but one at least in
             # the whole answer, and by messages.
             matches = np.flatnonzero(wanted)

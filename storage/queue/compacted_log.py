@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.errors import StoreCorruptError
+from raymq.filters.columns import matching
+from raymq.filters.sql import SqlFilter
 from raymq.message import PullStatus
 from raymq.protocol.store import Boundary, FetchRequest, FetchResult
 from storage.files import disk
@@ -49,6 +51,8 @@ KEYLESS: Final = 2
 _HEADER: Final = struct.Struct("<q")
 _SCAN_ROWS: Final = 16_384
 """Units whose tag codes are compared in one fetch."""
+_SCAN_BYTES: Final = 4 << 20
+"""The bytes of records that a filter expression looks at in one fetch."""
 
 
 class CompactedLog:
@@ -72,13 +76,8 @@ class CompactedLog:
         """Carry out a request from an offset before `end_offset` on; see LogReader.fetch. Offsets without a message are
         passed over."""
         first = int(np.searchsorted(self._offsets, request.queue_offset))
-        end = len(self.units) if request.tag_codes is None else min(len(self.units), first + _SCAN_ROWS)
+        matches, end = self._matches(request, first)
         scanned_to = self.end_offset if end == len(self.units) else int(self._offsets[end])
-        if request.tag_codes is None:
-            matches = np.arange(first, min(end, first + request.max_messages + 1))
-        else:
-            codes = np.array(sorted(request.tag_codes), np.int64).astype(np.int32)
-            matches = first + np.flatnonzero(np.isin(self.units["tags_code"][first:end].astype(np.int32), codes))
         if not len(matches):
             return FetchResult(PullStatus.NO_MATCHED_MESSAGE, scanned_to, min_offset, max_offset, b"", 0)
         if max_bytes == 0:
@@ -90,6 +89,27 @@ class CompactedLog:
         return FetchResult(
             PullStatus.FOUND, next_offset, min_offset, max_offset, b"".join(self.records(taken)), len(taken)
         )
+
+    def _matches(self, request: FetchRequest, first: int) -> tuple[NDArray[np.int64], int]:
+        """The numbers of the units from `first` on that answer a request, as far as one fetch looks, and the number of
+        the first unit behind."""
+        if request.tag_codes is None and request.sql is None:
+            end = min(len(self.units), first + request.max_messages)
+            return np.arange(first, end), end
+        end = min(len(self.units), first + _SCAN_ROWS)
+        if request.sql is not None and first < end:
+            # By bytes, too; one record at least.
+            limit = int(self.units[first]["position"]) + _SCAN_BYTES
+            end = max(first + 1, first + int(np.searchsorted(self.units["position"][first:end], limit)))
+        wanted = np.ones(end - first, np.bool_)
+        if request.tag_codes is not None:
+            codes = np.array(sorted(request.tag_codes), np.int64).astype(np.int32)
+            wanted &= np.isin(self.units["tags_code"][first:end].astype(np.int32), codes)
+        if request.sql is not None and first < end:
+            [data] = self.records(np.arange(first, end))
+            starts = self.units["position"][first:end] - self.units[first]["position"]
+            wanted &= matching(data, starts, SqlFilter(request.sql))
+        return first + np.flatnonzero(wanted), end
 
     def records(self, rows: NDArray[np.int64]) -> Iterable[memoryview]:
         """The records of units, by their numbers, in order; neighbours together."""

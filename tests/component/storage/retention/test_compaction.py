@@ -22,6 +22,7 @@ from storage.compaction import compactor
 from storage.compaction.rules import TOMBSTONE_KEPT_MS
 from storage.files import disk
 from storage.message_store import MessageStore
+from storage.queue import compacted_log
 from storage.queue.topic_attributes import SETTLED_MS, TOPICS_FILE
 from storage.retention import cleaner
 from tests.support.stores.power import LossyDisk
@@ -193,6 +194,30 @@ def test_a_fetch_with_tags_or_without_bytes_looks_into_the_compacted_log(root):
     assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 300)
     [result] = it.store.fetch([FetchRequest("orders", 0, 0, 10)], max_bytes=0, wait_s=0)
     assert (result.status, result.next_offset, result.records) == (PullStatus.FOUND, 100, b"")
+    it.store.close()
+
+
+@pytest.mark.parametrize("scan_bytes", [4 << 20, 1000, 1])
+def test_a_filter_expression_chooses_in_the_compacted_log_as_in_the_commit_log(root, monkeypatch, scan_bytes):
+    monkeypatch.setattr(compacted_log, "_SCAN_BYTES", scan_bytes)
+    it = Compacted(root)
+    for n in range(300):
+        it.send((f"k{n % 200}", b"%d" % n + b"x" * 300), price=str(n % 10))
+    wanted = {offset: body for offset, body in it.newest().items() if offset % 10 > 6}
+    it.compact()
+    for dropped in (False, True):
+        if dropped:
+            it.drop_log()
+            assert it.store.min_offset > 0
+        found: dict[int, bytes] = {}
+        offset = 0
+        while offset < 300:
+            request = FetchRequest("orders", 0, offset, 7, sql="price > 6")
+            [result] = it.store.fetch([request], max_bytes=3000, wait_s=0)
+            assert result.next_offset > offset
+            found |= {m.queue_offset: m.body for m in decode_records(result.records, broker_name="a")}
+            offset = result.next_offset
+        assert found == wanted
     it.store.close()
 
 
