@@ -42,8 +42,8 @@ from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peers
 
-CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics groups
-    lone-send memory spark""".split()
+CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics
+    groups lone-send memory spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
 LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
