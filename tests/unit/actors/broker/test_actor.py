@@ -38,6 +38,7 @@ REMOTE_METHODS = {
     ),
     *("send_back", "replay", "group_stats", "start_rebalance", "start_pull", "send", "pull"),
     *("start_receiving", "receive_messages", "ack_messages", "change_invisible"),
+    *("take_transaction_checks", "leave_transaction_checks"),
     *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
     *("describe", "status", "look_for_master", "close"),
 }
@@ -76,7 +77,9 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
             return self.is_set()
 
     broker.look_for_master = task("look")
-    broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a")
+    options = SimpleNamespace(transaction_check_interval_ms=0)
+    broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a", options=options)
+    broker._check_transactions = task("check_transactions")
     broker._stopping, broker._store = Stopping(), SimpleNamespace(epoch=1)
     broker._another_leads = SimpleNamespace(wait=broker._stopping.wait, clear=lambda: None)
     broker._read_master = task("read")
@@ -95,7 +98,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
         ("_follow_masters", ["look"]),
         ("_read_masters", ["read"]),
         ("_stay_registered", ["beat"]),
-        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect"]),
+        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect", "check_transactions"]),
     ],
 )
 def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):

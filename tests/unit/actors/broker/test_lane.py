@@ -16,6 +16,7 @@ from actors.broker.monitor import BrokerMonitor
 from actors.broker.pop.methods import PopMethods
 from actors.broker.state_log import StateLog
 from actors.core.broker.client_registry import ClientRegistry
+from actors.transactions.methods import TransactionMethods
 from raymq.errors import (
     GroupNotExistError,
     InvalidArgumentError,
@@ -41,7 +42,7 @@ FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 NO_LANE = LaneAddress("\0raymq-no-such-lane", b"")
 
 
-class LocalBroker(PopMethods):
+class LocalBroker(PopMethods, TransactionMethods):
     """A broker without Ray, over a store that keeps state records; its queues hold the messages 3 to 9."""
 
     def __init__(self) -> None:
@@ -54,7 +55,9 @@ class LocalBroker(PopMethods):
         )
         store: Any = SimpleNamespace(bounds_of_queues=lambda queues: [QueueBounds(3, 10, 0) for _ in queues])
         monitor = BrokerMonitor(log, lambda: store, settings.options, self.update_group)
-        super().__init__(settings, log, store, monitor, SimpleNamespace(known={}))  # type: ignore[arg-type]  # no receives
+        no_receives: Any = SimpleNamespace(known={})
+        PopMethods.__init__(self, settings, log, store, monitor, no_receives)
+        TransactionMethods.__init__(self, store, lambda topic: None)
         self.clients = ClientRegistry()
         self.lane = self.open_lane()
 

@@ -79,7 +79,7 @@ INNER = b"INNER_NUM\x013\x02INNER_BASE\x01" + b"0" * 19 + b"\x02"
         (BatchFacts(2, 200, 100, 50, 0x4, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 200, 100, 50, 0x4, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 200, 100, 50, 0xC, b""), "MESSAGE_ILLEGAL"),
-        (BatchFacts(1, 200, 100, 50, 0x8, b""), None),
+        (BatchFacts(1, 200, 100, 50, 0x8, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 99_999, 100, 32768, 0, b""), "PROPERTIES_SIZE_EXCEEDED"),
         (BatchFacts(1, 70_000, 1001, 50, 0, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 1200, 1001, 50, 0, b""), "MESSAGE_ILLEGAL"),
