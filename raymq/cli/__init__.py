@@ -17,12 +17,12 @@ from raymq.cli.entry import run_command
 from raymq.cli.groups import group
 from raymq.cli.jobs import job
 from raymq.cli.messages import consume, query, recall, send
+from raymq.cli.open_transactions import transactions
 from raymq.cli.output import Group
 from raymq.cli.replays import replay
 from raymq.cli.servers import balance, demo, down, drain, status, up
 from raymq.cli.stores import store
 from raymq.cli.topics import topic
-from raymq.cli.transactions import transactions
 
 
 def main() -> NoReturn:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from raymq import cli
-from raymq.cli import transactions
+from raymq.cli import open_transactions
 from raymq.protocol.transactions import TransactionFigures, WaitingTransactions
 
 
@@ -25,7 +25,7 @@ def _client(monkeypatch: pytest.MonkeyPatch) -> None:
     def client(address: str | None) -> Any:
         yield SimpleNamespace(admin=SimpleNamespace(transactions=lambda: figures))
 
-    monkeypatch.setattr(transactions, "client_of", client)
+    monkeypatch.setattr(open_transactions, "client_of", client)
 
 
 def test_the_list_says_how_many_wait_and_how_old_the_oldest_is() -> None:
