@@ -18,7 +18,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from raymq.message import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
-from raymq.names import INTERNAL_TOPIC_NAME_MAX, LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX
+from raymq.names import (
+    INTERNAL_TOPIC_NAME_MAX,
+    LMQ_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SYSTEM_PREFIX,
+    TRANSACTION_TOPICS,
+)
 from raymq.record.dispatch import DispatchView
 from raymq.record.layout import MIN_RECORD_SIZE
 from storage.dispatch.record_check import can_be_topic
@@ -42,8 +49,10 @@ class QueueUnit(NamedTuple):
 
 
 def is_dispatched(topic: str) -> bool:
-    """True if this store, like RocketMQ 5, puts messages of `topic` into other queues too."""
-    return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC
+    """True if this store, like RocketMQ 5, puts messages of `topic` into other queues too: not before they are due, and
+    their transaction is committed."""
+    waits = topic == SCHEDULE_TOPIC or topic in TRANSACTION_TOPICS
+    return not waits and not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX))
 
 
 def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]:

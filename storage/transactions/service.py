@@ -228,7 +228,7 @@ class TransactionService:
         asked: list[tuple[HalfMessage, Delivery]] = []
         given_up: list[Delivery] = []
         for half in list(self._halves.open.values()):
-            if half.stored_ms >= start_ms and half.born_ms <= now_ms:
+            if half.stored_ms >= start_ms:
                 break  # stored in this round: so are all that follow
             if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
                 return _Actions(asked, given_up, more=True)

@@ -321,6 +321,15 @@ def test_retention_keeps_the_half_messages_that_wait(opened, clock):
     assert store.cleaner.pinned_physical_offset() == store.end_offset
 
 
+def test_a_half_message_is_in_no_light_queue_before_it_is_committed(opened, clock):
+    store = opened(enable_lmq=True, enable_multi_dispatch=True)
+    [stored] = store.append([half_batch([Message("orders", b"one")], ids=["T"], light_queues="%LMQ%a,%LMQ%b")])
+    assert store.queue_bounds("%LMQ%a", 0).max_offset == 0
+    Transaction(store, "T", stored.queue_offset, stored.physical_offset).commit()
+    assert [bodies(store, topic, 0) for topic in ("%LMQ%a", "%LMQ%b")] == [[b"one"], [b"one"]]
+    assert bodies(store) == [b"one"]
+
+
 def test_figures_tell_how_many_wait_by_topic_and_since_when(opened, clock):
     store = opened()
     first = clock.now_ms

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raymq.message import Message
+from raymq.message import PROPERTY_INNER_MULTI_DISPATCH, Message
 from raymq.names import HALF_TOPIC
 from raymq.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
 from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
@@ -36,6 +36,7 @@ def half_batch(
     born_ms: int | None = None,
     queue_id: int = 3,
     producer: ProducerSequence | None = None,
+    light_queues: str = "",
 ) -> EncodedBatch:
     """The batch that a producer makes of the half messages of messages for queue `queue_id`."""
     return encode_batch(
@@ -45,6 +46,7 @@ def half_batch(
         born_timestamp_ms=time.time_ns() // 1_000_000 if born_ms is None else born_ms,
         message_ids=list(ids),
         producer=producer,
+        extra_properties={PROPERTY_INNER_MULTI_DISPATCH: light_queues} if light_queues else None,
         waiting=Waiting(HALF_TOPIC, [queue_id] * len(messages)),
     )
 
