@@ -36,7 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-RAY_CHAOS = [("chaos", "processes"), ("chaos", "ray_libraries"), ("chaos", "spark")]
+RAY_CHAOS = [("chaos", "processes"), ("chaos", "ray_libraries"), ("chaos", "spark"), ("chaos", "transactions")]
 NICE_MAX = 19
 SHARING = ("clients", "spark")
 """The folders of tests/integration whose modules share a cluster; each folder's tests run in one worker."""

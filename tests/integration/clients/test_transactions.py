@@ -1,5 +1,5 @@
 """Transactions against a whole cluster. A store's part in them is tested in tests/component/transactions, and what they
-survive in tests/chaos/processes."""
+survive in tests/chaos/transactions."""
 
 from __future__ import annotations
 
