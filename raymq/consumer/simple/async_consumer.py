@@ -18,6 +18,7 @@ from raymq.consumer.simple.consumer import INVISIBLE_S, MESSAGES, WAIT_S, refuse
 from raymq.consumer.simple.engine import SimpleEngine
 from raymq.consumer.simple.received_message import ReceivedMessage
 from raymq.errors import ClientStateError, RaymqError
+from raymq.filters.sql import SqlFilter
 
 RECEIVE_THREADS: Final = 8
 """The most calls at a time, receives that wait included."""
@@ -44,7 +45,7 @@ class AsyncSimpleConsumer:
         self._engine = engine
         self._calls = ThreadPoolExecutor(RECEIVE_THREADS, f"calls-{self.group}")
 
-    async def subscribe(self, topic: str, expression: str = "*") -> None:
+    async def subscribe(self, topic: str, expression: str | SqlFilter = "*") -> None:
         await self._call(self._engine.subscribe, topic, expression)
 
     async def unsubscribe(self, topic: str) -> None:

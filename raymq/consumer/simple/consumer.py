@@ -15,6 +15,7 @@ from raymq.closing import Closing
 from raymq.consumer.simple.engine import SimpleEngine
 from raymq.consumer.simple.received_message import ReceivedMessage
 from raymq.errors import ReceiptExpiredError
+from raymq.filters.sql import SqlFilter
 
 INVISIBLE_S: Final = 60.0
 """RocketMQ's default of popInvisibleTime."""
@@ -30,10 +31,12 @@ class SimpleConsumer(Closing):
         self.group = engine.settings.group
         self._engine = engine
 
-    def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Receive a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``.
+    def subscribe(self, topic: str, expression: str | SqlFilter = "*") -> None:
+        """Receive a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or which pass a
+        filter expression, `raymq.sql`.
 
-        Messages that it excludes are acknowledged as they are found. A second call for a topic replaces the first.
+        Messages that it excludes are acknowledged as they are found, for the whole group: all its members must
+        subscribe alike. A second call for a topic replaces the first.
         TopicNotExistError, IllegalNameError, InvalidArgumentError.
         """
         self._engine.subscribe(topic, expression)

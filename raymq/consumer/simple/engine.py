@@ -23,6 +23,7 @@ from raymq.consumer.simple.received_message import ReceivedMessage, received
 from raymq.consumer.simple.settings import SimpleSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, GroupNotExistError, InvalidArgumentError, RaymqError
+from raymq.filters.sql import SqlFilter
 from raymq.names import retry_topic
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.pop import ALL_OFFSETS, LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
@@ -72,7 +73,7 @@ class SimpleEngine:
 
     # What is consumed
 
-    def subscribe(self, topic: str, expression: str) -> None:
+    def subscribe(self, topic: str, expression: str | SqlFilter) -> None:
         """Receive a topic's messages. Blocks for the topic's route."""
         self.check_open()
         subscription = Subscription.parse(topic, expression)
@@ -96,7 +97,7 @@ class SimpleEngine:
 
     def _announce_subscriptions(self) -> None:
         with self._lock:
-            expressions = {topic: one.expression for topic, one in self._subscriptions.items()}
+            expressions = {topic: one.description for topic, one in self._subscriptions.items()}
         where = self.settings.start.where
         self._announce(self, ConsumerData(self.settings.group, "POP", expressions, consume_from=where))
 

@@ -1,7 +1,8 @@
 """Reads the messages of leased ranges from the storage actors: in the mapped files on the same node, else by fetches.
 
 A change of how leased offsets become messages belongs here. The broker has seen that the offsets are visible, so nobody
-is asked for a queue's end. What a subscription excludes is skipped by its tag code, as in every other consumer.
+is asked for a queue's end. What a subscription excludes is skipped where it lies, by its tag code or by the filter
+expression.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _parts(
     end = given.start + given.count
     reader = storage.reader()
     while offset < end:
-        request = FetchRequest(given.topic, given.queue_id, offset, end - offset, wanted.tag_codes)
+        request = FetchRequest(given.topic, given.queue_id, offset, end - offset, wanted.tag_codes, wanted.sql)
         try:
             if reader is None:
                 raise DataLossError("the files are on another node")

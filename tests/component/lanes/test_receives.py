@@ -14,6 +14,7 @@ from actors.broker.pop.queue_ends import QueueEndsWatch
 from raymq.config.store import FlushDiskType
 from raymq.consumer.simple.lease_reader import LeaseReader
 from raymq.consumer.subscription import Subscription
+from raymq.filters.sql import SqlFilter
 from raymq.protocol.pop import LeasedRange
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import StorageClient
@@ -101,3 +102,14 @@ def test_messages_that_the_tags_exclude_are_passed(connect: tuple[StorageDouble,
         "broker-a", LeasedRange("orders", 0, 0, 5, 1, 1, 1), Subscription.parse("orders", "paid"), 1 << 20
     )
     assert (found.messages, found.end) == ([], 5)
+
+
+@pytest.mark.parametrize(("text", "passing"), [("price > 5", 0), ("price IS NULL", 5)])
+def test_messages_that_a_filter_expression_excludes_are_passed(
+    connect: tuple[StorageDouble, StorageClient], text: str, passing: int
+) -> None:
+    _, client = connect
+    client.append([make_batch([b"open"] * 5)], WAIT_S)
+    wanted = Subscription.parse("orders", SqlFilter(text))
+    found = reader_of(client).read("broker-a", LeasedRange("orders", 0, 0, 5, 1, 1, 1), wanted, 1 << 20)
+    assert (len(found.messages), found.end) == (passing, 5)
