@@ -40,6 +40,7 @@ REMOTE_METHODS = {
     *("start_receiving", "receive_messages", "ack_messages", "change_invisible"),
     *("take_transaction_checks", "leave_transaction_checks"),
     *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
+    *("take_transaction_checks", "leave_transaction_checks"),
     *("describe", "status", "look_for_master", "close"),
 }
 """The names that clients, other actors and placement call."""

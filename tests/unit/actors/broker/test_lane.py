@@ -30,6 +30,7 @@ from raymq.protocol.clients import ClientHeartbeat, ConsumerData
 from raymq.protocol.group import CommitAnswer, GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.protocol.route import NewTopic
 from raymq.protocol.store import QueueBounds
+from raymq.protocol.transactions import TransactionCheck
 from raymq.remoting import broker_client as module, lane_pool
 from raymq.remoting.broker_client import BrokerClient, BrokerDescription
 from raymq.remoting.lane.address import LaneAddress
@@ -80,6 +81,12 @@ class LocalBroker(PopMethods, TransactionMethods):
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
         self._change(lambda state: state.decide_auto_topic(topic, default_topic_queue_nums, 8, layout))
+
+    def take_transaction_checks(self, group: str, client_id: str) -> list[TransactionCheck]:
+        return []
+
+    def leave_transaction_checks(self, group: str, client_id: str) -> None:
+        """Nobody is checked here."""
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> None:
         self.clients.heartbeat(heartbeat, 0.0)
