@@ -27,7 +27,9 @@ def rows() -> list[tuple[set[int], str]]:
 def numbers_in(path: Path) -> set[int]:
     """The numbers that stand by themselves in a test's text, among them those of ranges such as "85 to 101"."""
     text = path.read_text()
-    alone = {int(number) for number in re.findall(r"(?<![\w.])(?:golden[-_ ])?(\d{1,3})(?![\d.])", text, re.IGNORECASE)}
+    alone = {
+        int(number) for number in re.findall(r"(?<![\w.])(?:golden[-_ ])?(\d{1,3})(?!\d|\.\d)", text, re.IGNORECASE)
+    }
     named = {int(number) for number in re.findall(r"golden[-_](\d{1,3})", text)}
     return alone | named
 
