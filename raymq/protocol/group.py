@@ -89,8 +89,9 @@ class GroupQueueProgress:
 
     @property
     def lag(self) -> int:
-        """Messages in the queue that the group has not committed."""
-        return self.max_offset - max(self.committed or 0, self.min_offset)
+        """Messages in the queue that the group has not committed. An offset behind the queue's end, as a group may have
+        in a light queue that was swept, is as good as the end."""
+        return max(self.max_offset - max(self.committed or 0, self.min_offset), 0)
 
 
 @dataclass(frozen=True, slots=True)

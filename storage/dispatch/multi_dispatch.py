@@ -19,6 +19,7 @@ import numpy as np
 
 from raymq.message import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
 from raymq.names import (
+    DLQ_PREFIX,
     INTERNAL_TOPIC_NAME_MAX,
     LMQ_PREFIX,
     RETRY_PREFIX,
@@ -49,10 +50,10 @@ class QueueUnit(NamedTuple):
 
 
 def is_dispatched(topic: str) -> bool:
-    """True if this store, like RocketMQ 5, puts messages of `topic` into other queues too: not before they are due, and
-    their transaction is committed."""
+    """True if this store puts messages of `topic` into other queues too: as RocketMQ 5 does not before they are due and
+    their transaction is committed, and no dead letters, which would come back to the consumers that gave them up."""
     waits = topic == SCHEDULE_TOPIC or topic in TRANSACTION_TOPICS
-    return not waits and not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX))
+    return not waits and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX, SYSTEM_PREFIX))
 
 
 def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from actors.core.broker.send_back import ReturnWriter, read_returned
 from raymq.errors import DataLossError, MessageIllegalError
 from raymq.kernels.columns import decode_columns
 from raymq.logfiles.log_reader import LogReader
-from raymq.message import Message, MessageExt, PullStatus
-from raymq.names import light_queue
+from raymq.message import Message, MessageExt, MessageQueue, PullStatus
+from raymq.names import SCHEDULE_TOPIC, light_queue
+from raymq.protocol.group import GroupConfig, GroupQueueProgress
 from raymq.protocol.store import FetchRequest, LightQueue
 from raymq.record.check import record_starts
 from raymq.record.decode import decode_records
@@ -163,3 +165,23 @@ def test_a_queue_without_messages_is_swept_and_its_consumer_misses_nothing_later
         again.append([make_batch([b"more"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
         assert [message.body for message in all_of(again, ALICE, queue.max_offset)] == [b"more"]
         again.close()
+
+
+def test_a_group_with_an_offset_behind_the_end_of_a_swept_queue_has_no_lag():
+    assert GroupQueueProgress("g", MessageQueue(ALICE, "a", 0), 30, 0, 0, 0).lag == 0
+
+
+@pytest.mark.parametrize("level", [0, 2, -1], ids=["later and later", "a level", "dead"])
+def test_a_message_of_a_light_queue_that_is_given_back_is_stored_once_and_in_no_light_queue_again(store, level):
+    store.append([make_batch([b"one"], extra_properties={"INNER_MULTI_DISPATCH": f"{ALICE},{BOB}"})])
+    [found] = store.fetch([FetchRequest(ALICE, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
+    returned, _ = read_returned(found.records, GroupConfig("g"), delay_level=level, max_reconsume_times=-1)
+    store.append(ReturnWriter("returns", lambda count: 0).batches("g", returned, 1))
+    assert [queue.max_offset for queue in store.light_queues()] == [1, 1]
+    [topic] = store.topics().keys() - {"orders", ALICE, BOB}
+    waits = {2: SCHEDULE_TOPIC, 0: SCHEDULE_TOPIC, -1: "%DLQ%g"}
+    assert topic == waits[level]
+    [queue_id] = store.topics()[topic]
+    [again] = read_queue(store, topic, queue_id)
+    assert (again.body, again.system_properties["RETRY_TOPIC"]) == (b"one", ALICE)
+    assert (again.sent_to, again.reconsume_times) == (topic, 1)
