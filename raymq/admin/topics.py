@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -222,11 +223,15 @@ class TopicAdmin(AdminBase):
         return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
 
     def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
-        """The attributes of topics, in few calls: the types of their messages, and how they are kept.
-        TopicNotExistError."""
+        """The attributes of topics, in few calls: the types of their messages, and how they are kept. Those that do not
+        exist, or whose brokers are all away, are left out."""
         wanted = list(topics)
         self._routes.fetch(wanted)
-        return {topic: self._routes.get(topic).attributes for topic in wanted}
+        found: dict[str, TopicAttributes] = {}
+        for topic in wanted:
+            with suppress(TopicNotExistError, ServiceNotAvailableError):
+                found[topic] = self._routes.get(topic).attributes
+        return found
 
     def topic_route(self, topic: str) -> TopicRoute:
         """The broker groups and queues of a topic. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError

@@ -84,7 +84,7 @@ def topic_create(
     }
     with client_of(address) as client:
         client.admin.create_topic(name, queues, **{key: value for key, value in options.items() if value is not None})
-        attributes = client.admin.topic_attributes([name])[name].mapping()
+        attributes = client.admin.topic_route(name).attributes.mapping()
     text = "".join(f", {key} {value}" for key, value in attributes.items())
     value = {"topic": name, "queues": queues, "attributes": attributes}
     print_value(as_json, value, lambda: say(f"topic {name} has {queues} queues{text}"))
@@ -99,7 +99,7 @@ def topic_list(internal: bool, address: str | None, as_json: bool) -> None:
     with client_of(address) as client:
         topics = client.admin.list_topics(internal=internal)
         attributes = {name: values.mapping() for name, values in client.admin.topic_attributes(topics).items()}
-    rows = [[name, *(attributes[name].get(key, "") for key in _SHOWN)] for name in topics]
+    rows = [[name, *(attributes.get(name, {}).get(key, "") for key in _SHOWN)] for name in topics]
     value = {"topics": topics, "attributes": {name: found for name, found in attributes.items() if found}}
     print_value(as_json, value, lambda: table(["topic", *_SHOWN], rows))
 
@@ -112,7 +112,7 @@ def topic_describe(name: str, address: str | None, as_json: bool) -> None:
     """Show a topic's queues and the offsets they hold. Example: raymq topic describe orders"""
     with client_of(address) as client:
         queues = client.admin.describe_topic(name)
-        attributes = client.admin.topic_attributes([name])[name].mapping()
+        attributes = client.admin.topic_route(name).attributes.mapping()
     rows = [[q.queue.broker_name, q.queue.queue_id, q.min_offset, q.max_offset, q.messages] for q in queues]
     names = ["broker", "queue", "min_offset", "max_offset", "messages"]
     for key, text in () if as_json else attributes.items():

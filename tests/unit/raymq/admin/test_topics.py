@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from raymq.admin import base as admin_base, topics as module
 from raymq.admin.admin import Admin
-from raymq.errors import IllegalNameError, InvalidArgumentError, ServiceNotAvailableError, TopicExistsError
+from raymq.errors import (
+    IllegalNameError,
+    InvalidArgumentError,
+    ServiceNotAvailableError,
+    TopicExistsError,
+    TopicNotExistError,
+)
+from raymq.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.protocol.route import NewTopic
 from tests.support.clients.fakes import topic_route
 
@@ -115,3 +123,17 @@ def test_without_brokers_nothing_can_be_created(cluster):
     cluster.names = []
     with pytest.raises(ServiceNotAvailableError, match="no broker is registered"):
         cluster.admin.create_topic("x")
+
+
+def test_attributes_leave_out_topics_that_are_gone_or_away(cluster):
+    errors = {"gone": TopicNotExistError("gone"), "away": ServiceNotAvailableError("away")}
+
+    def get(topic: str):
+        if topic in errors:
+            raise errors[topic]
+        return replace(topic_route(topic, a=1), attributes=TopicAttributes(TopicMessageType.FIFO))
+
+    cluster.admin._routes.get = get
+    found = cluster.admin.topic_attributes(["gone", "orders", "away"])
+    assert found == {"orders": TopicAttributes(TopicMessageType.FIFO)}
+    assert cluster.fetched == [["away", "gone", "orders"]]
