@@ -53,6 +53,7 @@ def test_pages_with_snippets_are_run():
     pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
     assert pages == {
         "README.md",
+        "filters.md",
         "guide.md",
         "predicates.md",
         "ray-data.md",
