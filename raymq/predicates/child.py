@@ -42,6 +42,8 @@ class PredicateMain:
     def __init__(self, function: Callable[[MessageExt], Any], load: Load, progress: Progress) -> None:
         self._function, self._load, self._progress = function, load, progress
         self._log: tuple[StoreLog, LogReader] | None = None
+        self._set_again_s = 0.0
+        """The time from which on the timer is set again before a call."""
 
     def evaluate(self, frame: Evaluate) -> Answer:
         """Call the function for each record, as long as the frame allows."""
@@ -50,6 +52,7 @@ class PredicateMain:
         except (DataLossError, OSError):
             return Answer(unreadable=True)
         messages = messages_at(records.data, records.starts, frame.broker_name)
+        self._set_again_s = 0.0
         try:
             calls: Calls = call_each(
                 self._function,
@@ -65,7 +68,12 @@ class PredicateMain:
 
     def _begin(self, index: int) -> None:
         self._progress.at(index)
-        signal.setitimer(signal.ITIMER_REAL, self._load.timeout_s)
+        now_s = time.monotonic()
+        if now_s >= self._set_again_s:
+            # Setting a timer is a system call, so it is not done for each message: each has its time, or a little more.
+            slack_s = self._load.timeout_s / 8
+            signal.setitimer(signal.ITIMER_REAL, self._load.timeout_s + slack_s)
+            self._set_again_s = now_s + slack_s
 
     def _find(self, frame: Evaluate) -> LocatedRecords:
         if frame.log is None or frame.places is None:

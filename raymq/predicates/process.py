@@ -94,9 +94,12 @@ class PredicateProcess:
             return Evaluated(self._progress.matching(min(answer.decided, len(records.starts))), answer.failure)
 
     def close(self) -> None:
-        """End the child process."""
+        """End the child process. Idempotent; no evaluation comes after it."""
         with self._lock:
             self._end()
+            if self._memory_fd >= 0:
+                os.close(self._memory_fd)
+                self._memory_fd = -1
 
     def _ask(self, connection: socket.socket, frame: Evaluate) -> Answer:
         send_frame(connection, frame)
