@@ -25,10 +25,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench import (
-    consume,
     copies,
     delay,
-    filters,
     memory,
     produce,
     receive,
@@ -38,6 +36,7 @@ from tests.bench import (
     stores,
 )
 from tests.bench.cluster import embedded
+from tests.bench.consuming import consume, filters
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peers

@@ -12,7 +12,7 @@ import ray
 
 import raymq
 from tests.bench.cluster import joined_consumer, new_topic, workers
-from tests.bench.consume import drain_objects
+from tests.bench.consuming.consume import drain_objects
 from tests.bench.figures import Figure, Goal, Sample
 from tests.bench.machine import (
     cpu_of,
