@@ -29,7 +29,6 @@ from tests.bench import (
     delay,
     memory,
     produce,
-    receive,
     requests,
     scale as many,
     spark,
@@ -125,7 +124,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "producers": many.producers,
         "fan-out": many.fan_out,
         "queues": many.queues,
-        "receive": receive.receive,
+        "receive": consume.receive,
         "spark": spark.spark,
         "filter": filters.filters,
     }

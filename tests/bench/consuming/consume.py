@@ -1,11 +1,11 @@
-"""Consuming: polls of objects and of columns with a commit after each, a listener, and the commit alone."""
+"""Consuming: polls of objects and of columns with a commit after each, a listener, the commit alone, and receives."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import raymq
 from tests.bench.cluster import FROM_FIRST, joined_consumer, new_topic
@@ -14,6 +14,7 @@ from tests.bench.machine import cpu_s, percentile
 from tests.bench.produce import rate, send_tables
 
 _groups = count()
+RECEIVED: Final = 512
 
 
 def consume(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: int, scale: float) -> Iterator[Figure]:
@@ -98,3 +99,43 @@ def _commits(client: raymq.Client, topic: str, mode: str, rounds: int) -> Figure
                 times.append((time.perf_counter() - start) * 1e6)
             figure.add_round(lambda: percentile(sorted(times), 50), {})
     return figure
+
+
+def receive(client: raymq.Client, *, rounds: int, scale: float) -> Iterable[Figure]:
+    """The figures of receiving `scale` × 100,000 messages of 1 KiB from 4 queues; the peer is the pull consumer."""
+    total = max(5000, int(scale * 100_000) // 5000 * 5000)
+    topic = new_topic(client, "receive")
+    with client.producer("bench") as producer:
+        send_tables(producer, topic, b"x" * 1024, total)
+    figure = Figure("receive", f"receive({RECEIVED}), each .body, ack", "msg/s", True, [Goal(">=", 0.5, "poll")])
+    for _ in range(rounds):
+        group = f"receive-{next(_groups)}"
+        with (
+            client.simple_consumer(group, consume_from=FROM_FIRST) as consumer,
+            joined_consumer(client, f"{group}-pull", topic) as pull,
+        ):
+            consumer.subscribe(topic)
+            figure.add_round(
+                lambda: rate(lambda: _receive(consumer, total), total),
+                {"poll": lambda: rate(lambda: _poll_batches(pull, total), total)},
+            )
+    yield figure
+
+
+def _receive(consumer: Any, total: int) -> None:
+    left, read_bytes = total, 0
+    while left > 0:
+        messages = consumer.receive(RECEIVED, 60)
+        for message in messages:
+            read_bytes += len(message.body)
+        left -= consumer.ack(messages)
+
+
+def _poll_batches(consumer: Any, total: int) -> None:
+    left, read_bytes = total, 0
+    while left > 0:
+        messages = consumer.poll(RECEIVED)
+        for message in messages:
+            read_bytes += len(message.body)
+        consumer.commit()
+        left -= len(messages)
