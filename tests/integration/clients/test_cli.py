@@ -68,9 +68,10 @@ def cli(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 def test_a_topic_is_created_listed_described_and_deleted(cli: Cli) -> None:
     assert cli.run("topic", "create", "orders", "--queues", "3").stdout == "topic orders has 3 queues\n"
-    assert cli.json("topic", "create", "orders", "--queues", "3") == {"topic": "orders", "queues": 3}
+    created = cli.json("topic", "create", "orders", "--queues", "3")
+    assert created == {"topic": "orders", "queues": 3, "attributes": {}}
     assert "orders" in cli.json("topic", "list")["topics"]
-    assert ["orders"] in cli.rows("topic", "list")
+    assert "orders" in [row[0] for row in cli.rows("topic", "list")]
     cli.run("send", "orders", "one")
     described = cli.json("topic", "describe", "orders")["queues"]
     assert [(row["broker"], row["queue"]) for row in described] == [("broker-a", 0), ("broker-a", 1), ("broker-b", 0)]
@@ -79,7 +80,11 @@ def test_a_topic_is_created_listed_described_and_deleted(cli: Cli) -> None:
     assert table[0] == ["broker", "queue", "min_offset", "max_offset", "messages"]
     assert table[-1] == ["total", "", "", "", "1"]
     assert cli.run("topic", "delete", "orders", "--yes").stdout == "topic orders is deleted\n"
-    assert "orders" not in cli.json("topic", "list")["topics"]
+    typed = cli.json("topic", "create", "typed", "--type", "fifo", "--retention", "12h")
+    assert typed["attributes"] == {"message.type": "FIFO", "reserve.time": "43200000"}
+    listed = cli.json("topic", "list")
+    assert "orders" not in listed["topics"]
+    assert listed["attributes"]["typed"] == typed["attributes"]
 
 
 def test_a_body_or_each_line_of_standard_input_is_sent(cli: Cli, mq: raymq.Client, topic: str) -> None:
