@@ -44,6 +44,7 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
         message.properties,
         message.flag,
         wait_store_msg_ok=message.wait_store_msg_ok,
+        light_queues=message.light_queues,
     )
     # Behind the check's back: users may not set these names.
     force_setattr(half, "properties", {**message.properties, **system})

@@ -50,7 +50,7 @@ class QueueUnit(NamedTuple):
 
 
 def is_dispatched(topic: str) -> bool:
-    """True if this store puts messages of `topic` into other queues too: as RocketMQ 5 does not before they are due and
+    """True if this store puts messages of `topic` into other queues too: as in RocketMQ 5 not before they are due and
     their transaction is committed, and no dead letters, which would come back to the consumers that gave them up."""
     waits = topic == SCHEDULE_TOPIC or topic in TRANSACTION_TOPICS
     return not waits and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX, SYSTEM_PREFIX))

@@ -24,6 +24,7 @@ from storage.retention import cleaner
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.store_client import StoreClient, producer_of
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, read_queue
+from tests.support.stores.transactions import Transaction, half_batch
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -185,3 +186,17 @@ def test_a_message_of_a_light_queue_that_is_given_back_is_stored_once_and_in_no_
     [again] = read_queue(store, topic, queue_id)
     assert (again.body, again.system_properties["RETRY_TOPIC"]) == (b"one", ALICE)
     assert (again.sent_to, again.reconsume_times) == (topic, 1)
+
+
+def test_a_message_of_a_transaction_comes_into_its_light_queues_when_it_is_committed(store):
+    message = Message("orders", b"paid", light_queues=["alice"])
+    [result] = store.append([half_batch([message], ids=["T-1"])])
+    [other] = store.append([half_batch([Message("orders", b"no", light_queues=["bob"])], ids=["T-2"])])
+    assert store.light_queues() == []
+    half = Transaction(store, "T-1", result.queue_offset, result.physical_offset)
+    half.commit()
+    half.commit()
+    Transaction(store, "T-2", other.queue_offset, other.physical_offset).rollback()
+    assert store.light_queues() == [LightQueue(ALICE, 0, 1)]
+    [found] = read_queue(store, ALICE)
+    assert (found.body, found.sent_to) == (b"paid", "orders")
