@@ -1,26 +1,39 @@
-"""The storage master fails over during a long read of ranges: the same rows, in place and over lanes."""
+"""The storage master fails over during a long read, of ranges and of Spark: the same rows, in place and over lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 import raymq
+from raydp_jobs import read_topic, spark_session
+from raydp_jobs.source import reader
+from raydp_jobs.worker_client import worker_client
 from raymq.remoting.storage_clients import StorageClients
 from raymq.scan import range_reader
 from raymq.scan.batches import open_ranges
 from raymq.scan.partitions import plan_partitions
 from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import plan_ranges
-from tests.support.clusters.cluster import one_group
+from raymq.scan.ranges import OffsetRange, plan_ranges
+from tests.support.clusters.cluster import Sandbox, one_group
+from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas
 
 REPLICAS = 3
 MESSAGES = 6000
 FAILOVERS = 2
+CHUNK_MESSAGES = 50
+"""So few are looked for at a time, so that a range is read in many steps."""
+CORES, TASKS = 2, 4
+WAIT_S = 100.0
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 Row = tuple[int, int, bytes]
@@ -34,15 +47,20 @@ def rows(batches: Iterator[Any]) -> list[Row]:
     ]
 
 
+def send(mq: raymq.Client, topic: str) -> list[Row]:
+    """Send MESSAGES messages; returns the rows that a read must have, sorted."""
+    with mq.producer() as producer:
+        results = producer.send_batch([raymq.Message(topic, b"%d" % number) for number in range(MESSAGES)])
+    return sorted((one.queue.queue_id, one.queue_offset, b"%d" % number) for number, one in enumerate(results))
+
+
 def test_a_long_read_goes_on_at_the_new_master_with_the_same_rows(
     mq: raymq.Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_reader, "RANGE_CHUNK_MESSAGES", 50)
+    monkeypatch.setattr(range_reader, "RANGE_CHUNK_MESSAGES", CHUNK_MESSAGES)
     replicas = RayReplicas("broker-a", REPLICAS)
     replicas.settled()
-    with mq.producer() as producer:
-        results = producer.send_batch([raymq.Message(topic, b"%d" % number) for number in range(MESSAGES)])
-    sent = sorted((one.queue.queue_id, one.queue_offset, b"%d" % number) for number, one in enumerate(results))
+    sent = send(mq, topic)
     source = ClusterQueues(mq.routes, mq.storages)
     ranges = plan_ranges(source, topic)
     assert sum(part.size for part in plan_partitions(source, ranges, min_partitions=5)) == MESSAGES
@@ -62,3 +80,55 @@ def test_a_long_read_goes_on_at_the_new_master_with_the_same_rows(
             seen.extend(rows(batches))
             assert sorted(seen) == sent
             assert len(seen) == len(set(seen)) == MESSAGES
+
+
+def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
+    """`read_ranges` in small steps, with a pause after the first until there is a file MARKS/"go on". It leaves a file
+    there when it pauses. Tasks of odd number read over lanes."""
+    read_ranges = reader.read_ranges
+
+    def paused(ranges: Iterable[OffsetRange], address: str, *arguments: Any) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        number = task.partitionId()
+        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # in this worker of Spark's
+        if number % 2:
+            worker_client(address).storages = StorageClients("another-node")
+        for step, batch in enumerate(read_ranges(ranges, address, *arguments)):
+            yield batch
+            if step == 0:
+                (marks / f"task {number}").touch()
+                deadline_s = time.monotonic() + WAIT_S
+                while not (marks / "go on").exists() and time.monotonic() < deadline_s:
+                    time.sleep(0.02)
+
+    return paused
+
+
+def test_a_long_read_of_spark_goes_on_at_the_new_master_with_the_same_rows(
+    mq: raymq.Client, box: Sandbox, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "read_ranges", pausing(tmp_path))
+    replicas = RayReplicas("broker-a", REPLICAS)
+    replicas.settled()
+    sent = send(mq, topic)
+    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
+    configs = {f"{role}.extraJavaOptions": temporary for role in roles}
+    session = spark_session("failover", executor_cores=CORES, executor_memory="512m", configs=configs)
+
+    def begun() -> set[str]:
+        return {path.name for path in tmp_path.glob("task *")}
+
+    with session as spark, ThreadPoolExecutor(1) as pool:
+        frame = read_topic(spark, topic, columns=["queue_id", "queue_offset", "body"], min_partitions=TASKS, client=mq)
+        reading = pool.submit(frame.collect)
+        try:
+            eventually(lambda: reading.done() or len(begun()) == CORES, "the begin of the first tasks", WAIT_S)
+            assert not reading.done(), reading.result()
+            replicas.fail_over()
+        finally:
+            (tmp_path / "go on").touch()
+        found = sorted((row.queue_id, row.queue_offset, bytes(row.body)) for row in reading.result(WAIT_S))
+    assert begun() == {f"task {number}" for number in range(TASKS)}
+    assert found == sent
