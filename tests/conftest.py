@@ -1,8 +1,9 @@
 """Fixtures of several kinds of tests.
 
 For those that start Ray: one embedded raymq per test module, in a sandbox checked at the end, with two broker groups
-unless the module's `SETTINGS` say otherwise; the modules of tests/integration/clients share one, and so do those of
-tests/integration/spark, which share a Spark session, too.
+unless the module's `SETTINGS` say otherwise. The modules of some folders of tests/integration share one, and those of
+tests/integration/spark a Spark session, too; so do modules of tests/chaos with equal settings that leave the cluster
+whole.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ TESTS = Path(__file__).parent
 RAY_CHAOS = [("chaos", "processes"), ("chaos", "ray_libraries"), ("chaos", "spark"), ("chaos", "transactions")]
 NICE_MAX = 19
 SHARING = ("clients", "spark")
-"""The folders of tests/integration whose modules share a cluster; each folder's tests run in one worker."""
+"""The folders of tests/integration whose modules share a cluster, which has the folder's name."""
+SHARING_CHAOS = {
+    "three replicas": (
+        *("processes/test_overlapping_faults.py", "processes/test_replicas.py"),
+        "spark/test_fail_over_scans.py",
+    ),
+}
+"""The modules of tests/chaos that share a cluster, whose settings they all have, by its name."""
 LOCAL_SPARK = "local_spark"
 """The scope of the tests in tests/component/spark, which have one Spark."""
 
@@ -52,10 +60,13 @@ def group_of(path: Path) -> str:
     return "ray" if folders[:1] == ("integration",) or folders[:2] in RAY_CHAOS else ""
 
 
-def shares(path: Path) -> str:
-    """The folder whose SharedCluster the file's tests run on; empty if they have a cluster of their own, or none."""
-    folders = path.relative_to(TESTS).parts[:-1]
-    return folders[1] if folders[:1] == ("integration",) and folders[1] in SHARING else ""
+def shared_by(path: Path) -> str:
+    """The name of the cluster that the file's tests share with others; empty if they have one of their own, or none."""
+    kind, *folders = path.relative_to(TESTS).parts
+    if kind == "chaos":
+        file = "/".join(folders)
+        return next((name for name, files in SHARING_CHAOS.items() if file in files), "")
+    return folders[0] if kind == "integration" and folders[0] in SHARING else ""
 
 
 def has_local_spark(path: Path) -> bool:
@@ -64,7 +75,7 @@ def has_local_spark(path: Path) -> bool:
 
 
 class RayApart(LoadScopeScheduling):
-    """With two workers, the first has the tests on one Ray node, file by file. The other has those without Ray
+    """With two workers, the first has the tests on one Ray node, cluster by cluster. The other has those without Ray
     meanwhile, one by one, and then those with several nodes, all of them.
 
     Ray is waited for most of the time, so the two fill two cores. A worker that has no more of its own takes from the
@@ -75,7 +86,7 @@ class RayApart(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if shared := shares(TESTS.parent / file):
+        if shared := shared_by(TESTS.parent / file):
             return shared
         if has_local_spark(TESTS.parent / file):
             return LOCAL_SPARK
@@ -90,7 +101,7 @@ class RayApart(LoadScopeScheduling):
 
 @cache
 def _group_of_scope(scope: str) -> str:
-    if scope in SHARING:
+    if scope in SHARING or scope in SHARING_CHAOS:
         return "ray"
     if scope == LOCAL_SPARK:
         return ""
@@ -111,29 +122,39 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 class SharedCluster:
-    """An embedded raymq with the default settings, in a sandbox, for one test module of a folder after the other.
+    """An embedded raymq in a sandbox, for one test module after the other.
 
-    It is started for the first that wants it and ended, with the checks of a sandbox, before the first of elsewhere.
+    It is started for the first that wants it and ended, with the checks of a sandbox, before the first that does not.
     """
 
     def __init__(self) -> None:
-        self.folder = ""
-        """The folder whose modules share the cluster now."""
+        self.name = ""
+        """The name of the cluster that is shared now."""
+        self._settings = ""
+        self._failures = 0
         self._open = ExitStack()
         self._box: Sandbox | None = None
         self._client: raymq.Client | None = None
         self._spark: Any = None
 
-    def box(self) -> Sandbox:
-        """The sandbox, which is made if there is none."""
+    def enter(self, name: str, failures: int) -> None:
+        """Begin a module that shares the cluster of this name, or none. A cluster with which one of the tests failed,
+        of which there are `failures` by now, is not used again."""
+        if name != self.name or failures > self._failures:
+            self.close()
+        self.name, self._failures = name, failures
+
+    def box(self, settings: str) -> Sandbox:
+        """The sandbox, which is made if there is none, with these settings."""
         if self._box is None:
-            self._box = self._open.enter_context(sandbox())
+            self._box, self._settings = self._open.enter_context(sandbox(settings)), settings
+        assert settings == self._settings, f"the modules that share {self.name!r} have different settings"
         return self._box
 
     def client(self) -> raymq.Client:
         """The client of the cluster, which is started if it does not run."""
         if self._client is None:
-            self._client = self._open.enter_context(embedded(self.box()))
+            self._client = self._open.enter_context(embedded(self.box(self._settings)))
         return self._client
 
     def spark(self) -> Any:
@@ -142,7 +163,7 @@ class SharedCluster:
             self.client()
             from tests.support.clusters.spark import session_without_leftovers  # most tests need no Spark
 
-            self._spark = self._open.enter_context(session_without_leftovers(self.box()))
+            self._spark = self._open.enter_context(session_without_leftovers(self.box(self._settings)))
         return self._spark
 
     def close(self) -> None:
@@ -163,25 +184,23 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedC
 @pytest.fixture(scope="module", autouse=True)
 def _no_cluster_of_others(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> None:
     """A module that does not share the cluster does not find it running."""
-    folder = shares(request.path)
-    if folder != shared_cluster.folder:
-        shared_cluster.close()
-        shared_cluster.folder = folder
+    shared_cluster.enter(shared_by(request.path), request.session.testsfailed)
 
 
 @pytest.fixture(scope="module")
 def box(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """The module's sandbox; with the module's `SETTINGS`, if it has any, for raymq.yaml."""
-    if shares(request.path):
-        yield shared_cluster.box()
+    settings = getattr(request.module, "SETTINGS", SETTINGS)
+    if shared_by(request.path):
+        yield shared_cluster.box(settings)
         return
-    with sandbox(getattr(request.module, "SETTINGS", SETTINGS)) as made:
+    with sandbox(settings) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> Iterator[raymq.Client]:
-    if shares(request.path):
+    if shared_by(request.path):
         yield shared_cluster.client()
         return
     with embedded(box) as client:
