@@ -24,8 +24,9 @@
     │   └── SubscriptionConflictError 10000   another expression than the other members of the group have
     ├── TransactionError                 1    a transaction cannot be ended as asked
     │   └── TransactionTooLateError    604    only a check may end it now
+    ├── ReceiptExpiredError            208    a received message was acknowledged, or handed out again
     ├── ListenerError                10000    the user's listener raised, or cannot be shipped
-    ├── PredicateFailedError            10000    a user's predicate raised, hung or ended its process
+    ├── PredicateFailedError         10000    a user's predicate raised, hung or ended its process
     ├── ConfigError                     29    `raymq.yaml` or a setting
     ├── StoreError                       1    the store on disk
     │   ├── StoreLockedError             1    another process holds the directory
