@@ -123,7 +123,7 @@ class _Part:
         self._doubtful: Mask = np.zeros(self.rows, np.bool_)
         self.tags = self._text("tags")
         keys = self.arrays.get("keys")
-        self.keys = self._text("keys") if keys is None or _is_text(keys.type) else self._list("keys")
+        self.keys = self._key() if keys is None or _is_text(keys.type) else self._list("keys")
         self.properties = None if "properties" not in self.arrays else self._list("properties")
 
     def doubtful(self, max_body_bytes: int) -> Mask:
@@ -166,6 +166,11 @@ class _Part:
             return None
         _check_utf8(name, array)
         return TextColumn(*ByteColumn.of_nullable(array))
+
+    def _key(self) -> TextColumn | None:
+        """The column of one key in each row, of which an empty one is none."""
+        keys = self._text("keys")
+        return None if keys is None else TextColumn(keys.texts, keys.present & (keys.texts.sizes > 0))
 
     def _list(self, name: str) -> ListColumn:
         array = self.arrays[name]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from raymq.errors import MessageIllegalError
 from raymq.kernels.byte_column import ByteColumn
@@ -81,6 +81,7 @@ def one_by_one(table: pa.Table) -> tuple[list[Message], str]:
 
 @settings(max_examples=150)
 @given(tables())
+@example(pa.table({"body": [b"a", b"b"], "keys": pa.array([None, ""])}))
 def test_rows_by_columns_are_the_rows_one_by_one(table: pa.Table) -> None:
     rows = TableRows("t", table)
     expected, refusal = one_by_one(table)

@@ -117,7 +117,7 @@ def test_a_group_consumes_commits_and_is_described(cli: Cli, topic: str) -> None
     assert sum(row["committed"] or 0 for row in queues) == 20
     assert sum(row["lag"] for row in queues) == 0
     table = cli.rows("group", "describe", "cli-group")
-    assert table[0] == ["topic", "broker", "queue", "committed", "max_offset", "lag", "behind"]
+    assert table[0] == ["topic", "broker", "queue", "committed", "max_offset", "lag", "in_flight", "behind"]
     assert table[-1][-2:] == ["0", "0 s"]
     assert cli.run("group", "delete", "cli-group", "--yes").stdout == "group cli-group is deleted\n"
     assert "cli-group" not in cli.json("group", "list")["groups"]

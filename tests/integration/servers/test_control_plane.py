@@ -34,13 +34,12 @@ WAIT_S = 60.0
 @pytest.fixture(scope="module")
 def mq(box: Sandbox) -> Iterator[raymq.Client]:
     extra = f"""\
-  message_delay_level: 1s 1s 1s 1s
+  auto_create_topic_enable: true
 data_dir: {box.data}
 name_servers: 2
-broker:
-  auto_create_topic_enable: true
 """
-    (box.work / "raymq.yaml").write_text(SETTINGS + extra)
+    delays = SETTINGS.replace("store:\n", "store:\n  message_delay_level: 1s 1s 1s 1s\n")
+    (box.work / "raymq.yaml").write_text(delays + extra)
     with embedded(box) as client:
         yield client
 
