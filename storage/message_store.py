@@ -279,15 +279,13 @@ class MessageStore:
             timeout_s = gate.timeout_s
         waits = (gate.is_sync or acks is not None) and waits_for(batches, acks)
         written = self._write(batches, timeout_s)
+        # Now: the records of a lane's append are overwritten by the next one's.
+        puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
         if waits and gate.is_sync:
-            count = partial(self._count_puts, batches, start_s)
+            count = partial(self._count_puts, puts, start_s)
             return StartedAppend(written, batches, gate, acks, deadline_s=start_s + timeout_s, on_disk=count)
         now_s = time.monotonic()
-        if len(batches) == 1:
-            batch = batches[0]
-            self._stats.count_put(batch.topic, message_count(batch), len(batch.records), now_s - start_s)
-        else:
-            self._count_puts(batches, start_s, now_s)
+        self._count_puts(puts, start_s, now_s)
         if waits and acks is not None:
             return StartedAppend(written, batches, None, acks, deadline_s=now_s + acks.timeout_s)
         return SettledAppend(written[0], now_s)
@@ -318,15 +316,16 @@ class MessageStore:
             self._stats.count_failed_put()
             raise
 
-    def _count_puts(self, batches: Sequence[EncodedBatch], start_s: float, end_s: float | None) -> None:
+    def _count_puts(self, puts: Sequence[tuple[str, int, int]], start_s: float, end_s: float | None) -> None:
         """Count an append that began at `start_s` and was as durable as promised, or too late for that, at `end_s`: the
-        time up to the flush, not up to the replicas. None if the disk failed instead."""
+        time up to the flush, not up to the replicas. None if the disk failed instead. `puts`: topic, messages and bytes
+        of each batch."""
         if end_s is None:
             self._stats.count_failed_put()
             return
         took_s: float | None = end_s - start_s
-        for batch in batches:
-            self._stats.count_put(batch.topic, message_count(batch), len(batch.records), took_s)
+        for topic, messages, size in puts:
+            self._stats.count_put(topic, messages, size, took_s)
             took_s = None  # the append counts once
 
     def fetch(

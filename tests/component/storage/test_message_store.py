@@ -857,6 +857,31 @@ def test_a_started_append_is_settled_by_the_flush_and_listeners_hear_of_it(root,
     store.close()
 
 
+def test_a_started_append_does_not_look_at_its_records_again(root, monkeypatch):
+    """They lie in the buffer of a lane, which the next append overwrites while this one waits for the disk."""
+    store = open_store(root)
+    store.append([make_batch([b"zero"])])  # makes the files, which flushes too
+    disk_works = threading.Event()
+    flush = disk.flush
+
+    def slow_flush(descriptor: int) -> None:
+        assert disk_works.wait(WAIT_S)
+        flush(descriptor)
+
+    monkeypatch.setattr(disk, "flush", slow_flush)
+    batch = make_batch([b"one"])
+    buffer = bytearray(batch.records)
+    started = store.start_append([replace(batch, records=memoryview(buffer))])
+    assert started.settle(time.monotonic()) is None
+    buffer[:] = b"\xff" * len(buffer)
+    disk_works.set()
+    eventually(lambda: store.stored_offset == store.end_offset, "the flush")
+    [result] = started.settle(time.monotonic()) or ()
+    assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 1)
+    assert store.statistics().topics["orders"].messages == 2
+    store.close()
+
+
 def test_a_started_append_is_told_of_a_disk_that_is_too_slow_or_fails(root, monkeypatch):
     store = open_store(root)
     store.append([make_batch([b"zero"], queue_id=queue_id) for queue_id in (0, 1)])
