@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.attributes import TopicAttributes
@@ -13,6 +14,8 @@ TOPICS_FILE: Final = "topics.json"
 SETTLED_MS: Final = 60_000
 """The age from which on a message is surely of the topic that the file describes. (A topic of that name may have been
 deleted and created anew just before, with other attributes.)"""
+
+logger = logging.getLogger(__name__)
 
 
 class StoredAttributes:
@@ -32,14 +35,23 @@ class StoredAttributes:
 
 
 def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
-    """The attributes in the text of topics.json, by topic; a topic has none if they cannot be."""
-    table = parse_fastjson(topics_json).get("topicConfigTable", {}) if topics_json else {}
+    """The attributes in the text of topics.json, by topic; a topic has none if they cannot be. A file that is none of
+    RocketMQ's says nothing of any topic: the broker writes it anew."""
+    try:
+        table = _mapping(_mapping(parse_fastjson(topics_json or "{}")).get("topicConfigTable"))
+    except ValueError as error:
+        logger.warning("no topic has attributes until %s is written anew: %s", TOPICS_FILE, error)
+        return {}
     found: dict[str, TopicAttributes] = {}
     for topic, entry in table.items():
-        attributes = entry.get("attributes")
+        attributes = _mapping(_mapping(entry).get("attributes"))
         if attributes:
             try:
                 found[topic] = TopicAttributes.parse(attributes)
-            except InvalidArgumentError:
-                continue
+            except InvalidArgumentError as error:
+                logger.warning("the attributes of topic %s are passed over: %s", topic, error)
     return found
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -37,9 +37,9 @@ def note_reads(directory: Path) -> None:
     of the broker groups whose log files its process has mapped."""
     directory.mkdir()
 
-    def noted(ranges: Iterable[OffsetRange], *arguments: Any) -> Iterator[pa.RecordBatch]:
+    def noted(ranges: Iterable[OffsetRange], *arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
         chosen, rows = list(ranges), 0
-        for batch in read_ranges(chosen, *arguments):
+        for batch in read_ranges(chosen, *arguments, **options):
             rows += batch.num_rows
             yield batch
         maps = Path("/proc/self/maps").read_text()

@@ -87,14 +87,16 @@ def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
     there when it pauses. Tasks of odd number read over lanes."""
     read_ranges = reader.read_ranges
 
-    def paused(ranges: Iterable[OffsetRange], address: str, *arguments: Any) -> Iterator[pa.RecordBatch]:
+    def paused(
+        ranges: Iterable[OffsetRange], address: str, *arguments: Any, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None
         number = task.partitionId()
         range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # in this worker of Spark's
         if number % 2:
             worker_client(address).storages = StorageClients("another-node")
-        for step, batch in enumerate(read_ranges(ranges, address, *arguments)):
+        for step, batch in enumerate(read_ranges(ranges, address, *arguments, **options)):
             yield batch
             if step == 0:
                 (marks / f"task {number}").touch()

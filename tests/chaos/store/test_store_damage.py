@@ -193,11 +193,11 @@ DAMAGES = {
     "the snapshot is empty": (write_text("dedup", ""), COUNT),
     "the snapshot's CRC is wrong": (write_text("dedup", '00000000\n{"end": 12, "producers": []}'), COUNT),
     "the snapshot is another log's": (
-        lambda root: write_snapshot(root / "dedup", Snapshot(9000, 8000, 5000, 1, [], [])),
+        lambda root: write_snapshot(root / "dedup", Snapshot(9000, 8000, 5000, 1, [], [], {})),
         COUNT,
     ),
     "the snapshot is of a log that was longer": (
-        lambda root: write_snapshot(root / "dedup", Snapshot(10**9, 10**9 - 500, 10**9 - 500, 1, [], [])),
+        lambda root: write_snapshot(root / "dedup", Snapshot(10**9, 10**9 - 500, 10**9 - 500, 1, [], [], {})),
         COUNT,
     ),
     "a record's queue offset is absurd": (

@@ -163,3 +163,10 @@ def test_times_are_those_of_rocketmqs_file(text, expected):
     assert {
         topic: values.reserve_time_ms for topic, values in parse_attributes(text).items() if values.reserve_time_ms
     } == expected
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[ 1 ]", "\0garbage", '{"topicConfigTable": 5}', '{"topicConfigTable": {"a": 1}}']
+)
+def test_a_file_that_is_none_of_rocketmqs_says_nothing_of_any_topic(text):
+    assert parse_attributes(text) == {}
