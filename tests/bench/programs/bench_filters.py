@@ -9,13 +9,10 @@ a process of its own, in a temporary directory. With Ray: `make bench BENCH="--o
 from __future__ import annotations
 
 import argparse
-import pickle
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,9 +30,9 @@ from raymq.predicates.scan import PredicateScan
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.check import record_starts
 from raymq.record.encode import EncodedBatch, encode_batch
-from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import FoundInPlace
 from raymq.remoting.storage_lane import StorageLane
+from tests.bench.programs.bench_lane import storage
 
 TIMEOUT_S: Final = 60.0
 ONE_IN: Final = 1000
@@ -68,21 +65,6 @@ class Files:
         count = sum(len(part.starts) for part in mapped)
         places = (next_offset, 0, self.end, b"", count)
         return [FoundInPlace(PullStatus.FOUND, *places, mapped=tuple(mapped), files=self.files)]
-
-
-@contextmanager
-def storage(root: str) -> Iterator[LaneAddress]:
-    """A storage process, by its address."""
-    command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "serve", root, FlushDiskType.ASYNC_FLUSH.value]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        yield pickle.loads(bytes.fromhex(process.stdout.readline()))
-    finally:
-        process.stdin.close()
-        process.wait(TIMEOUT_S)
-        process.stdout.close()
 
 
 def thousand() -> EncodedBatch:
@@ -154,7 +136,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     end = options.messages // ONE_IN * ONE_IN
-    with tempfile.TemporaryDirectory() as root, storage(root) as address:
+    with tempfile.TemporaryDirectory() as root, storage(FlushDiskType.ASYNC_FLUSH, root) as address:
         lane, batch = StorageLane(address, remote=True), thousand()
         for _ in range(end // ONE_IN):
             lane.append([batch], TIMEOUT_S)

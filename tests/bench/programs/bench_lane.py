@@ -53,10 +53,10 @@ def serve(root: str, flush: str) -> None:
 
 
 @contextmanager
-def storage(flush: FlushDiskType) -> Iterator[LaneAddress]:
-    """A storage process, by its address."""
-    with tempfile.TemporaryDirectory() as root:
-        command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "serve", root, flush.value]
+def storage(flush: FlushDiskType, root: str | None = None) -> Iterator[LaneAddress]:
+    """A storage process with its store in `root`, by default a directory of its own, by its address."""
+    with tempfile.TemporaryDirectory() as own:
+        command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "serve", root or own, flush.value]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdin is not None

@@ -18,7 +18,15 @@ from raymq.record.encode import EncodedBatch, ProducerSequence
 from raymq.record.inner_batch_encode import encode_inner_batch
 from raymq.record.layout import SYS_FLAG_COMPRESSED
 from storage.message_store import MessageStore
-from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, read_queue
+from tests.support.stores.stores import (
+    LOG_FILE_BYTES,
+    bodies_of,
+    closed_copy,
+    killed_copy,
+    make_batch,
+    open_store,
+    read_queue,
+)
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -165,17 +173,7 @@ def test_messages_are_found_by_key_and_id_alone(tmp_path):
 def test_recovery_makes_queue_and_dedup_table_again(tmp_path, lost, clean):
     store = filled(tmp_path / "a")
     count = len(expected_bodies())
-    killed = tmp_path / "b"
-    if not clean:
-        killed_copy(tmp_path / "a", killed)
-    store.close()
-    if clean:
-        killed_copy(tmp_path / "a", killed)
-    for name in lost:
-        if (killed / name).is_dir():
-            shutil.rmtree(killed / name)
-        else:
-            (killed / name).unlink(missing_ok=True)
+    killed = closed_copy(store, tmp_path / "a", tmp_path / "b", clean=clean, lost=lost)
     again = open_store(killed, **SMALL_QUEUE_FILES)
     assert bodies_of(again, TOPIC) == expected_bodies()
     [repeat] = again.append([inner(*expected_bodies()[-5:], sequence=count - 5)])

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from raymq.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
@@ -19,44 +14,13 @@ from raymq.remoting.recall import recall_batch
 from storage.append import appender
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
-from tests.support.stores.stores import killed_copy, open_store, read_queue
+from tests.support.stores.clocks import Clock
+from tests.support.stores.stores import killed_copy, read_queue
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 DAY_MS = 86_400_000
 HOST = ("127.0.0.1", 5000)
-
-
-class Clock:
-    """The time that a store is told; moved by the test."""
-
-    def __init__(self) -> None:
-        self.now_ms = time.time_ns() // 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
-    """Opens stores on this clock and closes them at the end."""
-    stores = []
-
-    def open_one(root: Path = tmp_path / "store", *, deliver: bool = True, **changes: Any) -> MessageStore:
-        store = open_store(root, clock_ms=clock, **changes)
-        stores.append(store)
-        if deliver:
-            store.schedule.start_delivery()
-        return store
-
-    yield open_one
-    for store in stores:
-        store.close()
 
 
 def send(store: MessageStore, clock: Clock, body: bytes, due_ms: int) -> RecallHandle:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,45 +20,14 @@ from raymq.record.decode import decode_records
 from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
-from tests.support.stores.stores import killed_copy, open_store, read_queue
+from tests.support.stores.clocks import Clock
+from tests.support.stores.stores import killed_copy, read_queue
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-
-
-class Clock:
-    """The time that a store is told; moved by the test."""
-
-    def __init__(self) -> None:
-        self.now_ms = time.time_ns() // 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def opened(tmp_path, clock) -> Iterator[Callable[..., MessageStore]]:
-    """Opens stores on this clock, which deliver unless told otherwise, and closes them at the end."""
-    stores = []
-
-    def open_one(root: Path = tmp_path / "store", *, deliver: bool = True, **changes: Any) -> MessageStore:
-        store = open_store(root, clock_ms=clock, **changes)
-        stores.append(store)
-        if deliver:
-            store.schedule.start_delivery()
-        return store
-
-    yield open_one
-    for store in stores:
-        store.close()
 
 
 def waiting_batch(

@@ -16,7 +16,7 @@ from raymq.record.decode import decode_records
 from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
-from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
+from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, closed_copy, killed_copy, make_batch, open_store
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -203,17 +203,7 @@ def test_recovery_makes_the_units_again_whatever_the_settings(tmp_path, lost, cl
     store = filled(tmp_path / "a")
     expected = {name: bodies_in(store, name) for name in ("%LMQ%a", "%LMQ%b")}
     assert len(expected["%LMQ%b"]) == 360
-    killed = tmp_path / "b"
-    if not clean:
-        killed_copy(tmp_path / "a", killed)
-    store.close()
-    if clean:
-        killed_copy(tmp_path / "a", killed)
-    for name in lost:
-        if (killed / name).is_dir():
-            shutil.rmtree(killed / name)
-        else:
-            (killed / name).unlink(missing_ok=True)
+    killed = closed_copy(store, tmp_path / "a", tmp_path / "b", clean=clean, lost=lost)
     again = open_store(killed)
     assert {name: bodies_in(again, name) for name in expected} == expected
     assert queue_files(killed) == queue_files(tmp_path / "a")

@@ -97,6 +97,22 @@ def killed_copy(root: Path, target: Path) -> Path:
     return target
 
 
+def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, lost: Sequence[str] = ()) -> Path:
+    """Close the store at `root`. Returns a copy as it was after that or, unless `clean`, as SIGKILL would have left it
+    before; without what it has `lost`: files and directories."""
+    if not clean:
+        killed_copy(root, target)
+    store.close()
+    if clean:
+        killed_copy(root, target)
+    for name in lost:
+        if (target / name).is_dir():
+            shutil.rmtree(target / name)
+        else:
+            (target / name).unlink(missing_ok=True)
+    return target
+
+
 def _copy_if_there(source: str, target: str) -> None:
     # The allocator's scratch file comes and goes.
     with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,35 @@
+"""Stores with delayed messages, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.message_store import MessageStore
+from tests.support.stores.clocks import Clock
+from tests.support.stores.stores import open_store
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
+    """Opens stores on this clock, which deliver unless told otherwise, and closes them at the end."""
+    stores = []
+
+    def open_one(root: Path = tmp_path / "store", *, deliver: bool = True, **changes: Any) -> MessageStore:
+        store = open_store(root, clock_ms=clock, **changes)
+        stores.append(store)
+        if deliver:
+            store.schedule.start_delivery()
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()

@@ -1,0 +1,15 @@
+"""The time that a store is told, moved by a test."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """Stands at `now_ms`, which begins at the time of the machine."""
+
+    def __init__(self) -> None:
+        self.now_ms = time.time_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
