@@ -50,7 +50,7 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 # Newest versions that pyproject.toml admits; needs uv.
 lock:
 	uv pip compile pyproject.toml --extra data --extra serve --extra pictures \
-		--extra demo --extra dev --extra bench --generate-hashes --python-version 3.11 \
+		--extra demo --extra docs --extra dev --extra bench --generate-hashes --python-version 3.11 \
 		--no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock --upgrade
 
 clean:

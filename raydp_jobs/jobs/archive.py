@@ -33,8 +33,8 @@ from raydp_jobs.jobs.archive_files import STAGING, Piece, Round, check_cover, fi
 from raydp_jobs.jobs.archive_writer import Written, flush_file, write_range
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
 from raymq.cli.entry import run_command
-from raymq.cli.output import Command, address_option, json_option, print_value, say, table
-from raymq.cli.progress import counting
+from raymq.cli.terminal.output import Command, address_option, json_option, print_value, say, table
+from raymq.cli.terminal.progress import counting
 from raymq.delay import parse_time
 from raymq.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
 from raymq.message import MessageQueue

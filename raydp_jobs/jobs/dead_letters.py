@@ -21,8 +21,8 @@ import click
 from raydp_jobs.jobs.pictures import bars_over_time, check_picture, literal, save_picture
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, iso_time, period_options
 from raymq.cli.entry import run_command
-from raymq.cli.output import Command, address_option, client_of, json_option, print_value, say, table
-from raymq.cli.progress import counting
+from raymq.cli.terminal.output import Command, address_option, client_of, json_option, print_value, say, table
+from raymq.cli.terminal.progress import counting
 from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
 from raymq.names import DLQ_PREFIX, check_group
 

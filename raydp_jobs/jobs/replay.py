@@ -35,8 +35,8 @@ from raydp_jobs.jobs.replay_source import (
 )
 from raydp_jobs.jobs.times import Period, period_options
 from raymq.cli.entry import run_command
-from raymq.cli.output import Command, address_option, client_of, json_option, print_value, say
-from raymq.cli.progress import counting
+from raymq.cli.terminal.output import Command, address_option, client_of, json_option, print_value, say
+from raymq.cli.terminal.progress import counting
 from raymq.consumer.subscription import Subscription
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue

@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from raydp_jobs.task_errors import raymq_error
-from raymq.cli.output import client_of
-from raymq.cli.progress import Counter, counting, steps
+from raymq.cli.terminal.output import client_of
+from raymq.cli.terminal.progress import Counter, counting, steps
 from raymq.errors import RaymqError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options, tas
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
 from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
 from raymq.cli.entry import run_command
-from raymq.cli.output import Command, address_option, json_option, print_value
+from raymq.cli.terminal.output import Command, address_option, json_option, print_value
 from raymq.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

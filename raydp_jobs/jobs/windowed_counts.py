@@ -24,8 +24,8 @@ from pyspark.sql.streaming import StreamingQuery
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
 from raymq.cli.entry import run_command
-from raymq.cli.output import Command, address_option, json_option, print_value, say
-from raymq.cli.progress import counting
+from raymq.cli.terminal.output import Command, address_option, json_option, print_value, say
+from raymq.cli.terminal.progress import counting
 from raymq.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

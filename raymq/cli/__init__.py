@@ -2,7 +2,7 @@
 
 Tables are for people; every command takes `--json` for machines. Exit codes: 0 done, 1 refused or failed (one line on
 standard error says why and what to do), 2 wrong usage, 130 interrupted. One module per noun; all of them print through
-`raymq.cli.output`.
+`raymq.cli.terminal.output`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import NoReturn
 
 import click
 
+from raymq.cli.cluster.servers import balance, demo, down, drain, status, up
+from raymq.cli.cluster.stores import store
 from raymq.cli.completion import completion
 from raymq.cli.dead_letters import dlq
 from raymq.cli.entry import run_command
@@ -18,10 +20,8 @@ from raymq.cli.groups import group
 from raymq.cli.jobs import job
 from raymq.cli.messages import consume, query, recall, send
 from raymq.cli.open_transactions import transactions
-from raymq.cli.output import Group
 from raymq.cli.replays import replay
-from raymq.cli.servers import balance, demo, down, drain, status, up
-from raymq.cli.stores import store
+from raymq.cli.terminal.output import Group
 from raymq.cli.topics import topic
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-from raymq.cli.output import Command, out
+from raymq.cli.terminal.output import Command, out
 
 _VARIABLE: Final = "_RAYMQ_COMPLETE"
 

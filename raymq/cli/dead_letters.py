@@ -8,8 +8,18 @@ from typing import Any
 
 import click
 
-from raymq.cli.output import Group, address_option, client_of, json_option, message_dict, out, print_value, say, table
-from raymq.cli.progress import counting
+from raymq.cli.terminal.output import (
+    Group,
+    address_option,
+    client_of,
+    json_option,
+    message_dict,
+    out,
+    print_value,
+    say,
+    table,
+)
+from raymq.cli.terminal.progress import counting
 
 
 @click.group(cls=Group)

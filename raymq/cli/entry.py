@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from raymq.cli.output import out, say_error
+from raymq.cli.terminal.output import out, say_error
 from raymq.errors import RaymqError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from raymq.cli.output import (
+from raymq.cli.terminal.output import (
     Group,
     address_option,
     client_of,

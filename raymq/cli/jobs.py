@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from raymq.cli.output import Group
+from raymq.cli.terminal.output import Group
 
 _MODULES: Final = {
     "archive": "raydp_jobs.jobs.archive",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from raymq.cli.output import (
+from raymq.cli.terminal.output import (
     Command,
     address_option,
     client_of,
@@ -23,7 +23,7 @@ from raymq.cli.output import (
     say,
     table,
 )
-from raymq.cli.progress import counting, steps
+from raymq.cli.terminal.progress import counting, steps
 from raymq.errors import InvalidArgumentError
 
 JOIN_S: Final = 15.0

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from raymq.cli.output import Group, address_option, client_of, json_option, print_value, table
+from raymq.cli.terminal.output import Group, address_option, client_of, json_option, print_value, table
 
 
 @click.group(cls=Group)

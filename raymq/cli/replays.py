@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import click
 
-from raymq.cli.output import Command, address_option, client_of, json_option, print_value, say
-from raymq.cli.progress import counting
+from raymq.cli.terminal.output import Command, address_option, client_of, json_option, print_value, say
+from raymq.cli.terminal.progress import counting
 
 
 @click.command(cls=Command)

@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from raymq.cli.output import (
+from raymq.cli.terminal.output import (
     Group,
     address_option,
     client_of,

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from raymq import cli
 from raymq.admin.dead_letters import DeadLetter, Replayed
 from raymq.cli import dead_letters, messages
-from raymq.cli.output import out, table
-from raymq.cli.terminal_text import error_text, json_text, printable
+from raymq.cli.terminal.output import out, table
+from raymq.cli.terminal.terminal_text import error_text, json_text, printable
 from raymq.message import MessageExt
 
 MARKUP = st.sampled_from(

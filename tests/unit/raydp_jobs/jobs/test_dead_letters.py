@@ -19,7 +19,7 @@ from raydp_jobs.jobs.dead_letters import CAUSES_MAX, DRAWN_CAUSES, OTHERS, count
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
 from raydp_jobs.jobs.times import Period
 from raymq.admin.dead_letters import DeadLetter
-from raymq.cli.output import out
+from raymq.cli.terminal.output import out
 from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
 from raymq.message import MessageExt
 from raymq.protocol.group import GroupConfig

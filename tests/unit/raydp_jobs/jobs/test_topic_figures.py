@@ -15,7 +15,7 @@ from rich.console import Console
 from raydp_jobs.jobs import pictures
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX, check_picture, save_picture
 from raydp_jobs.jobs.topic_figures import SHOWN_BUCKETS, Bucket, TopicFigures, draw, figures_json, show
-from raymq.cli import output
+from raymq.cli.terminal import output
 from raymq.errors import ConfigError, InvalidArgumentError
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from raymq import cli
 from raymq.admin.dead_letters import DeadLetter, Replayed
 from raymq.cli import dead_letters, groups, topics
-from raymq.cli.output import duration
+from raymq.cli.terminal.output import duration
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageExt, MessageQueue
 from raymq.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary

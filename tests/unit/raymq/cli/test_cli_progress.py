@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from raymq import cli
-from raymq.cli import messages, progress
+from raymq.cli import messages
+from raymq.cli.terminal import progress
 from raymq.message import Message, MessageQueue, SendResult, SendStatus
 
 LINES = 20_000

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raymq import cli
-from raymq.cli.output import out
+from raymq.cli.terminal.output import out
 from raymq.cluster import local_server
 
 

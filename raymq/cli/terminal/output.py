@@ -1,6 +1,7 @@
 """Output of commands: tables for people, `--json` for machines, one line on standard error for an error.
 
-Every text is printed literally: nothing in it is markup, and control characters are escaped (raymq.cli.terminal_text).
+Every text is printed literally: nothing in it is markup, and control characters are escaped
+(raymq.cli.terminal.terminal_text).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raymq.cli.terminal_text import error_text, json_text, printable
+from raymq.cli.terminal.terminal_text import error_text, json_text, printable
 
 out = Console(markup=False, emoji=False, highlight=False)
 err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap=True)

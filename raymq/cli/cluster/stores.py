@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from raymq.cli.output import Group, address_option, client_of, json_option, print_rows, print_value, say, table
+from raymq.cli.terminal.output import Group, address_option, client_of, json_option, print_rows, print_value, say, table
 
 
 @click.group(cls=Group)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from raymq.cli.output import err
-from raymq.cli.terminal_text import printable
+from raymq.cli.terminal.output import err
+from raymq.cli.terminal.terminal_text import printable
 
 if TYPE_CHECKING:
     from raymq.cluster.launcher import ProgressCallback

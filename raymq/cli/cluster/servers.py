@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from raymq.cli.output import Command, address_option, duration, json_option, out, print_value, say, table
-from raymq.cli.progress import steps
+from raymq.cli.terminal.output import Command, address_option, duration, json_option, out, print_value, say, table
+from raymq.cli.terminal.progress import steps
 
 
 @click.command(cls=Command)
