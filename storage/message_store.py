@@ -15,7 +15,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from raymq.config.store import StoreSettings
+from raymq.delay import is_waiting_topic
 from raymq.errors import (
     RaymqError,
     ServiceNotAvailableError,
@@ -24,6 +27,7 @@ from raymq.errors import (
 )
 from raymq.logfiles.span_bytes import span_bytes
 from raymq.names import is_light_queue
+from raymq.protocol.attributes import TopicMessageType
 from raymq.protocol.store import (
     AppendResult,
     Boundary,
@@ -61,6 +65,7 @@ from storage.index.index_file import IndexShape
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.topic_attributes import StoredAttributes
 from storage.read.fetch_service import FetchService
 from storage.read.long_polls import LongPolls
 from storage.read.queries import StoreQueries
@@ -89,8 +94,8 @@ class MessageStore:
 
     The store itself appends, fetches and answers for its queues. Its parts do the rest: `queries` finds messages by
     key, id, physical offset and time, `schedule` delivers delayed messages, `transactions` ends transactions, `chunks`
-    are the log for other replicas, `cleaner` deletes old files, `compaction` keeps the newest message of each key, and
-    `flags` are the reasons why it must not be read or written.
+    are the log for other replicas, `cleaner` deletes old files, `compaction` keeps the newest message of each key,
+    `flags` are the reasons why it must not be read or written, and `stats` are its counters.
     """
 
     def __init__(
@@ -107,16 +112,18 @@ class MessageStore:
         root = settings.store_path_root_dir
         host = encode_host(*store_host)
         self._settings, self._root, self._broker_name = settings, root, broker_name
+        self._clock_ms = clock_ms
         self._resources = resources
         self._close_lock = threading.Lock()
         self.flags = RunningFlags()
-        self._stats = StoreStats()
+        self.stats = self._stats = StoreStats()
         resources.callback(DirectoryLock(root, settings.log_directories_elsewhere).release)
         self._make_private()
         # The file that is there while the store is open: found now, it tells of a crash.
         self._abort = root / "abort"
         parts = self._parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
         self._log, self._queues = parts.log, parts.queues
+        self._attributes = StoredAttributes(parts.config)
         checkpoint = read_checkpoint(root / "checkpoint")
         self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE)).run()
         parts.deliveries.clamp_to_queues(parts.queues.plain)
@@ -281,6 +288,9 @@ class MessageStore:
         written = self._write(batches, timeout_s)
         # Now: the records of a lane's append are overwritten by the next one's.
         puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
+        for batch in batches:
+            if is_waiting_topic(batch.topic):
+                self._count_delays(batch)
         if waits and gate.is_sync:
             count = partial(self._count_puts, puts, start_s)
             return StartedAppend(written, batches, gate, acks, deadline_s=start_s + timeout_s, on_disk=count)
@@ -315,6 +325,10 @@ class MessageStore:
         except RaymqError:
             self._stats.count_failed_put()
             raise
+
+    def _count_delays(self, batch: EncodedBatch) -> None:
+        """Count how long a batch of delayed messages was to wait; in a topic of theirs the tag codes are times."""
+        self._stats.delays.add_many(np.maximum(batch.tag_codes - self._clock_ms(), 0) / 1000)
 
     def _count_puts(self, puts: Sequence[tuple[str, int, int]], start_s: float, end_s: float | None) -> None:
         """Count an append that began at `start_s` and was as durable as promised, or too late for that, at `end_s`: the
@@ -367,6 +381,25 @@ class MessageStore:
         min_offset, max_offset = queue.first_readable_offset, queue.visible_offset
         first_in_memory = queue.first_at_or_after(max(self._first_in_memory, 0))
         return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
+
+    def queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
+        """For each topic, given with a number of queues, the first and the next visible offset of its queues 0, 1 …;
+        zeros for a queue that does not exist. Cheap: nothing is looked up in files."""
+        self._require_readable()
+        get, bounds = self._queues.get, []
+        for topic, queues in topics:
+            found = [get(topic, queue_id) for queue_id in range(queues)]
+            bounds.append([(0, 0) if q is None else (q.first_readable_offset, q.visible_offset) for q in found])
+        return bounds
+
+    def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
+        """When the messages at positions of queues were stored, in ms since 1970; of what retention has deleted, the
+        first message that is there. 0 where there is none."""
+        queries, times = self.queries, []
+        for topic, queue_id, offset in positions:
+            queue = self._queues.get(topic, queue_id)
+            times.append(0 if queue is None else queries.stored_ms(queue, offset))
+        return times
 
     def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
         """For each queue, by topic and queue id, the sequence behind those that a producer has stored there
@@ -423,6 +456,16 @@ class MessageStore:
         """The ids of the queues that exist, by topic."""
         self._require_open()
         return self._queues.topics()
+
+    def fifo_topics(self) -> frozenset[str]:
+        """The topics whose type is FIFO, as far as the broker has written that down (config/topics.json).
+
+        One thread at a time may ask.
+        """
+        self._require_open()
+        return frozenset(
+            topic for topic, one in self._attributes.read().items() if one.message_type is TopicMessageType.FIFO
+        )
 
     def light_queues(self) -> list[LightQueue]:
         """The light queues that have messages, or had some that were not swept yet, sorted by name."""

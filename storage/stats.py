@@ -10,11 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.metrics.histogram import Histogram, HistogramFigures
 from raymq.protocol.store import TopicPuts
 
 SAMPLES_KEPT: Final = 600
@@ -24,6 +26,19 @@ TPS_PERIODS_S: Final = (10, 60, 600)
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 """The upper ends of RocketMQ's buckets; a 13th takes what is longer."""
 _FINE_BOUNDS_MS: Final = tuple(0.01 * 1.2**step for step in range(90))
+
+
+K = TypeVar("K")
+
+
+class PutKind(Enum):
+    """The way that messages came into the store: sent, delivered after a delay, committed, or copied from another
+    replica."""
+
+    NORMAL = "normal"
+    DELAY = "delay"
+    TRANSACTION = "transaction"
+    COPIED = "copied"
 
 
 class _Sample(NamedTuple):
@@ -38,12 +53,20 @@ class StoreStats:
     """The counters of one store. Thread-safe; a call to count costs less than a microsecond."""
 
     def __init__(self) -> None:
+        self.put_latency = Histogram("raymq_put_latency_milliseconds")
+        self.send_latency = Histogram("raymq_rpc_latency_milliseconds")
+        self.get_latency = Histogram("raymq_rpc_latency_milliseconds")
+        self.delays = Histogram("raymq_delay_message_latency_seconds")
         self._lock = threading.Lock()
         self._booted_ms = time.time_ns() // 1_000_000
         # The puts that are not counted yet: topic, messages, bytes, and seconds. Appended to without the lock.
-        self._puts: deque[tuple[str, int, int, float | None]] = deque()
+        self._puts: deque[tuple[str, int, int, float | None, PutKind]] = deque()
         # By topic: messages and bytes put.
         self._topics: dict[str, list[int]] = {}
+        # By topic and kind: messages and bytes of what did not come from another replica.
+        self._received: dict[tuple[str, PutKind], list[int]] = {}
+        # By kind, the mean size of each batch's records.
+        self._sizes: dict[PutKind, Histogram] = {}
         # Appends by how long they took: in RocketMQ's buckets, and in finer ones for the percentiles.
         self._buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._fine = [0] * (len(_FINE_BOUNDS_MS) + 1)
@@ -55,17 +78,21 @@ class StoreStats:
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
         self.take_sample(time.monotonic())
 
-    def count_puts(self, batches: Iterable[tuple[str, int, int]], took_s: float | None) -> None:
+    def count_puts(
+        self, batches: Iterable[tuple[str, int, int]], took_s: float | None, kind: PutKind = PutKind.NORMAL
+    ) -> None:
         """Count an append of batches, each (topic, messages, bytes), that took `took_s`, the wait for the disk
         included. None for a chunk from another replica: only its messages and bytes are counted."""
         for topic, messages, size in batches:
-            self.count_put(topic, messages, size, None)
+            self.count_put(topic, messages, size, None, kind)
         if took_s is not None:
             self.count_put("", 0, 0, took_s)
 
-    def count_put(self, topic: str, messages: int, size: int, took_s: float | None) -> None:
+    def count_put(
+        self, topic: str, messages: int, size: int, took_s: float | None, kind: PutKind = PutKind.NORMAL
+    ) -> None:
         """`count_puts` for an append of one batch. It is noted here, and counted with others."""
-        self._puts.append((topic, messages, size, took_s))
+        self._puts.append((topic, messages, size, took_s, kind))
         if len(self._puts) >= PUTS_NOTED_MAX:
             with self._lock:
                 self._count_noted()
@@ -73,18 +100,48 @@ class StoreStats:
     def _count_noted(self) -> None:
         """Count what `count_put` noted. Called with the lock."""
         noted = [self._puts.popleft() for _ in range(len(self._puts))]
-        for topic, messages, size, _ in noted:
+        for topic, messages, size, _, kind in noted:
             if messages:
-                counts = self._topics.get(topic)
-                if counts is None:
-                    counts = self._topics[topic] = [0, 0]
-                counts[0] += messages
-                counts[1] += size
-        took_ms = np.array([took_s * 1000 for *_, took_s in noted if took_s is not None])
+                _add(self._topics, topic, messages, size)
+                if kind is not PutKind.COPIED:
+                    _add(self._received, (topic, kind), messages, size)
+        self._count_sizes(noted)
+        took_ms = np.array([took_s * 1000 for *_, took_s, _ in noted if took_s is not None])
         if len(took_ms):
+            self.put_latency.add_many(took_ms)
+            self.send_latency.add_many(took_ms)
             self._put_max_ms = max(self._put_max_ms, float(took_ms.max()))
             _count_in(self._buckets, np.searchsorted(LATENCY_BOUNDS_MS, took_ms.astype(np.int64)))
             _count_in(self._fine, np.searchsorted(_FINE_BOUNDS_MS, took_ms))
+
+    def _count_sizes(self, noted: Iterable[tuple[str, int, int, float | None, PutKind]]) -> None:
+        by_kind: dict[PutKind, tuple[list[float], list[int]]] = {}
+        for _, messages, size, _, kind in noted:
+            if size and kind is not PutKind.COPIED:
+                means, times = by_kind.setdefault(kind, ([], []))
+                means.append(size / messages)
+                times.append(messages)
+        for kind, (means, times) in by_kind.items():
+            if kind not in self._sizes:
+                self._sizes[kind] = Histogram("raymq_message_size")
+            self._sizes[kind].add_many(means, times)
+
+    def received(self) -> dict[tuple[str, PutKind], TopicPuts]:
+        """Messages and bytes put, by topic and kind, copies from other replicas left out."""
+        with self._lock:
+            self._count_noted()
+            return {key: TopicPuts(*counts) for key, counts in self._received.items()}
+
+    def sizes(self) -> dict[PutKind, HistogramFigures]:
+        """The mean sizes of the records of batches, by kind, copies from other replicas left out."""
+        with self._lock:
+            self._count_noted()
+            return {kind: one.figures() for kind, one in self._sizes.items()}
+
+    @property
+    def puts_failed(self) -> int:
+        """The appends that stored nothing, or of which that is unknown."""
+        return self._puts_failed
 
     def count_failed_put(self) -> None:
         """Count an append that stored nothing, or of which that is unknown."""
@@ -93,6 +150,7 @@ class StoreStats:
 
     def count_gets(self, found: int, missed: int, messages: int, took_s: float) -> None:
         """Count a fetch of several queues: `found` of them had messages and `missed` had none, `messages` in all."""
+        self.get_latency.add(took_s * 1000)
         with self._lock:
             self._gets_found += found
             self._gets_missed += missed
@@ -165,6 +223,14 @@ class StoreStats:
             if count and total >= rank:
                 return min(bound, self._put_max_ms)
         return 0.0
+
+
+def _add(totals: dict[K, list[int]], key: K, messages: int, size: int) -> None:
+    counts = totals.get(key)
+    if counts is None:
+        counts = totals[key] = [0, 0]
+    counts[0] += messages
+    counts[1] += size
 
 
 def _count_in(counts: list[int], indices: NDArray[np.int64]) -> None:

@@ -19,6 +19,16 @@ def disk_usage(path: Path) -> float:
     return usage_ratio((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
+def disk_free_bytes(path: Path) -> int:
+    """The bytes that the disk of `path` still takes, without blocks reserved for other users; -1 if there is no such
+    path."""
+    try:
+        found = os.statvfs(path)
+    except FileNotFoundError:
+        return -1
+    return found.f_bavail * found.f_frsize
+
+
 def usage_ratio(used_bytes: int, available_bytes: int) -> float:
     """The used part of a disk, rounded up to whole percent; blocks reserved for other users do not count. UNKNOWN_USAGE
     for a disk of no size."""

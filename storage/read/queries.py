@@ -93,6 +93,17 @@ class StoreQueries:
                 high = middle
         return low if boundary is Boundary.LOWER else min(max(low - 1, first), end)
 
+    def stored_ms(self, queue: AnyQueue, queue_offset: int) -> int:
+        """When the message at an offset of a queue, or the next one that is there, was stored; 0 if there is none."""
+        start, end = max(queue_offset, queue.first_readable_offset), queue.visible_offset
+        if start >= end:
+            return 0
+        if isinstance(queue, BatchConsumeQueue):
+            holder = queue.holder_of(start)
+            return 0 if holder is None else holder.store_timestamp_ms
+        stored_ms = self._store_timestamp_ms(queue.next_unit(start, end))
+        return 0 if stored_ms == math.inf else int(stored_ms)
+
     def earliest_store_time_ms(self) -> int:
         """The store time of the first record that is still there; -1 for an empty log."""
         start, end = self._log.min_offset, self._visible()

@@ -28,7 +28,7 @@ from storage.parts import StoreParts
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.chunk_appender import ChunkAppender
 from storage.running_flags import AGAINST_REPLICATION
-from storage.stats import StoreStats
+from storage.stats import PutKind, StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
 
@@ -71,7 +71,7 @@ class LogChunks:
         write = partial(self._appender.append_chunk, physical_offset, data)
         puts, end_offset = self._gate.write(write, against=AGAINST_REPLICATION)
         on_disk = self._gate.wait_durable(end_offset) if wait else self._gate.is_durable(end_offset, late=False)
-        self._stats.count_puts(puts, None)
+        self._stats.count_puts(puts, None, PutKind.COPIED)
         return on_disk
 
     def is_durable(self, end_offset: int) -> bool:

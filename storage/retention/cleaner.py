@@ -26,7 +26,7 @@ from raymq.errors import ServiceNotAvailableError
 from raymq.protocol.store import DeletedRange, RetentionStatus
 from storage.files import disk
 from storage.files.config_files import parse_fastjson
-from storage.files.disk_usage import UNKNOWN_USAGE, disk_usage
+from storage.files.disk_usage import UNKNOWN_USAGE, disk_free_bytes, disk_usage
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
 from storage.retention.rules import LogFile, RetentionRules, decide
@@ -159,6 +159,7 @@ class Cleaner:
 
     def status(self) -> RetentionStatus:
         """The disk's usage, and what was deleted since the store was opened."""
+        of_log = max(disk_free_bytes(directory) for directory in self._log.paths.directories)
         return RetentionStatus(
             self._usage,
             self._files_deleted,
@@ -166,6 +167,7 @@ class Cleaner:
             self._last_reason,
             self._by_hand,
             self._young_files_deleted,
+            min(of_log, disk_free_bytes(self._queues.directory)),
         )
 
     def deleted_young(self) -> list[DeletedRange] | None:

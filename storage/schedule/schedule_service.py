@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from raymq.errors import ServiceNotAvailableError
+from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.protocol.delayed import DelayedInStore
 from raymq.protocol.store import ScheduleStatus
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
@@ -22,7 +23,8 @@ from storage.dispatch.delivery_progress import Delivery, Source
 from storage.parts import StoreParts
 from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.scheduler import Scheduler
-from storage.stats import StoreStats
+from storage.schedule.waiting import WAITING_LIMIT_MAX, waiting
+from storage.stats import PutKind, StoreStats
 
 FAULT_PAUSE_S: Final = 10.0
 SCHEDULE_STOP_TIMEOUT_S: Final = 60.0
@@ -75,6 +77,13 @@ class ScheduleService:
         thread = self._thread
         return None if thread is None else thread.scheduler.status()
 
+    def waiting(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
+        """The delayed messages that wait, and the first `limit` of those that are due in a time
+        (storage.schedule.waiting). InvalidArgumentError."""
+        if not 1 <= limit <= WAITING_LIMIT_MAX:
+            raise InvalidArgumentError(f"limit must be 1 to {WAITING_LIMIT_MAX} messages, not {limit}")
+        return waiting(DelayQueueReader(self._parts, self._appender), begin_ms, end_ms, limit)
+
     def new_scheduler(self) -> Scheduler:
         """A scheduler that goes on where the store's progress says. One at a time may run."""
         reader = DelayQueueReader(self._parts, self._appender)
@@ -86,7 +95,7 @@ class ScheduleService:
         _, end_offset = self._gate.write(partial(self._appender.deliver, source, deliveries))
         self._gate.wait_durable(end_offset)
         took_s = time.monotonic() - start_s
-        self._stats.count_puts([(item.topic, 1, len(item.record)) for item in deliveries], took_s)
+        self._stats.count_puts([(item.topic, 1, len(item.record)) for item in deliveries], took_s, PutKind.DELAY)
 
 
 class DeliveryThread:

@@ -27,6 +27,7 @@ from raymq.delay import (
     delivery_producer_id,
     level_delay_ms,
     timer_queue,
+    timer_queue_hours,
 )
 from raymq.errors import IllegalNameError, MessageIllegalError, RaymqError
 from raymq.kernels.moved_records import MovedRecord, move_waiting_records
@@ -74,6 +75,9 @@ class Scheduler:
         self._low_at_ms = 0
         # How late the latest message of the last round was.
         self._late_ms = 0
+        # The messages that it was about to deliver.
+        self._due = 0
+        self._round_ms = 0
         # Counters of messages since the scheduler was made.
         self._delivered = self._given_up = self._recalled = 0
         self._recalls = RecallTable(reader)
@@ -86,6 +90,7 @@ class Scheduler:
     def status(self) -> ScheduleStatus:
         """The messages that wait, by the last round, and the counters."""
         pending: dict[str, int] = {}
+        by_hour: dict[int, int] = {}
         for (topic, queue_id), queue in self._queues.copy().items():
             if (topic, queue_id) == RECALLS:
                 continue
@@ -93,13 +98,17 @@ class Scheduler:
             name = f"level {queue_id + 1}" if topic == SCHEDULE_TOPIC else "deliver_at"
             if count:
                 pending[name] = pending.get(name, 0) + count
-        return ScheduleStatus(pending, self._late_ms, self._delivered, self._given_up, self._recalled)
+                if isinstance(queue, TimerQueue):  # of the next day; what is due later rolls
+                    by_hour[timer_queue_hours(queue_id, self._round_ms)] = count
+        figures = self._delivered, self._given_up, self._recalled, self._due, by_hour
+        return ScheduleStatus(pending, self._late_ms, *figures)
 
     def round(self) -> float:
         """Deliver the first due messages of each queue, up to a bound; returns the seconds to wait before the next
         round."""
         now_ms, self._bounds = self._reader.read_bounds()
         late_ms, wake_ms, settled = 0, now_ms + DELIVERY_POLL_MS, True
+        due = 0
         if RECALLS in self._bounds:
             self._recalls.look(self._bounds[RECALLS])
         for source, bounds in self._bounds.items():
@@ -115,6 +124,7 @@ class Scheduler:
             dues = queue.due(bounds, now_ms, DELIVERY_CHUNK_MESSAGES)
             if dues:
                 settled = False
+                due += len(dues)
                 late_ms = max(late_ms, now_ms - dues[0].due_ms)
                 wake_ms = now_ms
                 if not self._deliver(source, queue, dues, now_ms):
@@ -124,7 +134,7 @@ class Scheduler:
                 wake_ms = min(wake_ms, queue.wake_ms() or wake_ms)
         if settled and RECALLS in self._bounds:
             self._file_recalls_again(self._bounds[RECALLS], now_ms)
-        self._late_ms = late_ms
+        self._late_ms, self._due, self._round_ms = late_ms, due, now_ms
         if not 0 <= now_ms - self._low_at_ms < LOW_INTERVAL_MS:
             self._low_at_ms = now_ms
             for source, queue in self._queues.items():

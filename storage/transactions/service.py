@@ -22,6 +22,8 @@ from raymq.message import (
     PROPERTY_PRODUCER_GROUP,
     SendStatus,
 )
+from raymq.metrics.histogram import Histogram, HistogramFigures
+from raymq.metrics.instruments import OTHER
 from raymq.names import HALF_TOPIC
 from raymq.protocol.store import AppendResult
 from raymq.protocol.transactions import (
@@ -41,7 +43,7 @@ from storage.append.write_gate import WriteGate
 from storage.dispatch.delivery_progress import Delivery
 from storage.dispatch.half_messages import EndedTransaction, HalfMessage, Outcome, transaction_id
 from storage.parts import StoreParts
-from storage.stats import StoreStats
+from storage.stats import PutKind, StoreStats
 from storage.transactions.records import HalfRecord, op_record
 from storage.transactions.rules import (
     CheckDecision,
@@ -55,6 +57,8 @@ from storage.transactions.rules import (
 
 CHECKS_AT_ONCE_MAX: Final = 256
 """The most half messages that one call of `check` appends anew, or gives up: it holds the append lock."""
+LATENCY_TOPICS_MAX: Final = 1000
+"""The most topics whose transactions are timed apart, for metrics; further ones are timed together."""
 _HOUR_MS: Final = 3_600_000
 
 
@@ -93,6 +97,8 @@ class TransactionService:
         self._op_size = settings.transaction_op_msg_max_size
         # The checks since the store was opened.
         self._checked = 0
+        self._finish_latencies: dict[str, Histogram] = {}
+        """The times from half messages to their ends, by topic; under the append lock."""
 
     def start_end(
         self, end: EndTransaction, *, require_topic: Callable[[str], None], acks: ReplicaAcks | None = None
@@ -109,7 +115,7 @@ class TransactionService:
         waits = (gate.is_sync or acks is not None) and waits_for([_Durable()], acks)
         result, end_offset = gate.write(partial(self._end, end, wanted, require_topic))
         if wanted is Outcome.COMMITTED and not result.duplicate:
-            self._stats.count_puts([(result.topic, 1, 0)], time.monotonic() - start_s)
+            self._stats.count_puts([(result.topic, 1, 0)], time.monotonic() - start_s, PutKind.TRANSACTION)
         results: list[AppendResult] = [result]
         if not waits:
             return SettledAppend(results, time.monotonic())
@@ -164,7 +170,19 @@ class TransactionService:
             self._checked,
         )
 
+    def finish_latencies(self) -> dict[str, HistogramFigures]:
+        """The times from half messages' birth to their commit or rollback since the store was opened, by topic, in
+        ms."""
+        with self._append_lock:
+            return {topic: latencies.figures() for topic, latencies in self._finish_latencies.items()}
+
     # Under the append lock
+
+    def _count_finish(self, half: HalfMessage) -> None:
+        latencies = self._finish_latencies
+        topic = half.topic if half.topic in latencies or len(latencies) < LATENCY_TOPICS_MAX else OTHER
+        latency_ms = max(0, self._appender.read_clock() - half.born_ms)
+        latencies.setdefault(topic, Histogram("raymq_finish_message_latency_milliseconds")).add(latency_ms)
 
     def _end(self, end: EndTransaction, wanted: Outcome, require_topic: Callable[[str], None]) -> EndResult:
         key, named = self._named(end)
@@ -180,6 +198,7 @@ class TransactionService:
         else:
             deliveries = [self._op(list(half.queue_offsets))]
         self._deliver(deliveries)
+        self._count_finish(half)
         ended = self._halves.ended(key)
         assert ended is not None
         return _end_result(ended, duplicate=False)

@@ -23,7 +23,7 @@ POP: Final = "pop"
 in ms, attempts, settled offsets as a hexadecimal number, attempt id]."""
 
 LeaseKey = tuple[int, int]
-"""A lease's first offset and its pop time in ms, which no other lease of the queue has."""
+"""A lease's first offset and its pop time in ms, which no other lease of the queue has or had."""
 
 
 class Lease(NamedTuple):
@@ -62,6 +62,14 @@ class Lease(NamedTuple):
     def first_unsettled(self) -> int:
         """The first offset that is not settled; the end if all are."""
         return self.start + (~self.settled & (self.settled + 1)).bit_length() - 1
+
+    def next_pop_ms(self, now_ms: int) -> int:
+        """The pop time of a lease that takes over offsets of this one.
+
+        It is always later, by a millisecond if need be: each lease that an offset ever was the first of has a key of
+        its own, and a late receipt names the lease that it was given for, or none.
+        """
+        return max(now_ms, self.pop_ms + 1)
 
     def record(self) -> list[int | str]:
         """This lease as a record has it."""
@@ -119,10 +127,6 @@ class QueueEdit:
         del self.queue.leases[key]
         self._set.pop(key, None)
         self._dropped.add(key)
-
-    def is_free(self, start: int, pop_ms: int) -> bool:
-        """True if no lease has this key, or had it until now: a receipt names one lease only."""
-        return (start, pop_ms) not in self.queue.leases and (start, pop_ms) not in self._dropped
 
     def record(self) -> list[Any] | None:
         """The entry of this queue in a record; None if nothing changed."""

@@ -185,7 +185,7 @@ def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int,
     count = min(room, max_offset - queue.next_offset)
     if count > 0 and _may_hand_out(queue):
         start, queue.next_offset = queue.next_offset, queue.next_offset + count
-        new = _new(edit, start, count, request, now_ms)
+        new = _new(start, count, request, now_ms)
         edit.put(new)
         leased.append(new)
     return leased
@@ -202,16 +202,14 @@ def _again(edit: QueueEdit, old: Lease, request: ReceiveRequest, end: int, now_m
         edit.put(old._replace(settled=old.all & ~rest))
     else:
         edit.drop(old.key)
-    new = _new(edit, old.start + first, count, request, now_ms)
+    new = _new(old.start + first, count, request, old.next_pop_ms(now_ms))
     new = new._replace(attempts=old.attempts + 1, settled=~(taken >> first) & ((1 << count) - 1))
     edit.put(new)
     return new
 
 
-def _new(edit: QueueEdit, start: int, count: int, request: ReceiveRequest, now_ms: int) -> Lease:
-    while not edit.is_free(start, now_ms):
-        now_ms += 1
-    return Lease(start, now_ms, count, request.invisible_ms, 1, 0, request.attempt_id)
+def _new(start: int, count: int, request: ReceiveRequest, pop_ms: int) -> Lease:
+    return Lease(start, pop_ms, count, request.invisible_ms, 1, 0, request.attempt_id)
 
 
 def _end_of_first(leases: Sequence[Lease], number: int) -> int:

@@ -82,7 +82,7 @@ def decide_invisible(
                 f"group {group!r} has {SPLIT_LEASES_MAX} leases in {part.topic}:{part.queue_id}; change the times of "
                 "several messages together"
             )
-        new = _moved(edit, lease, offsets, invisible_ms, now_ms, lease.attempts - (not counted))
+        new = _moved(lease, offsets, invisible_ms, now_ms, lease.attempts - (not counted))
         edit.put(new)
         settled.leases.append(new)
         settled.counts[part.topic] += offsets.bit_count()
@@ -90,16 +90,13 @@ def decide_invisible(
     return settled
 
 
-def _moved(edit: QueueEdit, old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
+def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
     """A lease of some of another one's offsets."""
     first = (offsets & -offsets).bit_length() - 1
     count = offsets.bit_length() - first
-    start = old.start + first
-    pop_ms = now_ms
-    while (start, pop_ms) == old.key or not edit.is_free(start, pop_ms):  # or an old receipt would name this lease
-        pop_ms -= 1
+    pop_ms = old.next_pop_ms(now_ms)
     settled = ~(offsets >> first) & ((1 << count) - 1)
-    return Lease(start, pop_ms, count, invisible_ms + now_ms - pop_ms, attempts, settled)
+    return Lease(old.start + first, pop_ms, count, invisible_ms + now_ms - pop_ms, attempts, settled)
 
 
 class _Edits:

@@ -367,7 +367,7 @@ def test_recovery_finds_the_same_table_after_a_kill_at_any_point(opened, clock, 
         _random_step(store, transactions, dice, clock, step)
         if dice.random() < 0.3:
             store._checkpoints._snapshot_s = -1e9  # a snapshot is due
-            store._checkpoints._flush(thorough=True)
+            store._checkpoints.flush_queues()
         if dice.random() < 0.3:
             copy = killed_copy(root, tmp_path / f"copy{step}")
             if dice.random() < 0.5:

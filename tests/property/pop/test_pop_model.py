@@ -139,13 +139,10 @@ class PopModel(RuleBasedStateMachine):
         settled = decide_ack(self.state.pop, self.committed, GROUP, [part])
         if settled.change is not None:
             self.store(settled.change)
-        counted = 0
-        for offset in chosen:
-            known = self.queues[part.queue_id][offset]
-            if not known.settled and known.receipt == (held.given.start, held.given.pop_ms):
-                known.settled = True
-                counted += 1
-        assert settled.count == counted
+        there, all_of_lease = self.of_lease(held, chosen)
+        for offset in all_of_lease:
+            self.queues[part.queue_id][offset].settled = True
+        assert len(there) <= settled.count <= len(all_of_lease)
 
     @precondition(lambda self: self.held)
     @rule(data=data(), invisible_ms=integers(0, 3000), counted=booleans())
@@ -156,28 +153,34 @@ class PopModel(RuleBasedStateMachine):
         )
         if settled.change is not None:
             self.store(settled.change)
-        mine = [
-            offset
-            for offset in chosen
-            if not (known := self.queues[part.queue_id][offset]).settled
-            and known.receipt == (held.given.start, held.given.pop_ms)
-        ]
+        there, all_of_lease = self.of_lease(held, chosen)
         [lease] = settled.leases
-        assert (lease is None) == (not mine)
         if lease is None:
+            assert not there
             return
+        given = LeasedRange(
+            *(TOPIC, part.queue_id, lease.start, lease.size, lease.pop_ms, invisible_ms, lease.attempts),
+            f"{lease.settled:x}",
+        )
+        mine = offsets_of(given)
+        assert set(there) <= set(mine) <= set(all_of_lease)
         for offset in mine:
             known = self.queues[part.queue_id][offset]
             known.receipt = lease.key
             known.visible_ms = lease.visible_ms
             known.attempts -= not counted
             assert lease.visible_ms >= self.now_ms + invisible_ms
-        given = LeasedRange(
-            *(TOPIC, part.queue_id, lease.start, lease.size, lease.pop_ms, invisible_ms, lease.attempts),
-            f"{lease.settled:x}",
-        )
-        assert offsets_of(given) == mine
         self.held.append(Held(given, mine))
+
+    def of_lease(self, held: Held, chosen: list[int]) -> tuple[list[int], list[int]]:
+        """The chosen offsets that a receipt still holds: those whose messages are there, and all of them.
+
+        What retention deleted stays in its lease until somebody receives from the queue.
+        """
+        known = self.queues[held.given.queue_id]
+        key = held.given.start, held.given.pop_ms
+        held_ones = [offset for offset in chosen if not known[offset].settled and known[offset].receipt == key]
+        return [offset for offset in held_ones if not known[offset].gone], held_ones
 
     def choose(self, data: data, whole: bool) -> tuple[LeasePart, list[int], Held]:  # type: ignore[valid-type]  # as above
         held = data.draw(sampled_from(self.held))  # type: ignore[attr-defined]  # as above

@@ -157,6 +157,7 @@ def test_log_queues_and_index_get_shorter_together_and_stay_so_over_a_restart(ro
     check_shortened(store, root, 2)
     assert len(list((root / "index").iterdir())) < index_files
     assert store.status().retention.files_deleted == 2
+    assert store.status().retention.disk_free_bytes > 0
     assert store.queries.by_unique_id("orders", f"{0:032X}").count > 0
     killed = killed_copy(root, root.with_name("killed"))
     store.close()

@@ -1,0 +1,121 @@
+"""The delayed messages that wait now: counted by level and by hour, and the first ones that are due. Changes nothing.
+
+Units are read where they lie, 20 bytes each; records are read only of the messages that are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC
+from raymq.names import SCHEDULE_TOPIC
+from raymq.protocol.delayed import DelayedInStore
+from storage.dispatch.delivery_progress import Source, SourceProgress
+from storage.schedule.delay_queues import Bounds
+
+HOURS: Final = 24
+_HOUR_MS: Final = 3_600_000
+WAITING_UNITS_MAX: Final = 2_000_000
+"""The most units of one queue that are looked at, from the first that may wait."""
+WAITING_RECORD_BYTES: Final = 2 << 20
+"""The bytes of records of one answer; the record with which they are reached is the last."""
+WAITING_LIMIT_MAX: Final = 1000
+
+Ints = NDArray[np.int64]
+
+
+class DelayQueues(Protocol):
+    """The parts of DelayQueueReader that are used here."""
+
+    def read_bounds(self) -> tuple[int, dict[Source, Bounds]]: ...
+
+    def delivery_times(self, source: Source, from_offset: int, count: int) -> Ints: ...
+
+    def progress(self, source: Source) -> SourceProgress: ...
+
+    def read_records(self, source: Source, queue_offsets: list[int]) -> list[memoryview | None]: ...
+
+
+def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
+    """The messages that wait, and at most `limit` records of those due from `begin_ms` on and before `end_ms`.
+
+    What is due later than a day waits in the roll queue, where its unit holds another time: it is counted, and neither
+    in the hours nor listed.
+    """
+    now_ms, bounds = queues.read_bounds()
+    levels: dict[str, int] = {}
+    hours = np.zeros(HOURS, np.int64)
+    late_ms, complete = 0, True
+    listed: list[tuple[int, Source, int]] = []
+    for source, held in sorted(bounds.items()):
+        if source == (TIMER_TOPIC, TIMER_RECALL_QUEUE):
+            continue
+        times, offsets, whole = _undelivered(queues, source, held)
+        complete = complete and whole
+        if not len(times):
+            continue
+        name = f"level {source[1] + 1}" if source[0] == SCHEDULE_TOPIC else "deliver_at"
+        levels[name] = levels.get(name, 0) + len(times)
+        if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE):
+            continue
+        late_ms = max(late_ms, now_ms - int(times.min()))
+        hour = np.maximum((times - now_ms) // _HOUR_MS, 0)
+        hours += np.bincount(hour[hour < HOURS], minlength=HOURS)
+        wanted = np.flatnonzero((times >= begin_ms) & (times < end_ms))
+        first = wanted[np.argsort(times[wanted], kind="stable")[: limit + 1]]
+        listed += [(time, source, at) for time, at in zip(times[first].tolist(), offsets[first].tolist(), strict=True)]
+    listed.sort()
+    due, records, all_read = _read(queues, listed[:limit])
+    complete = complete and all_read and len(listed) <= limit
+    return DelayedInStore(levels, tuple(hours.tolist()), max(late_ms, 0), due, records, complete)
+
+
+def _undelivered(queues: DelayQueues, source: Source, held: Bounds) -> tuple[Ints, Ints, bool]:
+    """The times and offsets of the units that wait, in the order of the offsets; False if there are more."""
+    progress = queues.progress(source)
+    timer = source[0] == TIMER_TOPIC
+    begin = min(max(progress.low if timer else progress.next_offset, held.min_offset), held.end)
+    end = min(held.end, begin + WAITING_UNITS_MAX)
+    parts: list[Ints] = [np.empty(0, np.int64)]
+    at = begin
+    while at < end:
+        times = queues.delivery_times(source, at, end - at)
+        if not len(times):
+            break
+        parts.append(times)
+        at += len(times)
+    times = np.concatenate(parts)
+    offsets = np.arange(begin, begin + len(times))
+    if timer:
+        done = (times < progress.epoch) | ((times == progress.epoch) & (offsets < progress.next_offset))
+        times, offsets = times[~done], offsets[~done]
+    return times, offsets, end == held.end
+
+
+def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], bytes, bool]:
+    """The times and records of listed messages; False if the bytes were too many."""
+    by_source: dict[Source, list[int]] = {}
+    for _, source, at in listed:
+        by_source.setdefault(source, []).append(at)
+    found: Mapping[tuple[Source, int], memoryview | None] = {
+        (source, at): record
+        for source, offsets in by_source.items()
+        for at, record in zip(offsets, queues.read_records(source, offsets), strict=True)
+    }
+    due: list[int] = []
+    records: list[bytes] = []
+    size = 0
+    for time, source, at in listed:
+        record = found[source, at]
+        if record is None:
+            continue  # lost, which is logged; or a recall took its place
+        if size >= WAITING_RECORD_BYTES:
+            return tuple(due), b"".join(records), False
+        due.append(time)
+        records.append(bytes(record))
+        size += len(record)
+    return tuple(due), b"".join(records), True
