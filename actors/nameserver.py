@@ -25,8 +25,10 @@ import ray
 from actors.actor_class import actor_class
 from actors.core.nameserver.kv_config import KvConfig
 from actors.core.nameserver.route_table import RouteTable
+from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from raymq.config.cluster import path_here
+from raymq.config.metrics import MetricsSettings
 from raymq.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
 from raymq.protocol.route import (
     ORDER_TOPIC_CONFIG,
@@ -49,10 +51,17 @@ class NameServer:
     """The shell around one RouteTable. Silent brokers are dropped at each call that reads the table."""
 
     def __init__(
-        self, kv_path: str, broker_names: Sequence[str] = (), broker_expiry_s: float = BROKER_EXPIRY_S
+        self,
+        kv_path: str,
+        broker_names: Sequence[str] = (),
+        broker_expiry_s: float = BROKER_EXPIRY_S,
+        *,
+        name: str = "",
+        metrics: MetricsSettings | None = None,
     ) -> None:
         """`kv_path`: the file of the KV configuration, in a directory of its own below the data directory.
-        `broker_names`: the broker groups of the cluster; before each has registered here, not every topic is known."""
+        `broker_names`: the broker groups of the cluster; before each has registered here, not every topic is known.
+        `name`: the actor's."""
         self._lock = threading.Lock()
         path = Path(kv_path)
         self._kv_path = path_here(path, path.parent.parent)
@@ -61,6 +70,7 @@ class NameServer:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._broker_names = frozenset(broker_names)
         self._complete_from_s = time.monotonic() + WARM_UP_S if restarted else 0.0
+        self._metrics = MetricsThread(metrics, "nameserver", name)
 
     def register_broker(self, registration: BrokerRegistration) -> None:
         """Register a broker with its complete data, in place of what it registered before."""

@@ -29,7 +29,9 @@ from actors import register
 from actors.actor_class import actor_class
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S
+from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
+from raymq.config.metrics import MetricsSettings
 from raymq.errors import RaymqError, TopicNotExistError
 from raymq.names import NameServerName, RebalanceName
 from raymq.protocol.membership import SESSION_TIMEOUT_S, Heartbeat, HeartbeatAnswer, OtherServer
@@ -49,7 +51,13 @@ logger = logging.getLogger(__name__)
 class Rebalance:
     """The shell around one RebalanceServer. It is number `index` of `servers` actors."""
 
-    def __init__(self, index: int, servers: int, nameservers: Sequence[NameServerName]) -> None:
+    def __init__(
+        self,
+        index: int,
+        servers: int,
+        nameservers: Sequence[NameServerName],
+        metrics: MetricsSettings | None = None,
+    ) -> None:
         self._routes = RouteCache(nameservers)
         self._server = RebalanceServer(index, servers, secrets.token_hex(8), session_timeout_s=SESSION_TIMEOUT_S)
         self._unknown_since_s: dict[str, float] = {}
@@ -59,6 +67,7 @@ class Rebalance:
         """Held over a look at the register."""
         for name, target in (("register", self._follow_register), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
+        self._metrics = MetricsThread(metrics, "rebalance", str(RebalanceName(index)))
 
     def heartbeats(self, heartbeats: Sequence[tuple[str, Heartbeat]]) -> list[HeartbeatAnswer]:
         """Note the heartbeats of members, each with its group; returns an answer for each: the queues that it may hold
@@ -94,6 +103,7 @@ class Rebalance:
     def close(self) -> None:
         """Answer no more heartbeats. Slots without members are given up, so that the next holder need not wait."""
         self._closed.set()
+        self._metrics.close()
         self._new_topics.set()
         with self._looking:
             for slot, lease in self._server.leases.items():
@@ -177,11 +187,13 @@ def _machine_rooms(route: TopicRoute) -> dict[str, str]:
     return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 
-def start_rebalance(servers: int, nameservers: Sequence[NameServerName]) -> list[str]:
+def start_rebalance(
+    servers: int, nameservers: Sequence[NameServerName], metrics: MetricsSettings | None = None
+) -> list[str]:
     """Create the Rebalance actors that do not exist; returns the names of all. Does not wait for them to answer."""
     names = [str(RebalanceName(index)) for index in range(servers)]
     for index, name in enumerate(names):
-        RebalanceActor.options(name=name, get_if_exists=True).remote(index, servers, nameservers)
+        RebalanceActor.options(name=name, get_if_exists=True).remote(index, servers, nameservers, metrics)
     return names
 
 

@@ -23,7 +23,7 @@ from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.producer.producer import Producer
-from raymq.producer.settings import ProducerSettings
+from raymq.producer.settings import ProducerOptions, ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
 from raymq.remoting.actor_ref import running_nameservers
 from raymq.remoting.broker_client import close_broker_clients
@@ -139,7 +139,7 @@ class Client(Closing):
         self._check_open()
         return Admin(self.routes, self.storages)
 
-    def producer(self, group: str = "default", **settings: Any) -> Producer:
+    def producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> Producer:
         """A producer. `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `when_full`,
         `compression`, `hooks` …"""
         self._check_open()
@@ -155,14 +155,14 @@ class Client(Closing):
         self.heartbeats.set_producer(producer, group)
         return self._track(producer)
 
-    def async_producer(self, group: str = "default", **settings: Any) -> AsyncProducer:
+    def async_producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> AsyncProducer:
         """A producer for programs with an event loop, with the settings of `producer`."""
         from raymq.producer.async_producer import AsyncProducer
 
         return AsyncProducer(self.producer(group, **settings))
 
     def transaction_producer(
-        self, group: str, *, check: Check, check_threads: int = 1, **settings: Any
+        self, group: str, *, check: Check, check_threads: int = 1, **settings: Unpack[ProducerOptions]
     ) -> TransactionProducer:
         """A producer whose messages become visible together with a local transaction.
 
@@ -200,7 +200,7 @@ class Client(Closing):
         queues: Sequence[MessageQueue] | None = None,
         first_queue: int = 0,
         now_ms: int | None = None,
-        **settings: Any,
+        **settings: Unpack[ProducerOptions],
     ) -> RepeatableWriter:
         """A writer of Arrow tables that stores each row once, however often the write is repeated.
 
@@ -220,6 +220,8 @@ class Client(Closing):
         self._check_open()
         check_identity(producer_id, epoch)
         identity = ProducerIdentity(producer_id, epoch)
+        # A repeat must find the row stored, not only known to have been taken.
+        own: ProducerOptions = {**settings, "retry_when_not_store_ok": True}
 
         def producer() -> Producer:
             return Producer(
@@ -227,7 +229,7 @@ class Client(Closing):
                 routes=self.routes,
                 storage=self.storages.get,
                 born_host=self._born_host,
-                settings=ProducerSettings(retry_when_not_store_ok=True, **settings),
+                settings=ProducerSettings(**own),
                 identity=identity,
             )
 

@@ -96,6 +96,11 @@ def timer_queue(deliver_at_ms: int, now_ms: int) -> int:
     return deliver_at_ms // _BUCKET_MS % TIMER_BUCKETS
 
 
+def timer_queue_hours(queue_id: int, now_ms: int) -> int:
+    """The full hours from now until the hour of a timer queue's messages; 0 for this hour."""
+    return (queue_id - now_ms // _BUCKET_MS) % TIMER_BUCKETS
+
+
 def is_waiting_topic(topic: str) -> bool:
     """True if messages wait in `topic` to be delivered to another one."""
     return topic in (SCHEDULE_TOPIC, TIMER_TOPIC)

@@ -21,6 +21,9 @@ INSTANCES: Final = "raymq-instances"
 CONTROLLER: Final = "controller"
 """The actor that decides who leads each broker group of several replicas."""
 
+CONSOLE: Final = "console"
+"""The actor that serves the web console, where there is one."""
+
 TOPIC_NAME_MAX: Final = 127
 INTERNAL_TOPIC_NAME_MAX: Final = 255
 GROUP_NAME_MAX: Final = 120

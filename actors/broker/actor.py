@@ -27,11 +27,13 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import raymq
 from actors.actor_class import actor_class
+from actors.broker.broker_metrics import BrokerMetrics, Clients
 from actors.broker.direct_appends import DirectAppends
 from actors.broker.lane import BrokerLane
 from actors.broker.master_store import MasterStore
-from actors.broker.monitor import BrokerMonitor
+from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
 from actors.broker.own_routes import OwnRoutes
 from actors.broker.plain_answers import plain_errors, plain_pull_result, plain_send_result
 from actors.broker.pop.methods import PopMethods
@@ -41,6 +43,7 @@ from actors.broker.state_log import DecidedChanges, StateLog
 from actors.broker.state_records import STORE_TIMEOUT_S, StateRecords
 from actors.core.broker.client_registry import ClientRegistry
 from actors.core.broker.state import BrokerState
+from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.pull.actor import PullActor
 from actors.rebalance import start_rebalance
@@ -51,6 +54,7 @@ from raymq.consumer.pull_once import pull_messages
 from raymq.consumer.subscription import Subscription
 from raymq.errors import RaymqError, TopicNotExistError
 from raymq.message import Message
+from raymq.metrics.client_figures import ClientMetrics
 from raymq.names import AUTO_CREATE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
@@ -109,6 +113,8 @@ class Broker(PopMethods, TransactionMethods):
         )
         self._clients = ClientRegistry(started_s=time.monotonic())
         self._clients_lock = threading.Lock()
+        metrics, limits = settings.metrics, settings.metrics.options
+        self._client_metrics = ClientMetrics(metrics.cluster, limits.enable, limits.per_topic_max, limits.per_group_max)
         self._node_id = node_id
         self._lane = BrokerLane(
             settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address(), self._answered_later
@@ -121,9 +127,19 @@ class Broker(PopMethods, TransactionMethods):
             threading.Thread(target=self._read_masters, name="broker-state", daemon=True),
             threading.Thread(target=self._stay_registered, name="broker-registration", daemon=True),
             threading.Thread(target=self._do_housekeeping, name="broker-housekeeping", daemon=True),
+            threading.Thread(target=self._do_checks, name="broker-checks", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
+        figures = BrokerMetrics(log, monitor, lambda: store.storage, self._connections, raymq.__version__)
+        self._metrics = MetricsThread(
+            settings.metrics,
+            "broker",
+            settings.broker_name,
+            figures.report,
+            figures.report_lags,
+            broker=settings.broker_name,
+        )
 
     def _state(self) -> BrokerState:
         return self._log.ready()
@@ -144,12 +160,14 @@ class Broker(PopMethods, TransactionMethods):
         (raymq.protocol.attributes). Repeating it changes nothing; TopicExistsError if the topic exists with other
         numbers or attributes. IllegalNameError, InvalidArgumentError.
         """
-        self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout, attributes))
+        with self._monitor.creations.measure(TOPIC_CREATION):
+            self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout, attributes))
 
     def create_topics(self, topics: Sequence[NewTopic]) -> bool:
         """Create several topics: all, or none when one raises. True if every NameServer knows them on return; else they
         learn it soon. Repeating it changes nothing; raises as `create_topic`."""
-        return self._change(lambda state: state.decide_topics(topics))
+        with self._monitor.creations.measure(TOPIC_CREATION):
+            return self._change(lambda state: state.decide_topics(topics))
 
     def update_topic(
         self,
@@ -201,7 +219,8 @@ class Broker(PopMethods, TransactionMethods):
 
     def start_rebalance(self) -> list[str]:
         """Make sure that the Rebalance actors run; returns their names."""
-        return start_rebalance(self._settings.rebalance_servers, self._settings.nameservers)
+        settings = self._settings
+        return start_rebalance(settings.rebalance_servers, settings.nameservers, settings.metrics)
 
     def start_pull(self, node_id: str) -> str:
         """Make sure that the Pull actor of a Ray node runs, there if the node can take it; returns its name."""
@@ -278,14 +297,15 @@ class Broker(PopMethods, TransactionMethods):
 
     # Clients and counters
 
-    def heartbeat(self, heartbeat: ClientHeartbeat) -> None:
+    def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
         """Note a client's producers and consumers, in place of those noted before; create its groups if they are
-        new."""
+        new. Returns what the client is to report of them."""
         known = self._log.ready().groups
         for group in {consumer.group for consumer in heartbeat.consumers if consumer.group not in known}:
             self.ensure_group(group)
         with self._clients_lock:
             self._clients.heartbeat(heartbeat, time.monotonic())
+        return self._client_metrics
 
     def unregister_client(self, client_id: str) -> None:
         """Drop a client that has ended."""
@@ -307,6 +327,11 @@ class Broker(PopMethods, TransactionMethods):
         """The consumers of a group, or of all, whose clients sent a heartbeat in the last two minutes."""
         with self._clients_lock:
             return self._clients.consumers(time.monotonic(), group)
+
+    def _connections(self) -> Clients:
+        with self._clients_lock:
+            now_s = time.monotonic()
+            return Clients(self._clients.producers(now_s), self._clients.consumers(now_s))
 
     def topic_stats(self, topic: str) -> TopicStats:
         """Counts of the messages and bytes put into a topic in this broker group; TopicNotExistError."""
@@ -358,6 +383,7 @@ class Broker(PopMethods, TransactionMethods):
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
+        self._metrics.close()
         self._receives.close()
         self._direct.close()
         self._lane.close()
@@ -405,8 +431,15 @@ class Broker(PopMethods, TransactionMethods):
             self._monitor.note_deletions: STATS_INTERVAL_S,
             self._log.snapshot: STATE_SNAPSHOT_INTERVAL_S,
             self._monitor.protect: PROTECT_INTERVAL_S,
-            self._check_transactions: self._settings.options.transaction_check_interval_ms / 1000,
         }
+        self._repeat(tasks)
+
+    def _do_checks(self) -> None:
+        """Check transactions. A round may take a minute, for which no snapshot may wait."""
+        self._repeat({self._check_transactions: self._settings.options.transaction_check_interval_ms / 1000})
+
+    def _repeat(self, tasks: Mapping[Callable[[], None], float]) -> None:
+        """Run tasks, each at its interval in seconds, while the state is known."""
         due_s = dict.fromkeys(tasks, 0.0)
         while not self._stopping.is_set():
             for task, every_s in tasks.items():

@@ -15,12 +15,13 @@ from functools import partial
 from typing import Final
 
 from actors.broker.master_store import MasterStore
-from actors.broker.monitor import BrokerMonitor
+from actors.broker.monitor import GROUP_CREATION, BrokerMonitor
+from actors.broker.readings import take_readings
 from actors.broker.state_log import DecidedChanges, StateLog
 from actors.core.broker.offsets import Owners, TopicCommits
 from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.core.broker.state import BrokerState, Change
-from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS
+from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK2DLQ_TIMES, SNDBCK_PUT_NUMS
 from raymq.config.cluster import BrokerSettings
 from raymq.errors import InvalidArgumentError, NoPermissionError, TopicNotExistError
 from raymq.message import ConsumeFromWhere, MessageQueue
@@ -35,7 +36,7 @@ from raymq.protocol.group import (
     StartOffsetQuery,
 )
 from raymq.protocol.route import PERM_READ, TopicConfig
-from raymq.protocol.stats import GroupStats
+from raymq.protocol.stats import BrokerReadings, GroupStats
 from raymq.protocol.store import QueueBounds
 
 APPEND_TIMEOUT_S: Final = 5.0
@@ -94,7 +95,11 @@ class GroupMethods(ABC):
         IllegalNameError; GroupNotExistError for a new group if auto_create_subscription_group is off.
         """
         auto_create = self._settings.options.auto_create_subscription_group
-        self._change(lambda state: state.decide_group(group, auto_create=auto_create))
+        if group in self._log.ready().groups:
+            self._change(lambda state: state.decide_group(group, auto_create=auto_create))
+            return
+        with self._monitor.creations.measure(GROUP_CREATION):
+            self._change(lambda state: state.decide_group(group, auto_create=auto_create))
 
     def group_config(self, group: str) -> GroupConfig:
         """A group's configuration in this broker group; GroupNotExistError."""
@@ -309,6 +314,8 @@ class GroupMethods(ABC):
         self._store_returned(config, returned)
         for item in returned:
             self._monitor.count(SNDBCK_PUT_NUMS, f"{item.parts.topic}@{group}", 1)
+            if item.level is None:
+                self._monitor.count(SNDBCK2DLQ_TIMES, f"{item.parts.topic}@{group}", 1)
         return answer
 
     def replay(self, group: str, records: bytes) -> None:
@@ -348,6 +355,16 @@ class GroupMethods(ABC):
             places = (offset, bounds.min_offset, bounds.max_offset)
             progress.append(GroupQueueProgress(group, queue, *places, lag_ms, in_flight.get(queue_id, 0)))
         return progress
+
+    def readings(self) -> BrokerReadings:
+        """The totals of all topics, and the progress of all groups, in a few calls to the store."""
+        return take_readings(self._log.ready(), self._store, self._monitor.consumed(), self._monitor.topic_stats)
+
+    def topic_offsets(self, topic: str) -> dict[str, dict[int, int]]:
+        """The offsets that groups have committed in a topic, by group and queue id."""
+        state = self._log.ready()
+        groups = [group for name, group in list(state.offsets.tables) if name == topic]
+        return {group: state.offsets.committed(group, topic) for group in sorted(groups)}
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
         """Counts of the messages that a group consumed and gave back, by topic; GroupNotExistError."""

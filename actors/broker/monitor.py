@@ -8,16 +8,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from actors.broker.state_log import StateLog
 from actors.core.broker.state import BrokerState
-from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK_PUT_NUMS, TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, BrokerStats
+from actors.core.broker.stats import (
+    GROUP_GET_NUMS,
+    SNDBCK2DLQ_TIMES,
+    SNDBCK_PUT_NUMS,
+    TOPIC_PUT_NUMS,
+    TOPIC_PUT_SIZE,
+    BrokerStats,
+)
 from raymq.config.cluster import BrokerOptions
 from raymq.message import MessageExt
+from raymq.metrics.histogram import Histogram, HistogramFigures
 from raymq.protocol.group import GroupConfig
 from raymq.protocol.stats import GroupStats, TopicStats
 from raymq.protocol.store import DeletedRange, FetchRequest, StoreStatistics
@@ -25,9 +34,36 @@ from raymq.record.decode import decode_records
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import persist_until
 
+TOPIC_CREATION: Final = "raymq_topic_create_execution_time_milliseconds"
+GROUP_CREATION: Final = "raymq_consumer_group_create_execution_time_milliseconds"
 READ_TIMEOUT_S: Final = 20.0
 
 logger = logging.getLogger(__name__)
+
+
+class CreationTimes:
+    """How long it took to create topics and groups, by success and failure. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._histograms = {
+            (name, status): Histogram(name)
+            for name in (TOPIC_CREATION, GROUP_CREATION)
+            for status in ("success", "failure")
+        }
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Count the time of the block under TOPIC_CREATION or GROUP_CREATION; its error goes on."""
+        start_s, status = time.monotonic(), "failure"
+        try:
+            yield
+            status = "success"
+        finally:
+            self._histograms[name, status].add((time.monotonic() - start_s) * 1000)
+
+    def figures(self) -> dict[tuple[str, str], HistogramFigures]:
+        """By name of the metric and invocation status."""
+        return {key: histogram.figures() for key, histogram in self._histograms.items()}
 
 
 class BrokerMonitor:
@@ -46,6 +82,7 @@ class BrokerMonitor:
         self._update_group = update_group
         self._lock = threading.Lock()
         self._stats = BrokerStats()
+        self.creations = CreationTimes()
         self._committed: dict[str, dict[str, dict[int, int]]] = {}
         """By group and topic, the committed offsets at the last `note_deletions`."""
         self._unread: dict[tuple[str, str, int], DeletedRange] = {}
@@ -148,6 +185,23 @@ class BrokerMonitor:
             if config.consume_enable and behind > self._options.consumer_fallbehind_threshold_bytes:
                 logger.warning("group %s is %d bytes behind and may consume no more (consume_enable)", group, behind)
                 self._update_group(replace(config, consume_enable=False))
+
+    def consumed(self) -> dict[tuple[str, str], int]:
+        """By group and topic, the messages that were consumed since this broker was started."""
+        return self._by_group_and_topic(GROUP_GET_NUMS)
+
+    def sent_back(self) -> dict[tuple[str, str], int]:
+        """By group and topic, the messages that were given back since this broker was started."""
+        return self._by_group_and_topic(SNDBCK_PUT_NUMS)
+
+    def dead(self) -> dict[tuple[str, str], int]:
+        """By group and topic, the messages that became dead letters since this broker was started."""
+        return self._by_group_and_topic(SNDBCK2DLQ_TIMES)
+
+    def _by_group_and_topic(self, kind: str) -> dict[tuple[str, str], int]:
+        with self._lock:
+            totals = self._stats.totals(kind)
+        return {(group, topic): total for key, total in totals.items() for topic, _, group in [key.partition("@")]}
 
     def _behind_bytes(self, state: BrokerState, group: str, end: int) -> int:
         """The bytes of the log behind the first message that the group has not committed."""

@@ -37,7 +37,8 @@ from raymq.consumer.push.feed_client import FEED_CALL_TIMEOUT_S, NEXT_WAIT_S, Pu
 from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.errors import ServiceNotAvailableError
 from raymq.message import MessageQueue
-from raymq.names import NameServerName
+from raymq.metrics.client_figures import CLIENT_FIGURES
+from raymq.names import NameServerName, PullName
 
 TURN_INTERVAL_S: Final = 0.5
 STOPPING_INTERVAL_S: Final = 0.02
@@ -56,6 +57,7 @@ class Pull:
         take_turns_quickly()
         self._node_id = ray.get_runtime_context().get_node_id()
         self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address())
+        CLIENT_FIGURES.identify("pull", str(PullName(self._node_id)))
         self._lock = threading.Lock()
         """Guards everything below."""
         self._instances: dict[str, PushInstance] = {}

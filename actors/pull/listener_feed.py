@@ -35,6 +35,7 @@ from actors.pull.instance_state import InstanceState
 from raymq.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
 from raymq.consumer.push.hosting import HOST_INTERVAL_S
 from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask, StoreLog
 from raymq.remoting.actor_ref import resolve
@@ -252,6 +253,13 @@ class ListenerFeed:
         """Have a turn soon: something may be delivered."""
         self._wake(self)
 
+    def deliver(self) -> None:
+        """Hand over what has just come: at once, in the calling thread, if the Listener waits for it. Does not wait."""
+        if self._question is None:
+            self._wake(self)
+        else:
+            self.take_turn()
+
     def heard(self, listener: Any, life: str, broken: str, kept: PauseState | None) -> PauseState | None:
         """The Listener has called: its handle, its process, the traceback if the listener cannot be loaded there, and
         the state that the process keeps. Returns the state that it is to keep if that is another one."""
@@ -369,6 +377,9 @@ class ListenerFeed:
             tasks = self._instance.core.deliverable(now_s)
         for task in tasks:
             self._tasks[task.number] = task
+            if task.fetched_s is not None:
+                wait_ms = (now_s - task.fetched_s) * 1000
+                CLIENT_FIGURES.awaited(task.queue.topic, self._instance.settings.group, wait_ms, len(task.messages))
         self._ready.extend(tasks)
         shipped: list[ShippedTask] = []
         left_bytes = HAND_OVER_MAX_BYTES

@@ -19,6 +19,7 @@ from typing import Any, Final
 from actors.core.consume.process_queue import ProcessQueue
 from actors.core.consume.records_in_place import RecordsInPlace, TaskRecords
 from actors.pull.broadcast_member import BroadcastMember
+from actors.pull.instance_figures import count_delivered, queue_states
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
 from actors.pull.local_offsets import LocalFileOffsetStore
@@ -28,8 +29,10 @@ from raymq.consumer.assignment.offset_committer import OffsetCommitter, OffsetSt
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.consumer.push.settings import PushSettings
+from raymq.consumer.ready_messages import with_ready
 from raymq.errors import DataLossError, PredicateFailedError
 from raymq.message import MessageQueue, PullStatus
+from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
@@ -106,11 +109,13 @@ class PushInstance:
         services.fetcher.add(self)
         services.feeds.add(self._feed)
         services.heartbeats.set_consumer(self, consumer_data(self._settings))
+        CLIENT_FIGURES.add(self, self._figures)
         self._member.join()
 
     def hosted(self, call: Hosting) -> HostAnswer:
         """Note that the Listener has called."""
-        return HostAnswer(True, self._feed.heard(call.listener, call.life, call.broken, call.kept))  # type: ignore[arg-type]  # what `keep` was given
+        keep = self._feed.heard(call.listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
+        return HostAnswer(True, keep, CLIENT_FIGURES.options)
 
     # The user's calls
 
@@ -203,6 +208,7 @@ class PushInstance:
         """See services.Reader."""
         records, now_s = _records_of(result), time.monotonic()
         with self._state.lock:
+            self._state.core.saw_end(queue, result.max_offset)
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
                 self._state.core.jump(queue, offset, result.next_offset)
@@ -210,7 +216,8 @@ class PushInstance:
                 self._state.core.fetched(queue, offset, records, result.next_offset, now_s)
                 self._state.stats.pulled(queue.topic, len(records), now_s)
         if len(records):
-            self._feed.wake()
+            self._feed.deliver()
+            count_delivered(self._state, queue, records)
         elif result.next_offset != offset:
             self._committer.wake()
 
@@ -237,6 +244,9 @@ class PushInstance:
     def _committed(self) -> None:
         self._member.release()
         self._feed.wake()  # messages may have waited for this
+
+    def _figures(self) -> list[ConsumerFigures]:
+        return with_ready(queue_states(self._state), self._services.routes, self._services.storages)
 
     # Life
 
@@ -276,6 +286,7 @@ class PushInstance:
 
     def _end(self) -> None:
         services = self._services
+        CLIENT_FIGURES.remove(self)
         try:
             self._member.leave()
         finally:

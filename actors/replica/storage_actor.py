@@ -31,15 +31,19 @@ from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogRequest, Order, ReplicaState
 from actors.core.replica.rules import ReplicaRules
+from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.replica.data_plane import DataPlane
 from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
+from actors.replica.storage_metrics import StorageMetrics
 from actors.threads import take_turns_quickly
 from raymq.config.cluster import ReplicationOptions, path_here
+from raymq.config.metrics import MetricsSettings
 from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.names import StorageName, is_light_queue, is_system_topic
+from raymq.protocol.delayed import DelayedInStore
 from raymq.protocol.store import (
     AppendResult,
     Boundary,
@@ -49,6 +53,7 @@ from raymq.protocol.store import (
     LightQueue,
     QueryResult,
     QueueBounds,
+    QueuePosition,
     QueueSpan,
     StoreStatistics,
 )
@@ -84,6 +89,7 @@ class Storage:
         settings: StoreSettings,
         store_host: tuple[str, int],
         replication: ReplicationOptions | None = None,
+        metrics: MetricsSettings | None = None,
     ) -> None:
         take_turns_quickly()
         self._name = name
@@ -104,6 +110,10 @@ class Storage:
         except RaymqError as error:
             # An actor whose constructor raises is dead for good. Instead each call tries again, and raises the reason.
             logger.error("%s cannot open its store: %s", name, error)
+        figures = StorageMetrics(self._store_for_metrics, lambda: self._append_limit.under_way)
+        self._metrics = MetricsThread(
+            metrics, "storage", str(name), figures.report, broker=name.broker_name, storage=str(name)
+        )
 
     def _open(self) -> MessageStore:
         """The store, whatever the role is; raises the reason if it cannot be opened."""
@@ -132,6 +142,8 @@ class Storage:
             methods={
                 "queue_bounds": self.queue_bounds,
                 "bounds_of_queues": self.bounds_of_queues,
+                "queue_bounds_many": self.queue_bounds_many,
+                "stored_times": self.stored_times,
                 "bytes_of_spans": self.bytes_of_spans,
                 "offset_by_time": self.offset_by_time,
                 "next_sequences": self.next_sequences,
@@ -154,6 +166,10 @@ class Storage:
         store = self._store if self._replica is None else self._replica.any_store
         assert store is not None
         return store
+
+    def _store_for_metrics(self) -> MessageStore:
+        self._open()
+        return self._present_store
 
     def _read_config_file(self, name: str) -> str | None:
         return self._present_store.read_config(name)
@@ -253,6 +269,16 @@ class Storage:
         """The result of `queue_bounds` for each of several queues, by topic and queue id."""
         store = self._master_store()
         return [store.queue_bounds(topic, queue_id) for topic, queue_id in queues]
+
+    @ray.method(concurrency_group="control")
+    def queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
+        """First and next visible offset of all queues of topics (MessageStore.queue_bounds_many)."""
+        return self._master_store().queue_bounds_many(topics)
+
+    @ray.method(concurrency_group="control")
+    def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
+        """When the messages at positions of queues were stored (MessageStore.stored_times)."""
+        return self._master_store().stored_times(positions)
 
     @ray.method(concurrency_group="control")
     def bytes_of_spans(self, spans: Sequence[QueueSpan]) -> list[list[int]]:
@@ -394,6 +420,11 @@ class Storage:
         return self._open().light_queues()
 
     @ray.method(concurrency_group="control")
+    def delayed(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
+        """The delayed messages that wait in this store (ScheduleService.waiting)."""
+        return self._master_store().schedule.waiting(begin_ms, end_ms, limit)
+
+    @ray.method(concurrency_group="control")
     def statistics(self) -> StoreStatistics:
         """RocketMQ's runtime keys and the puts by topic (MessageStore.statistics)."""
         return self._open().statistics()
@@ -411,6 +442,7 @@ class Storage:
     @ray.method(concurrency_group="control")
     def close(self) -> None:
         """Flush, write the checkpoint, and release the directory. Later calls answer that the store is closed."""
+        self._metrics.close()
         if self._lanes is not None:
             self._lanes.close()
         if self._replica is not None:

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from raymq.config.console import ConsoleOptions
+from raymq.config.metrics import MetricsOptions, MetricsSettings
 from raymq.config.settings_file import read_settings_file
 from raymq.config.store import StoreOptions, absolute_path
 from raymq.errors import ConfigError
@@ -142,6 +144,20 @@ class ReplicationOptions(BaseModel):
         return self
 
 
+class PlacementOptions(BaseModel):
+    """The options of placement: which nodes of the Ray cluster may hold stores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node_label: Annotated[
+        str | None,
+        Field(
+            pattern=r"^([a-z0-9.-]{1,253}/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$",
+            description="Replicas are only on Ray nodes that carry this label, whatever its value. Unset: on all.",
+        ),
+    ] = None
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """The settings that a Broker actor is started with."""
@@ -153,6 +169,7 @@ class BrokerSettings:
     replicas: int = 1
     slave_read_enable: bool = False
     rebalance_servers: int = 1
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
 
 class ClusterSettings(BaseModel):
@@ -180,6 +197,9 @@ class ClusterSettings(BaseModel):
     replication: Annotated[ReplicationOptions, Field(description="Copies of the stores on other nodes.")] = (
         ReplicationOptions()
     )
+    placement: Annotated[PlacementOptions, Field(description="The nodes that may hold stores.")] = PlacementOptions()
+    metrics: Annotated[MetricsOptions, Field(description="Figures in Ray's Prometheus pipeline.")] = MetricsOptions()
+    console: Annotated[ConsoleOptions, Field(description="The web console.")] = ConsoleOptions()
 
     @field_validator("data_dir")
     @classmethod
@@ -240,7 +260,10 @@ def _hint(key_path: tuple[int | str, ...]) -> str:
     sections: dict[str, type[BaseModel]] = {
         "store": StoreOptions,
         "broker": BrokerOptions,
+        "console": ConsoleOptions,
         "replication": ReplicationOptions,
+        "placement": PlacementOptions,
+        "metrics": MetricsOptions,
     }
     model = sections.get(str(section), ClusterSettings)
     close = difflib.get_close_matches(str(key_path[-1])[:SHOWN_MAX], list(model.model_fields), n=1)

@@ -40,7 +40,7 @@ class Predicate:
         on_error: OnError,
         timeout_s: float,
         runtime_env: Mapping[str, Any] | None,
-        function: Callable[[MessageExt], Any] | None = None,
+        function: Callable[[MessageExt], object] | None = None,
     ) -> None:
         self.payload = payload
         """The function, as cloudpickle's bytes."""
@@ -88,7 +88,7 @@ class Predicate:
 
 
 def predicate(
-    function: Callable[[MessageExt], Any],
+    function: Callable[[MessageExt], object],
     *,
     name: str | None = None,
     on_error: OnError = "raise",

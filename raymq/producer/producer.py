@@ -45,7 +45,15 @@ from raymq.errors import (
     SendUnknownError,
 )
 from raymq.kernels.message_columns import MessageColumns
-from raymq.message import PLAIN_PROPERTIES, Message, MessageExt, MessageQueue, SendResult, SystemMessage
+from raymq.message import (
+    PLAIN_PROPERTIES,
+    PROPERTY_TRANSACTION_PREPARED,
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendResult,
+    SystemMessage,
+)
 from raymq.names import check_group, check_user_topic
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
@@ -123,12 +131,13 @@ class _Placed(Struct, eq=False):
 
 
 class _LoneTurn(Struct, eq=False):
-    """The queue whose turn it is for lone messages of a topic, up to a time and a number of messages."""
+    """The queue to which lone messages go, up to a time and a number of messages. `checked`: users may send there."""
 
     sender: Sender
     sends: QueueSends
     until_s: float
     left: int
+    checked: bool
 
 
 class Producer(Closing):
@@ -171,7 +180,8 @@ class Producer(Closing):
         """The batches that messages may join: by topic those which asked for no queue, the others by queue."""
         self._key_queues: dict[str, tuple[tuple[MessageQueue, ...], float]] = {}
         """By topic, the queues among which sharding keys choose, and the time until which that is not asked again."""
-        self._lone_turns: dict[str, _LoneTurn] = {}
+        self._lone_turns: dict[str | MessageQueue, _LoneTurn] = {}
+        """By topic, and by queue for messages that name it, where a lone message goes."""
         self._context = SenderContext(
             lock=self._lock,
             clock=clock,
@@ -202,7 +212,7 @@ class Producer(Closing):
         """
         _refuse_in_callback("send")
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        sent = None if where else self._send_lone(message, timeout_s)
+        sent = self._send_lone(message, where, timeout_s)
         if sent is None:
             placed = self._place([message], where, timeout_s, at_once=True)
             [(batch, _, index)] = placed.batches
@@ -639,7 +649,7 @@ class Producer(Closing):
             placed.batches.append((batch, indices, 0))
             if at_once and len(parts) == 1 and sender.begin_at_once_locked(batch):
                 placed.at_once = sender, sender.require_target()
-                if joins and request.movable and request.plain:
+                if joins and attributes.takes_normal and (request.movable or request.destination.queue is not None):
                     self._note_lone_turn_locked(batch, sender)
                 break
             if joins:
@@ -704,26 +714,32 @@ class Producer(Closing):
 
     # A lone message on an idle queue
 
-    def _send_lone(self, message: Message, timeout_s: float) -> SendResult | Completion | None:
-        """Send a message in this thread to the queue whose turn it is, if nothing is under way to its broker. Returns
-        its result, or what will have it when the sender's thread has gone on with it. None if it is to go the general
-        way: nothing was done then."""
+    def _send_lone(
+        self, message: Message, where: DestinationOptions, timeout_s: float
+    ) -> SendResult | Completion | None:
+        """Send a message in this thread to the queue that it names, or whose turn it is, if nothing is under way to its
+        broker. Returns its result, or what will have it when the sender's thread has gone on with it. None if it is to
+        go the general way: nothing was done then."""
+        kind = message.__class__
         if (
-            message.__class__ is not Message
+            (kind is not Message and (kind is not SystemMessage or PROPERTY_TRANSACTION_PREPARED in message.properties))
             or message.delay_level
             or message.deliver_at_ms is not None
-            or message.properties
         ):
             return None
         size = len(message.body)
         if size > self.settings.max_message_size_bytes:
             return None
         now_s = self._clock()
-        turn = self._lone_turns.get(message.topic)
-        if turn is None or (now_s > turn.until_s and (turn := self._next_lone_turn(message.topic, now_s)) is None):
+        place = self._lone_place(message, where) if where else message.topic
+        turn = self._lone_turns.get(place)
+        if turn is None or (now_s > turn.until_s and (turn := self._next_lone_turn(turn, now_s)) is None):
+            return None
+        if kind is Message and not turn.checked:
             return None
         sender, buffer = turn.sender, self.buffer
-        lone = LoneSend(message, turn.sends, now_s, timeout_s, size + OVERHEAD_BYTES, buffer.generation)
+        cost = cost_bytes(message) if message.properties or message.light_queues else size + OVERHEAD_BYTES
+        lone = LoneSend(message, turn.sends, now_s, timeout_s, cost, buffer.generation, movable=not where)
         with self._lock:
             if not turn.left or self._closed or (target := sender.begin_lone_locked(turn.sends)) is None:
                 return None
@@ -734,15 +750,27 @@ class Producer(Closing):
             turn.left -= 1
         return sender.send_lone(lone, target)
 
-    def _note_lone_turn_locked(self, batch: SendBatch, sender: Sender) -> None:
-        """The next lone messages of the topic go to the same queue, as far as its turn goes."""
-        if not self._hooks:
-            until_s = self._clock() + TURN_MAX_S
-            self._lone_turns[batch.topic] = _LoneTurn(sender, batch.sends, until_s, TURN_MAX_MESSAGES - 1)
+    def _lone_place(self, message: Message, where: DestinationOptions) -> str | MessageQueue:
+        """The key of `_lone_turns` of a message with a destination; one that is not there if that is no queue."""
+        queue = where.get("queue")
+        return queue if len(where) == 1 and queue is not None and queue.topic == message.topic else ""
 
-    def _next_lone_turn(self, topic: str, now_s: float) -> _LoneTurn | None:
-        """The turn of the next queue of a topic to which lone messages were sent; None if that is for the general way
-        to find out."""
+    def _note_lone_turn_locked(self, batch: SendBatch, sender: Sender) -> None:
+        """The next lone messages of the topic go to the same queue, as far as its turn goes; and so do those that name
+        it, until the route is asked for it again."""
+        if self._hooks or batch.sends.queue != batch.queue:
+            return
+        checked = batch.messages[0].__class__ is Message  # the topics of others are raymq's own to send to
+        valid_s = TURN_MAX_S if batch.movable else _KEY_QUEUES_VALID_S
+        turn = _LoneTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
+        self._lone_turns[batch.topic if batch.movable else batch.queue] = turn
+
+    def _next_lone_turn(self, before: _LoneTurn, now_s: float) -> _LoneTurn | None:
+        """The turn behind one whose time is over: that of the next queue of its topic. None if that is for the general
+        way to find out, as it is for a queue that is named."""
+        topic = before.sends.queue.topic
+        if self._lone_turns.get(topic) is not before:
+            return None
         try:
             route = self._usable_route(topic, keyed=False)
             queue = self._turns.next(route, 1, now_s)
@@ -755,7 +783,8 @@ class Producer(Closing):
             if sender is None or self._closed:
                 return None
             sends = sender.state.sends(queue)
-            turn = self._lone_turns[topic] = _LoneTurn(sender, sends, now_s + TURN_MAX_S, TURN_MAX_MESSAGES)
+            turn = _LoneTurn(sender, sends, now_s + TURN_MAX_S, TURN_MAX_MESSAGES, before.checked)
+            self._lone_turns[topic] = turn
         return turn
 
     # Other brokers

@@ -93,7 +93,8 @@ ANYWHERE: Final = Destination()
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:
-    """A selector: |hash of the argument| modulo the number of queues, with Java's hash of a String, Integer or Long."""
+    """A selector: the argument's hash without its sign, modulo the number of queues. The hash is Java's of a String,
+    Integer or Long."""
     return queues[abs(_java_hash_code(argument)) % len(queues)]
 
 

@@ -24,6 +24,7 @@ from msgspec import Struct
 from raymq.errors import RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendResult, SendStatus
+from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.producer.buffer_pool import BufferPool, end_all
 from raymq.producer.completion import Completion, offset_message_id
 from raymq.producer.encoder import BatchEncoder
@@ -85,7 +86,8 @@ def in_sender() -> bool:
 
 
 class LoneSend(Struct, eq=False):
-    """One message that its caller sends itself to the queue whose turn it is, from time `now_s` on."""
+    """One message that its caller sends itself to a queue, from time `now_s` on. `movable`: it may go to another queue,
+    because it names none."""
 
     message: Message
     sends: QueueSends
@@ -93,13 +95,14 @@ class LoneSend(Struct, eq=False):
     timeout_s: float
     cost_bytes: int
     generation: int
+    movable: bool
 
     def batch(self) -> SendBatch:
         """The message as a batch that is on its way."""
         message, queue = self.message, self.sends.queue
         return SendBatch(
-            message.topic, queue, self.sends, [message], Completion(), True, message.wait_store_msg_ok, self.timeout_s,
-            self.now_s + self.timeout_s, self.cost_bytes, self.generation, stage=Stage.IN_FLIGHT,
+            message.topic, queue, self.sends, [message], Completion(), self.movable, message.wait_store_msg_ok,
+            self.timeout_s, self.now_s + self.timeout_s, self.cost_bytes, self.generation, stage=Stage.IN_FLIGHT,
         )  # fmt: skip
 
 
@@ -197,6 +200,7 @@ class Sender:
             if self._context.retry_when_not_store_ok and result.status is not SendStatus.SEND_OK:
                 self._settle(flight, result)
                 return
+            self._count_sent(batch, ok=True)
             for ended, acknowledged in flight.acknowledge(result):
                 ended.end(acknowledged)
         except BaseException as error:
@@ -254,7 +258,8 @@ class Sender:
             record = context.encoder.encode_one(sends, lone.message)
             result = storage.append_one(record, min(context.attempt_timeout_s, max(lone.timeout_s, 0.1)))
             now_s = context.clock()
-            context.faults.answered(self.broker_name, (now_s - lone.now_s) * 1000, now_s)
+            cost_ms = (now_s - lone.now_s) * 1000
+            context.faults.answered(self.broker_name, cost_ms, now_s)
         except BaseException as error:
             batch = lone.batch()
             self._go_on(batch, None if record is None else Flight.of(sends, [batch], record.batch()), error)
@@ -267,6 +272,7 @@ class Sender:
             flight.store_host = description.store_host
             self._settle(flight, result)
             return batch.completion
+        CLIENT_FIGURES.sent(lone.message.topic, cost_ms, 1, ok=True)
         self._end_at_once(sends, lone.cost_bytes, 1, lone.generation)
         offset = result.queue_offset if result.queue_offsets is None else result.queue_offsets[0]
         physical = result.physical_offset if result.physical_offsets is None else result.physical_offsets[0]
@@ -456,6 +462,7 @@ class Sender:
         for flight, result in verdict.acknowledged:
             verdict.ended += flight.acknowledge(result)
         for batch, outcome in verdict.ended:
+            self._count_sent(batch, ok=not isinstance(outcome, BaseException))
             batch.end(outcome)
         if verdict.ended:
             buffer, futures = self._context.buffer, []
@@ -468,6 +475,11 @@ class Sender:
             end_all(futures)
         if verdict.pause:
             self._pause(error)
+
+    def _count_sent(self, batch: SendBatch, *, ok: bool) -> None:
+        """Count the messages of a batch that ends now: from when the first of them was handed over."""
+        handed_over_s = batch.deadline_s - batch.timeout_s
+        CLIENT_FIGURES.sent(batch.topic, (self._context.clock() - handed_over_s) * 1000, len(batch.messages), ok=ok)
 
     def _moved(self, batch: SendBatch) -> bool:
         """True if another broker's sender has the batch now."""

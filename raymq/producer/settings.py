@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import MAX_MESSAGE_SIZE_BYTES
@@ -25,6 +25,23 @@ still; until an attempt ends, nobody asks who leads. It outlasts the store's own
 unknown too) and copies (3 s)."""
 WhenFull = Literal["block", "raise"]
 """The answer of a send to a full buffer: wait for space, or raise SystemBusyError at once."""
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The keyword arguments of `Client.producer` and of others that make one; ProducerSettings explains them."""
+
+    send_timeout_s: float
+    attempt_timeout_s: float
+    max_buffered_bytes: int
+    max_buffered_messages: int
+    when_full: WhenFull
+    compression: Compression
+    max_message_size_bytes: int
+    default_topic_queue_nums: int
+    send_latency_enable: bool
+    retry_when_not_store_ok: bool
+    hooks: Sequence[SendMessageHook]
+    check_forbidden: Sequence[CheckForbiddenHook]
 
 
 @dataclass(frozen=True, slots=True)

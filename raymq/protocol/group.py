@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from raymq.message import ConsumeFromWhere, MessageQueue
 
@@ -30,6 +31,15 @@ class GroupConfig:
     consume_broadcast_enable: bool = True
     retry_queue_nums: int = 1
     retry_max_times: int = 16
+
+
+class GroupChanges(TypedDict, total=False):
+    """The keyword arguments of `Admin.update_group`: fields of GroupConfig."""
+
+    consume_enable: bool
+    consume_broadcast_enable: bool
+    retry_queue_nums: int
+    retry_max_times: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ is the one that the next message will get.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -137,7 +137,7 @@ class RetentionStatus:
     `disk_ratio` is how full the disk is, from 0 to 1, -1 before the first look. `last_reason`: why files were deleted
     the last time. `runs_by_hand` counts the runs that an administrator has asked for and that are still to come.
     `young_files_deleted` of the files were younger than their reserved time: a full disk took them
-    (clean_file_forcibly_enable).
+    (clean_file_forcibly_enable). `disk_free_bytes`: what the fullest disk still takes now, -1 where that is not known.
     """
 
     disk_ratio: float
@@ -146,6 +146,7 @@ class RetentionStatus:
     last_reason: str
     runs_by_hand: int
     young_files_deleted: int = 0
+    disk_free_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,8 @@ class ScheduleStatus:
     """The progress of the delivery of delayed messages. `pending` counts those that wait, by level, and those with a
     time of their own under "deliver_at". `late_ms` is how late the latest of those is that are being delivered now, 0
     if none. `delivered`, `given_up` and `recalled` count since the store was opened; what is filed again, nearer to its
-    time, counts as delivered.
+    time, counts as delivered. `due` counts the messages that the last round was about to deliver;
+    `pending_by_hour` those with a time of their own, by the full hours from now until the hour in which they are due.
     """
 
     pending: dict[str, int]
@@ -189,6 +191,8 @@ class ScheduleStatus:
     delivered: int
     given_up: int
     recalled: int = 0
+    due: int = 0
+    pending_by_hour: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,11 @@ def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
         raise RecordError(f"a record is cut in its header at byte {position}") from None
 
 
+def store_timestamp_at(buffer: Buffer, position: int) -> int:
+    """The store timestamp of the record at `position`, in ms since 1970. RecordError when it is cut in its header."""
+    return unpack_header(buffer, position)[10]
+
+
 def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[int, int, int, int, int]:
     """Positions in `buffer` for the record at `position`: where its body starts and ends, where the topic's text and
     the properties start, and where the record ends. The topic's text ends two bytes before the properties.

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
+from raymq.metrics.client_figures import ClientMetrics
 from raymq.protocol.group import CommitAnswer, GroupConfig, QueueOffset
 from raymq.protocol.pop import LeasedRange, ReceiveAnswer
 from raymq.protocol.transactions import TransactionCheck
@@ -37,7 +38,7 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "update_groups": None,
     "create_topics": bool,
     "auto_create_topic": None,
-    "heartbeat": None,
+    "heartbeat": ClientMetrics,
     "unregister_client": None,
     "take_transaction_checks": list[TransactionCheck],
     "leave_transaction_checks": None,

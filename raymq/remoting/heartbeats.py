@@ -5,7 +5,8 @@
     heartbeats.remove(producer or consumer)          when it closes
 
 One thread sends them (raymq.protocol.clients has their content). A broker that does not answer gets the next one:
-only the figures that administrators see depend on it.
+only the figures that administrators see depend on it. Each answer says if the cluster's metrics are switched on; if so,
+the same thread reports this process's figures every 10 s (raymq.metrics.client_figures).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.errors import RaymqError
+from raymq.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
+from raymq.metrics.instruments import REPORT_INTERVAL_S
 from raymq.protocol.clients import CLIENT_HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import RouteCache
@@ -89,10 +92,14 @@ class Heartbeats:
                 self._thread.start()
 
     def _run(self) -> None:
+        next_s = 0.0
         while not self._closed:
-            self._changed.clear()
-            self._call_brokers("heartbeat", self._heartbeat)
-            if self._changed.wait(CLIENT_HEARTBEAT_INTERVAL_S) and not self._closed:
+            if self._changed.is_set() or time.monotonic() >= next_s:
+                self._changed.clear()
+                self._call_brokers("heartbeat", self._heartbeat)
+                next_s = time.monotonic() + CLIENT_HEARTBEAT_INTERVAL_S
+            CLIENT_FIGURES.report_if_due()
+            if self._changed.wait(min(REPORT_INTERVAL_S, CLIENT_HEARTBEAT_INTERVAL_S)) and not self._closed:
                 time.sleep(GATHER_S)
         self._call_brokers("unregister_client", lambda: self.client_id)
 
@@ -111,6 +118,8 @@ class Heartbeats:
             logger.debug("no NameServer says which brokers there are: %s", error)
         for broker in list(self._brokers.values()):
             try:
-                broker.call(method, argument(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
+                answer = broker.call(method, argument(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
+                if isinstance(answer, ClientMetrics):
+                    CLIENT_FIGURES.told(answer)
             except RaymqError as error:
                 logger.info("%s did not take %s: %s", broker.name, method, error)

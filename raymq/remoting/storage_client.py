@@ -21,7 +21,16 @@ from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader, StoreFiles
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
-from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, QueueSpan
+from raymq.protocol.store import (
+    AppendResult,
+    Boundary,
+    FetchRequest,
+    FetchResult,
+    QueryResult,
+    QueueBounds,
+    QueuePosition,
+    QueueSpan,
+)
 from raymq.protocol.transactions import EndResult, EndTransaction
 from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.record.memory_records import LocatedRecords
@@ -219,6 +228,19 @@ class StorageClient:
         """The bounds of several queues, by topic and queue id, in order."""
         bounds: list[QueueBounds] = self._control_call("bounds_of_queues", (queues,), list[QueueBounds], timeout_s)
         return bounds
+
+    def queue_bounds_many(self, topics: Sequence[tuple[str, int]], timeout_s: float) -> list[list[tuple[int, int]]]:
+        """For each topic, given with a number of queues, the first offset held and the next visible one of its queues
+        0, 1 …; zeros for a queue that does not exist."""
+        bounds: list[list[tuple[int, int]]] = self._control_call(
+            "queue_bounds_many", (topics,), list[list[tuple[int, int]]], timeout_s
+        )
+        return bounds
+
+    def stored_times(self, positions: Sequence[QueuePosition], timeout_s: float) -> list[int]:
+        """When the messages at positions of queues were stored, in ms since 1970; 0 where there is none."""
+        times: list[int] = self._control_call("stored_times", (positions,), list[int], timeout_s)
+        return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
         """For each span, the bytes of records in equal parts of it (raymq.logfiles.span_bytes)."""

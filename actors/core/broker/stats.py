@@ -20,6 +20,7 @@ TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE: Final = "TOPIC_PUT_SIZE"
 GROUP_GET_NUMS: Final = "GROUP_GET_NUMS"
 SNDBCK_PUT_NUMS: Final = "SNDBCK_PUT_NUMS"
+SNDBCK2DLQ_TIMES: Final = "SNDBCK2DLQ_TIMES"
 
 
 class _Sample(NamedTuple):
@@ -79,6 +80,10 @@ class BrokerStats:
     def keys(self, kind: str) -> list[str]:
         """The keys of all counters of a kind, sorted."""
         return sorted(key for name, key in self._counters if name == kind)
+
+    def totals(self, kind: str) -> dict[str, int]:
+        """The totals of all counters of a kind, by key."""
+        return {key: counter.total for (name, key), counter in self._counters.items() if name == kind}
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
         """Drop a topic's counters, or a group's."""

@@ -155,7 +155,7 @@ class ConsumeConcurrently(ConsumeService):
                 self._suspect = task
             return self._fly(task)
         if process_queue.waiting and process_queue.finished_count < self.uncommitted_max:
-            return self._fly(Task(process_queue, process_queue.take_waiting(size)))
+            return self._fly(process_queue.take_waiting(size))
         return None
 
     def _no_longer_flying(self, task: Task) -> None:

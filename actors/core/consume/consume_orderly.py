@@ -98,7 +98,7 @@ class ConsumeOrderly(ConsumeService):
         count = min(size, process_queue.waiting_count)
         if process_queue.finished_count and process_queue.finished_count + count > self.uncommitted_max:
             return None  # the next commit makes this possible
-        return self._fly(Task(process_queue, process_queue.take_waiting(count)))
+        return self._fly(process_queue.take_waiting(count))
 
     def _failed(self, task: Task, failed: set[int], failure: Failure, ok: int, now_s: float) -> Reaction:
         process_queue, limit = task.process_queue, self.settings.max_reconsume_times

@@ -36,6 +36,8 @@ class Task:
     """How often it died while this task was the only suspect (see consume_concurrently)."""
     ready_at_s: float = 0.0
     """The task is not delivered before this time."""
+    fetched_s: float | None = None
+    """When the first of the messages was fetched; None for messages that are delivered again."""
     unfinished: set[int] = field(default_factory=set)
     """Indices of the messages that are not finished."""
     sending: set[int] = field(default_factory=set)
@@ -58,8 +60,12 @@ class ProcessQueue(AssignedQueue):
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
     waiting: deque[TaskRecords] = field(default_factory=deque)
     """Records that were fetched and not delivered yet, in order."""
+    waiting_since_s: deque[float] = field(default_factory=deque)
+    """When each of them was fetched."""
     waiting_count: int = 0
     """Messages in `waiting`."""
+    visible_end: int = 0
+    """The visible end of the queue, by the last fetch."""
     again: list[Task] = field(default_factory=list)
     """Tasks to be delivered once more."""
     flying: set[Task] = field(default_factory=set)
@@ -106,6 +112,7 @@ class ProcessQueue(AssignedQueue):
         back."""
         AssignedQueue.revoke(self, now_s)
         self.waiting.clear()
+        self.waiting_since_s.clear()
         self.waiting_count = 0
         self.again.clear()
 
@@ -121,28 +128,31 @@ class ProcessQueue(AssignedQueue):
             self.finished_count -= self.asked_count
             self.asked_count = 0
 
-    def fetched(self, records: TaskRecords, next_offset: int) -> None:
+    def fetched(self, records: TaskRecords, next_offset: int, now_s: float) -> None:
         """Add fetched messages. The next fetch is at `next_offset`, which may lie behind the end of these messages."""
         self.fetch_offset = next_offset
         if len(records):
             self.offsets.add(records.offsets)
             self.waiting.append(records)
+            self.waiting_since_s.append(now_s)
             self.waiting_count += len(records)
             self.size_bytes += records.size_bytes
 
-    def take_waiting(self, count: int) -> TaskRecords:
-        """Take the next `count` waiting messages, or all of them if there are fewer. At least one must wait."""
-        parts = []
+    def take_waiting(self, count: int) -> Task:
+        """A task of the next `count` waiting messages, or of all of them if there are fewer. At least one must wait."""
+        parts, fetched_s = [], self.waiting_since_s[0]
         while count and self.waiting:
             records = self.waiting.popleft()
             if len(records) > count:
                 self.waiting.appendleft(records.part(count, len(records)))
                 records = records.part(0, count)
+            else:
+                self.waiting_since_s.popleft()
             parts.append(records)
             count -= len(records)
         taken = join_parts(parts)
         self.waiting_count -= len(taken)
-        return taken
+        return Task(self, taken, fetched_s=fetched_s)
 
     def finish(self, task: Task, indices: Collection[int]) -> None:
         """Finish the messages at `indices` of a task; its other messages stay unfinished."""

@@ -206,8 +206,14 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         if process_queue is None:
             return
         if next_offset > from_offset:
-            process_queue.fetched(records, next_offset)
+            process_queue.fetched(records, next_offset, now_s)
             process_queue.fetch_at_s = now_s + self._settings.pull_interval_ms / 1000 if len(records) else 0.0
+
+    def saw_end(self, queue: MessageQueue, visible_end: int) -> None:
+        """Note the visible end of a queue, as a fetch told it."""
+        process_queue = self._queues.get(queue)
+        if process_queue is not None:
+            process_queue.visible_end = visible_end
 
     def jump(self, queue: MessageQueue, from_offset: int, to_offset: int) -> None:
         """Fetch on at `to_offset`: the store does not hold `from_offset` (any more). A jump back waits until every held

@@ -39,6 +39,11 @@ class AppendLimit:
                 )
             self._under_way += 1
 
+    @property
+    def under_way(self) -> int:
+        """The appends that have begun and not ended."""
+        return self._under_way
+
     def end(self) -> None:
         """Count one append less."""
         with self._lock:

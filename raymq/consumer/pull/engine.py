@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
+from functools import partial
 from typing import Final, TypeVar, cast
 
 from raymq.consumer.assignment.group_member import GroupMember
@@ -24,11 +25,13 @@ from raymq.consumer.assignment.offset_committer import CommitThreads, OffsetComm
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords
+from raymq.consumer.pull.figures import count_fetched, queue_state
 from raymq.consumer.pull.in_place import InPlaceReader
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.queue_change import QueueWatch
 from raymq.consumer.queue_lookup import QueueLookup
+from raymq.consumer.ready_messages import with_ready
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.consumer.subscription import Expression, Expressions, Subscription
 from raymq.errors import (
@@ -40,6 +43,7 @@ from raymq.errors import (
     StoreCorruptError,
 )
 from raymq.message import MessageExt, MessageQueue, PullStatus
+from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import QueueOffset
@@ -114,6 +118,7 @@ class PullEngine:
             replaced=self._fetcher.replaced,
             lost=self._fetcher.unanswered,
             by_fetches=self._fetcher.wake_readers,
+            came=partial(count_fetched, settings.group),
         )
         self._offsets = GroupOffsets(settings.group)
         name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -139,6 +144,7 @@ class PullEngine:
             on_reset=self._committer.ask_about_resets,
             expressions=lambda: self._core.expressions,
         )
+        CLIENT_FIGURES.add(self, self._figures)
 
     @property
     def closed(self) -> bool:
@@ -491,6 +497,7 @@ class PullEngine:
                 self.on_wakeup()
             return
         fetched = FetchedRecords(LocatedRecords.read(result.records), result.next_offset)
+        count_fetched(self.settings.group, queue, fetched, len(result.records))
         with self._lock:
             self._losses.pop(queue, None)
             self._unraised.discard(queue)
@@ -519,6 +526,12 @@ class PullEngine:
             self._unraised.add(queue)
         self.on_wakeup()
 
+    def _figures(self) -> list[ConsumerFigures]:
+        with self._lock:
+            queues = [self._core.get(queue) for queue in self._core.assigned_queues]
+            states = [queue_state(self.settings.group, queue) for queue in queues]
+        return with_ready(states, self._routes, self._storages)
+
     # Life
 
     def close(self, *, finished: bool = True) -> None:
@@ -530,6 +543,7 @@ class PullEngine:
             self._closing.set()
             polling = self._core.polling
         self.on_wakeup()
+        CLIENT_FIGURES.remove(self)
         try:
             if self.settings.auto_commit:
                 self._commit(finished=finished)

@@ -117,7 +117,8 @@ class InPlaceReader:
     `storage(name)` gives the client of a storage actor. `replaced(queue, name, pull_from)` is told that `name` has
     answered for a queue, and that `pull_from`, if not empty, is to be read instead; it returns True if the storage
     actor is to be found anew, and `found` is called then. `lost(name, queues)` is told of a storage actor that does not
-    answer any more, `by_fetches()` when queues are to be read by fetches.
+    answer any more, `by_fetches()` when queues are to be read by fetches. `came` is told of records that
+    were found, and of their bytes.
     """
 
     def __init__(
@@ -129,10 +130,11 @@ class InPlaceReader:
         replaced: Callable[[MessageQueue, str, str], bool],
         lost: Callable[[str, Sequence[MessageQueue]], None],
         by_fetches: Callable[[], None],
+        came: Callable[[MessageQueue, FetchedRecords, int], None] = lambda queue, records, size_bytes: None,
     ) -> None:
         self._core, self._lock = core, lock
         self._storage = storage
-        self._replaced, self._lost, self._by_fetches = replaced, lost, by_fetches
+        self._replaced, self._lost, self._by_fetches, self._came = replaced, lost, by_fetches, came
         self._open_lock = threading.Lock()
         """Guards `_stores`, `_not_before_s` and `_closed`; held over no call."""
         self._stores: dict[str, _MappedStore] = {}
@@ -275,7 +277,10 @@ class InPlaceReader:
                     queue, request.queue_offset, *found or [FetchedRecords(LocatedRecords.read(b""), next_offset)]
                 )
             max_messages -= sum(part.count for part in found)
-            left_bytes -= sum(part.size_bytes for part in found)
+            sizes = [part.size_bytes for part in found]
+            left_bytes -= sum(sizes)
+            for part, size_bytes in zip(found, sizes, strict=True):
+                self._came(queue, part, size_bytes)
 
     def _find(
         self,

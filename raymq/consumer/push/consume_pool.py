@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol
 
 from raymq.consumer.push.hook import ConsumeContext, ConsumeHook, call_hooks
 from raymq.message import ConsumeStatus, MessageExt
+from raymq.metrics.client_figures import CLIENT_FIGURES, PROCESS_BOUNDS_MS
 from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, ConsumeReport, Failure
 from raymq.protocol.request_reply import Reply, ReplyStatistics
 
@@ -33,6 +34,8 @@ JOIN_AFTER_S: Final = 0.02
 """A request that is not through after this time gets further threads, more each time."""
 HANDLER_LEASE_S: Final = 5.0
 """A request is cancelled when its owner was not heard of for this time."""
+QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
+"""A call that took no longer is in the first bucket of the metric."""
 SETTLE_AFTER_S: Final = 0.05
 """A call that took longer may have been given up meanwhile, which is looked up under the lock."""
 
@@ -59,11 +62,20 @@ class ConsumeRequest:
     the task. `key` names the queue for an orderly request, and is None otherwise.
     """
 
-    def __init__(self, calls: Sequence[Any], firsts: Sequence[int], key: str | None, *, damaged: bool = False) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Any],
+        firsts: Sequence[int],
+        key: str | None,
+        *,
+        damaged: bool = False,
+        topic: str = "",
+    ) -> None:
         self.calls = calls
         self.firsts = firsts
         self.key = key
         self.damaged = damaged
+        self.topic = topic
         self.indices = iter(range(len(calls)))  # shared: each thread's next() takes one call
         self.ended: list[int] = []
         """The calls that ended, with success or failure; appended by the threads, without a lock."""
@@ -71,6 +83,11 @@ class ConsumeRequest:
         """The failures by call, entered before the call counts as ended."""
         self.consume_s = 0.0
         """Seconds that all threads have spent in calls."""
+        self.counted = 0
+        """Calls that were counted for the metrics one by one: slow ones, and failures. The others are counted together
+        when the request is done, since they are all in the first bucket."""
+        self.counted_s = 0.0
+        """The seconds that those took."""
         self.workers = 0
         """Threads that make its calls now."""
         self.invited = 0
@@ -301,16 +318,36 @@ class ConsumePool:
             else:
                 failure = self._call(request, index)
             started_s, now_s = now_s, time.monotonic()
-            if (worker.given_up or now_s - started_s > SETTLE_AFTER_S) and self._was_given_up(worker):
+            took_s = now_s - started_s
+            if (worker.given_up or took_s > SETTLE_AFTER_S) and self._was_given_up(worker):
                 return
             worker.started_s = 0.0
-            if failure is not None:
-                request.failures[index] = failure
-                if request.key is not None:
-                    request.cancelled = True
+            if took_s > QUICK_CALL_S or failure is not None:
+                self._count_apart(request, took_s, ok=failure is None)
+                if failure is not None:
+                    request.failures[index] = failure
+                    if request.key is not None:
+                        request.cancelled = True
             ended.append(index)
         with self._lock:
             request.consume_s += now_s - begun_s
+
+    def _count_apart(self, request: ConsumeRequest, took_s: float, *, ok: bool) -> None:
+        """Count one slow or failed call for the metrics."""
+        with self._lock:
+            self._count_apart_locked(request, took_s, ok=ok)
+
+    def _count_apart_locked(self, request: ConsumeRequest, took_s: float, *, ok: bool) -> None:
+        request.counted += 1
+        request.counted_s += took_s
+        CLIENT_FIGURES.processed(request.topic, self._group, took_s * 1000, 1, ok=ok)
+
+    def _count_quick(self, request: ConsumeRequest) -> None:
+        """Count the other calls of a request that is done. Called with the lock."""
+        quick = len(request.ended) - request.counted
+        if quick > 0:
+            each_ms = max(0.0, request.consume_s - request.counted_s) * 1000 / quick
+            CLIENT_FIGURES.processed(request.topic, self._group, min(each_ms, QUICK_CALL_S * 1000), quick, ok=True)
 
     def _call(self, request: ConsumeRequest, index: int) -> Failure | None:
         """Make a call that has hooks, or fail one that stands for a damaged message."""
@@ -374,6 +411,7 @@ class ConsumePool:
                 worker.index, error, delay_level=TIMEOUT_DELAY_LEVEL, timed_out=True
             )
             request.ended.append(worker.index)
+            self._count_apart_locked(request, now_s - worker.started_s, ok=False)
             request.workers -= 1
             self._end_if_through(request)
             if self._queue and not self._idle:
@@ -390,6 +428,8 @@ class ConsumePool:
             self._finish(request)
 
     def _finish(self, request: ConsumeRequest) -> None:
+        if not request.done.is_set():
+            self._count_quick(request)
         request.done.set()
         self._running.pop(request, None)
         self._on_done()

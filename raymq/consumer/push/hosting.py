@@ -4,6 +4,8 @@ A thread of the Listener's process calls the Pull actor (`pull-NODE`) about ever
 needed to make the instance. So a Pull actor that was started again has all its instances back within seconds, and
 knows a new process of the Listener at once. Where the Pull actor does not run, a broker starts it. A Listener that Ray
 has started again on another node goes to that node's Pull actor.
+
+The same thread reports the metrics of the Listener's process.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, Final
 
 from raymq.consumer.push.settings import PushSettings
 from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
 from raymq.names import PullName
 from raymq.remoting.actor_ref import ActorRef
 
@@ -58,10 +61,11 @@ class Hosting:
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
     """The Pull actor's answer. `hosted`: False once the instance was stopped. `keep`: the state that the process is to
-    keep from now on, None for no change."""
+    keep from now on, None for no change. `metrics`: the cluster's, once a broker has told the Pull actor."""
 
     hosted: bool
     keep: object = None
+    metrics: ClientMetrics | None = None
 
 
 class Hosted:
@@ -115,7 +119,10 @@ class Hosted:
                 return
             if answer.keep is not None:
                 self._keep(answer.keep)
+            if answer.metrics is not None:
+                CLIENT_FIGURES.told(answer.metrics)
             self._hosted.set()
+            CLIENT_FIGURES.report_if_due()
             time.sleep(HOST_INTERVAL_S)
 
     def _start_pull(self) -> None:

@@ -163,8 +163,9 @@ class TaskFeed:
         if retry:
             messages = [m if isinstance(m, RecordError) else with_original_topic(m) for m in messages]
         if not self._takes_batch:
-            return ConsumeRequest(messages, firsts, key, damaged=damaged)
-        return ConsumeRequest(*_lists(messages, firsts, settings.consume_message_batch_max_size), key, damaged=damaged)
+            return ConsumeRequest(messages, firsts, key, damaged=damaged, topic=task.queue.topic)
+        lists, starts = _lists(messages, firsts, settings.consume_message_batch_max_size)
+        return ConsumeRequest(lists, starts, key, damaged=damaged, topic=task.queue.topic)
 
     # Reports
 

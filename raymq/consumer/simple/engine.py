@@ -24,6 +24,7 @@ from raymq.consumer.simple.settings import SimpleSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, GroupNotExistError, InvalidArgumentError, RaymqError
 from raymq.filters.sql import SqlFilter
+from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.names import retry_topic
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.pop import ALL_OFFSETS, LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
@@ -211,6 +212,11 @@ class SimpleEngine:
                 continue
             found = self._reader.read(name, given, subscriptions.get(given.topic, retries), left_bytes)
             left_bytes -= found.size_bytes
+            if found.messages:
+                stored_ms = found.messages[0].store_timestamp_ms
+                CLIENT_FIGURES.delivered(
+                    given.topic, self.settings.group, stored_ms, len(found.messages), found.size_bytes
+                )
             if found.end < given.start + given.count:
                 unread.append(_part(given, found.end))
             messages += self._take(name, given, found, answer.retry_max_times)

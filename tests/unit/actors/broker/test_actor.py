@@ -36,7 +36,17 @@ REMOTE_METHODS = {
         "group_topics",
         "group_progress",
     ),
-    *("send_back", "replay", "group_stats", "start_rebalance", "start_pull", "send", "pull"),
+    *(
+        "send_back",
+        "replay",
+        "group_stats",
+        "readings",
+        "topic_offsets",
+        "start_rebalance",
+        "start_pull",
+        "send",
+        "pull",
+    ),
     *("start_receiving", "receive_messages", "ack_messages", "change_invisible"),
     *("take_transaction_checks", "leave_transaction_checks"),
     *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
@@ -99,7 +109,8 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
         ("_follow_masters", ["look"]),
         ("_read_masters", ["read"]),
         ("_stay_registered", ["beat"]),
-        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect", "check_transactions"]),
+        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect"]),
+        ("_do_checks", ["check_transactions"]),
     ],
 )
 def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
@@ -111,7 +122,7 @@ def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
 
 def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeeping_done(monkeypatch):
     broker = broker_that(monkeypatch, is_ready=False, fails=ServiceNotAvailableError("broker-a is starting"))
-    for thread in (broker._follow_masters, broker._stay_registered, broker._do_housekeeping):
+    for thread in (broker._follow_masters, broker._stay_registered, broker._do_housekeeping, broker._do_checks):
         thread()
         broker._stopping.clear()
         broker._stopping.pauses = 0

@@ -26,6 +26,7 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.message import ConsumeFromWhere, MessageQueue
+from raymq.metrics.client_figures import ClientMetrics
 from raymq.protocol.clients import ClientHeartbeat, ConsumerData
 from raymq.protocol.group import CommitAnswer, GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.protocol.route import NewTopic
@@ -88,8 +89,9 @@ class LocalBroker(PopMethods, TransactionMethods):
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
         """Nobody is checked here."""
 
-    def heartbeat(self, heartbeat: ClientHeartbeat) -> None:
+    def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
         self.clients.heartbeat(heartbeat, 0.0)
+        return ClientMetrics("shop", per_topic_max=7)
 
     def unregister_client(self, client_id: str) -> None:
         self.clients.unregister(client_id)
@@ -223,7 +225,7 @@ def test_groups_topics_and_clients_are_made_known(client, broker):
     client("auto_create_topic", "c", 3)
     assert {"a", "b", "c"} <= broker.log.ready().topics.keys()
     heartbeat = ClientHeartbeat("me", "host", 5, frozenset(["p"]), (ConsumerData("g", "PULL", {"orders": "*"}),))
-    client("heartbeat", heartbeat)
+    assert client("heartbeat", heartbeat) == ClientMetrics("shop", per_topic_max=7)
     [connection] = broker.clients.consumers(0.0, "g")
     assert connection.consumer == heartbeat.consumers[0]
     client("unregister_client", "me")

@@ -476,3 +476,23 @@ def test_a_lane_that_breaks_has_its_listener_looked_for(scenes, monkeypatch):
     lane.close()
     assert looked.wait(WAIT_S)
     assert scene.gone.wait(WAIT_S)
+
+
+def test_what_comes_while_the_listener_waits_is_handed_over_by_the_thread_that_brings_it(scenes):
+    scene, woken = scenes(lambda message: None), []
+    eventually(lambda: scene.feed._question is not None, "the process asks", WAIT_S)
+    scene.handle.process.tasks.close()  # and not again
+    answers: list[tuple[int, threading.Thread]] = []
+
+    def answer(payload: bytes) -> None:
+        answers.append((len(read_hand_over(payload).tasks), threading.current_thread()))
+
+    scene.feed._wake = woken.append
+    scene.feed.asked(scene.handle.process.life, 0, 0, answer)
+    with scene.instance.lock:
+        scene.instance.core.fetched(Q, 0, real_run(0, 1), 1, 0.0)
+    scene.feed.deliver()
+    assert answers == [(1, threading.current_thread())]
+    assert not woken
+    scene.feed.deliver()
+    assert woken == [scene.feed]

@@ -21,7 +21,7 @@ Q0, Q1, OTHER = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), 
 
 class Owner:
     """The consumer's side: what it wants, and what was delivered. Its store answers as `answer` says. Two threads may
-    fetch the same position: the owner is given it twice then."""
+    fetch the same position: the owner passes over the second."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -72,7 +72,8 @@ class Owner:
         with self.changed:
             if self.failures:
                 raise self.failures.pop()
-            self.delivered.append((queue, offset))
+            if (queue, offset) not in self.delivered:  # consumers pass over what they have
+                self.delivered.append((queue, offset))
             self.offsets[queue] = result.next_offset
             self.changed.notify_all()
 

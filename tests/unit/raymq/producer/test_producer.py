@@ -23,10 +23,11 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.message import Message, MessageQueue, SendStatus
+from raymq.message import Message, MessageQueue, SendStatus, SystemMessage
 from raymq.producer import send_batch
 from raymq.producer.completion import Completion
 from raymq.producer.producer import Producer
+from raymq.producer.sender import Sender
 from raymq.record.decode import decode_records
 from raymq.record.hashing import java_hash
 from raymq.record.message_id import parse_offset_message_id
@@ -298,6 +299,29 @@ def test_a_lone_message_is_sent_by_its_own_thread_and_so_is_a_batch(make, where)
     assert threads == [threading.current_thread()] * 4
     sequences = [batch.producer.first_sequence for [batch] in store.attempts]
     assert sequences == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("where", [{}, {"queue": QUEUE}])
+@pytest.mark.parametrize("kind", [Message, SystemMessage])
+def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch, where, kind):
+    producer, queues = at_once(make, store := FakeStore()), set()
+    monkeypatch.setattr(producer, "_clock", lambda: 0.0)  # its turn does not end
+    queues.add(producer.send(kind("orders", b"which queue?", properties={"a": "b"}), **where).queue)
+    monkeypatch.setattr(Sender, "send_at_once", lambda *arguments: pytest.fail("it went the general way"))
+    for number in range(3):
+        sent = producer.send(kind("orders", b"%d" % number, "t", properties={"a": str(number)}), **where)
+        queues.add(sent.queue)
+    assert len(queues) == 1
+    assert store.everything()[-3:] == [b"0", b"1", b"2"]
+
+
+def test_a_lone_message_of_a_user_is_checked_after_one_of_raymq_s_own(make):
+    producer = at_once(make, FakeStore())
+    producer._lone_turns.clear()
+    producer.send(SystemMessage("orders", b"own"), queue=QUEUE)
+    assert producer._lone_turns[QUEUE].checked is False
+    producer.send(Message("orders", b"user's"), queue=QUEUE)
+    assert producer._lone_turns[QUEUE].checked is True
 
 
 def test_a_batch_of_one_is_a_lone_message_also_behind_others(make):

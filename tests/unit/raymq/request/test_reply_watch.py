@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from raymq.errors import ServiceNotAvailableError
 from raymq.message import MessageQueue, PullStatus, SystemMessage
 from raymq.protocol.store import FetchResult, QueueBounds
 from raymq.record.encode import encode_batch
@@ -28,11 +29,11 @@ def found(next_offset: int, *clients: str) -> FetchResult:
 
 @pytest.fixture
 def scene():
-    """A watch whose threads do nothing: the tests hand it results themselves."""
+    """A watch whose threads find no storage actor: the tests hand it results themselves."""
     made = SimpleNamespace(taken=[], idle_s=0.0)
     made.watch = ReplyWatch(
         ME,
-        SimpleNamespace(),
+        SimpleNamespace(get=no_route),
         SimpleNamespace(get=None),
         take=lambda m: made.taken.append(m.body),
         idle_s=lambda: made.idle_s,
@@ -43,25 +44,45 @@ def scene():
     made.watch.close()
 
 
+def no_route(topic):
+    raise ServiceNotAvailableError("no NameServer")
+
+
+def deliver(scene, offset: int, result: FetchResult) -> None:
+    """Fetch from an offset, and hand over the result."""
+    scene.watch._request(QUEUE, offset)
+    scene.watch._deliver(QUEUE, offset, result)
+
+
 def test_it_begins_at_the_end_and_leaves_replies_to_others_out(scene):
     assert scene.watch.watches(QUEUE)
     assert scene.watch._wanted() == {QUEUE: 40}
-    scene.watch._deliver(QUEUE, 40, found(43, ME, "another", ME))
+    deliver(scene, 40, found(43, ME, "another", ME))
     assert scene.taken == [ME.encode()] * 2
     assert scene.watch._wanted() == {QUEUE: 43}
 
 
 def test_a_result_that_comes_twice_is_taken_once(scene):
     for _ in range(2):
-        scene.watch._deliver(QUEUE, 40, found(41, ME))
+        deliver(scene, 40, found(41, ME))
     assert len(scene.taken) == 1
 
 
 def test_it_goes_on_behind_what_is_gone_or_lost(scene):
-    scene.watch._deliver(QUEUE, 40, FetchResult(PullStatus.OFFSET_ILLEGAL, 50, 50, 60, b"", 0))
+    deliver(scene, 40, FetchResult(PullStatus.OFFSET_ILLEGAL, 50, 50, 60, b"", 0))
     assert scene.watch._wanted() == {QUEUE: 50}
     scene.watch._lose(QUEUE, 50, OSError("lost"))
     assert scene.watch._wanted() == {QUEUE: 51}
+
+
+def test_a_damaged_reply_is_left_out(scene):
+    intact = records(ME)
+    body_at = bytes(intact).index(ME.encode())
+    damaged = bytearray(intact)
+    damaged[body_at] ^= 0xFF
+    deliver(scene, 40, FetchResult(PullStatus.FOUND, 42, 0, 100, bytes(damaged) + intact, 2))
+    assert scene.taken == [ME.encode()]
+    assert scene.watch._wanted() == {QUEUE: 42}
 
 
 def test_nothing_is_read_once_nobody_has_asked_for_a_while(scene):

@@ -12,10 +12,12 @@ from raymq.consumer.push import consume_pool
 from raymq.consumer.push.consume_pool import ConsumePool, ConsumeRequest
 from raymq.consumer.push.hook import ConsumeContext
 from raymq.message import ConsumeStatus
+from raymq.metrics.client_figures import PROCESS_TIME
 from raymq.protocol.consume_result import ConsumeLater, ConsumeReport
 from raymq.protocol.request_reply import reply
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
+from tests.support.metrics.counted import Counted
 
 
 class Scripted:
@@ -373,3 +375,30 @@ def test_replies_are_sent_before_their_message_counts_as_consumed(key):
     assert request.done.wait(WAIT_S)
     assert replier.seen == [(["a"], one), (["b", "c"], two), (["wrong"], one)]
     assert [(failure.first, failure.error) for failure in pool.report(request).failures] == [(4, "no reply")]
+
+
+def test_calls_are_counted_by_how_long_they_took_and_if_they_failed(listener, monkeypatch):
+    counted = Counted()
+    monkeypatch.setattr(consume_pool, "CLIENT_FIGURES", counted)
+    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 3600.0)  # only the failure is counted apart
+    listener.answers["bad"] = ValueError("no")
+    request = request_of("a", "b", "bad", "c")
+    request.topic = "orders"
+    run(pool_of(listener, group="g"), request)
+    assert counted.values(PROCESS_TIME) == {("orders", "g", "success"): 3, ("orders", "g", "failure"): 1}
+    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 0.0)  # each one is
+    more = request_of("d", "e")
+    more.topic = "orders"
+    run(pool_of(listener, group="g"), more)
+    assert counted.values(PROCESS_TIME) == {("orders", "g", "success"): 5, ("orders", "g", "failure"): 1}
+
+
+def test_a_call_that_was_given_up_is_counted_once_as_a_failure(listener, monkeypatch):
+    counted = Counted()
+    monkeypatch.setattr(consume_pool, "CLIENT_FIGURES", counted)
+    listener.gate("late")
+    pool, request = pool_of(listener, timeout_s=0.05), request_of("late")
+    assert run(pool, request).failures
+    listener.open()
+    eventually(lambda: not listener.running, "the late call's end", WAIT_S)
+    assert counted.values(PROCESS_TIME) == {("", "", "failure"): 1}

@@ -1,0 +1,170 @@
+"""The metrics of a broker: topics, groups, clients, what groups have consumed, and how far behind they are.
+
+One call to the store per report tells the ends of all queues, and one more the ages of the oldest messages that groups
+have not committed. A message's time never changes, so only positions are asked for that are new.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from actors.broker.monitor import BrokerMonitor
+from actors.broker.state_log import StateLog
+from actors.core.broker.progress import Unread, unread_in
+from actors.core.broker.state import BrokerState
+from raymq.metrics.reporter import Reporter
+from raymq.names import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    dlq_topic,
+    is_internal_topic,
+    is_light_queue,
+    is_system_group,
+    is_system_topic,
+)
+from raymq.protocol.clients import ConsumerConnection, ProducerConnection
+from raymq.protocol.route import PERM_READ, PERM_WRITE
+from raymq.protocol.store import QueuePosition
+from raymq.remoting.storage_client import StorageClient
+
+STORE_READ_TIMEOUT_S: Final = 5.0
+TIMES_MAX: Final = 2000
+"""The most messages whose times one report asks for; the ages of further groups are told by the next ones."""
+LANGUAGE: Final = "PYTHON"
+
+_Pair = tuple[str, str]
+
+
+class Clients(NamedTuple):
+    """The clients of a broker, as its heartbeats tell."""
+
+    producers: Sequence[ProducerConnection]
+    consumers: Sequence[ConsumerConnection]
+
+
+class BrokerMetrics:
+    """The source of one broker's metrics. One thread reports."""
+
+    def __init__(
+        self,
+        log: StateLog,
+        monitor: BrokerMonitor,
+        storage: Callable[[], StorageClient],
+        clients: Callable[[], Clients],
+        version: str,
+    ) -> None:
+        """`version`: of raymq, the label of clients."""
+        self._log, self._monitor, self._storage, self._clients = log, monitor, storage, clients
+        self._client_labels = {"language": LANGUAGE, "version": version}
+        self._behind: set[_Pair] = set()
+        """The groups and topics with unread messages, as of the last report."""
+        self._times: dict[QueuePosition, int] = {}
+        """When the first messages that groups have not committed were stored, as of the last report."""
+
+    def report(self, reporter: Reporter) -> None:
+        """Report what this broker knows by itself; nothing before it has read its state."""
+        if not self._log.is_ready:
+            return
+        state = self._log.ready()
+        reporter.gauge("raymq_broker_permission", PERM_READ | PERM_WRITE)
+        topics = [topic for topic in list(state.topics) if not is_internal_topic(topic)]
+        reporter.gauge("raymq_topic_number", len(topics))
+        reporter.gauge("raymq_consumer_group_number", len(state.groups))
+        self._report_clients(reporter)
+        for (group, topic), total in self._monitor.consumed().items():
+            kind = {"is_retry": topic.startswith(RETRY_PREFIX), "is_system": is_system_group(group)}
+            reporter.count("raymq_messages_out", total, topic=topic, consumer_group=group, **kind)
+        for (group, topic), total in self._monitor.sent_back().items():
+            reporter.count("raymq_send_back_messages", total, topic=topic, consumer_group=group)
+        for (group, topic), total in self._monitor.dead().items():
+            reporter.count("raymq_send_to_dlq_messages", total, topic=topic, consumer_group=group)
+        for (name, status), figures in self._monitor.creations.figures().items():
+            reporter.buckets(name, figures, invocation_status=status)
+        self._report_leases(reporter)
+
+    def report_lags(self, reporter: Reporter) -> None:
+        """Report how far groups are behind; RaymqError if the store does not answer."""
+        if not self._log.is_ready:
+            return
+        state = self._log.ready()
+        pairs = [(group, topic) for topic, group in list(state.offsets.tables) if _has_lag(state, group, topic)]
+        letters = [group for group in list(state.groups) if dlq_topic(group) in state.topics]
+        bounds = self._bounds(state, {topic for _, topic in pairs} | {dlq_topic(group) for group in letters})
+        unread = {pair: unread_in(dict(state.offsets.of(*pair)), bounds[pair[1]]) for pair in pairs}
+        oldest = self._oldest(unread)
+        now_ms = time.time_ns() // 1_000_000
+        for (group, topic), behind in unread.items():
+            labels = {
+                "consumer_group": group,
+                "topic": topic,
+                "is_retry": topic.startswith(RETRY_PREFIX),
+                "is_system": is_system_group(group),
+            }
+            reporter.gauge("raymq_consumer_lag_messages", behind.messages, **labels)
+            stored_ms = oldest.get((group, topic))
+            # A group that keeps up has an age of 0 once, and then none: most groups keep up.
+            if stored_ms is not None or ((group, topic) in self._behind and not behind.messages):
+                age_ms = 0 if stored_ms is None else max(now_ms - stored_ms, 0)
+                reporter.gauge("raymq_consumer_lag_latency_milliseconds", age_ms, **labels)
+        self._behind = {pair for pair, behind in unread.items() if behind.messages}
+        for group in letters:
+            topic = dlq_topic(group)
+            waiting = unread_in(dict(state.offsets.of(group, topic)), bounds[topic]).messages
+            reporter.gauge("raymq_dead_letters", waiting, consumer_group=group)
+
+    def _report_clients(self, reporter: Reporter) -> None:
+        clients = self._clients()
+        reporter.gauge("raymq_producer_connections", len(clients.producers), **self._client_labels)
+        counts = Counter((one.consumer.group, one.consumer.consume_type) for one in clients.consumers)
+        for (group, kind), count in counts.items():
+            labels = {"consumer_group": group, "consume_mode": kind.lower(), "is_system": is_system_group(group)}
+            reporter.gauge("raymq_consumer_connections", count, **labels, **self._client_labels)
+
+    def _report_leases(self, reporter: Reporter) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        leased = self._log.read(
+            lambda state: {pair: sum(state.pop.in_flight(*pair, now_ms).values()) for pair in state.pop.tables}
+        )
+        for (group, topic), messages in leased.items():
+            reporter.gauge("raymq_pop_leased_messages", messages, consumer_group=group, topic=topic)
+
+    def _bounds(self, state: BrokerState, topics: set[str]) -> dict[str, list[tuple[int, int]]]:
+        known = {topic: state.topics[topic].read_queue_nums for topic in topics if topic in state.topics}
+        asked = list(known.items())
+        found = self._storage().queue_bounds_many(asked, STORE_READ_TIMEOUT_S) if asked else []
+        bounds = dict(zip(known, found, strict=True))
+        return {topic: bounds.get(topic, []) for topic in topics}
+
+    def _oldest(self, unread: Mapping[_Pair, Unread]) -> dict[_Pair, int]:
+        """When the oldest unread message of each group in each topic was stored, in ms since 1970."""
+        positions = {
+            (group, topic): [QueuePosition(topic, queue_id, offset) for queue_id, offset in behind.firsts]
+            for (group, topic), behind in unread.items()
+            if behind.messages
+        }
+        wanted = {position for some in positions.values() for position in some}
+        times = {position: stored_ms for position, stored_ms in self._times.items() if position in wanted}
+        asked = [position for position in wanted if position not in times][:TIMES_MAX]
+        if asked:
+            found = self._storage().stored_times(asked, STORE_READ_TIMEOUT_S)
+            times.update((position, stored) for position, stored in zip(asked, found, strict=True) if stored)
+        self._times = times
+        return {
+            pair: min(times[position] for position in some)
+            for pair, some in positions.items()
+            if all(position in times for position in some)
+        }
+
+
+def _has_lag(state: BrokerState, group: str, topic: str) -> bool:
+    """True for a topic whose messages a group is to consume, and not to bring back, nor the server's own."""
+    return (
+        topic in state.topics
+        and group in state.groups
+        and not topic.startswith(DLQ_PREFIX)
+        and not is_system_topic(topic)
+        and not is_light_queue(topic)
+    )

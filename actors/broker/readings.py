@@ -1,0 +1,121 @@
+"""All figures of a broker at a moment, for `raymq top` and the console: few calls to its store, however many topics and
+groups it has.
+
+The age of unread messages costs a look at the log for each group and topic, so it is told of the OLDEST_MAX largest
+lags only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from actors.broker.master_store import MasterStore
+from actors.core.broker.progress import Lag, lag_in
+from actors.core.broker.state import BrokerState
+from raymq.names import dlq_topic, is_internal_topic, retry_topic
+from raymq.protocol.route import TopicConfig
+from raymq.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading, TopicStats
+from raymq.protocol.store import QueueBounds, QueuePosition, StoreStatistics
+
+PAIRS_MAX: Final = 4000
+"""The most pairs of a group and a topic that are told."""
+QUEUES_PER_CALL: Final = 4000
+OLDEST_MAX: Final = 128
+_PAIR = tuple[str, str]
+_BOUNDS = Mapping[str, Mapping[int, QueueBounds]]
+
+
+def take_readings(
+    state: BrokerState,
+    store: MasterStore,
+    consumed: Mapping[_PAIR, int],
+    stats: Callable[[str], TopicStats],
+) -> BrokerReadings:
+    """The readings of a broker's topics and groups. `consumed`: totals by group and topic; `stats`: counts of a topic.
+    RaymqError if the store does not answer."""
+    statistics: StoreStatistics = store.control("statistics")
+    known, groups = dict(state.topics), dict(state.groups)
+    topics = {name: config for name, config in known.items() if not is_internal_topic(name)}
+    of_groups = {
+        name: known[name] for group in groups for name in (retry_topic(group), dlq_topic(group)) if name in known
+    }
+    bounds = _bounds(store, {**topics, **of_groups})
+    pairs = sorted((group, topic) for topic, group in list(state.offsets.tables) if topic in topics)
+    lags = {pair: lag_in(state.offsets.committed(*pair), bounds[pair[1]]) for pair in pairs}
+    ages = _ages_ms(store, lags)
+    readings = {}
+    for name, config in topics.items():
+        puts, rates = statistics.topics.get(name), stats(name)
+        readings[name] = TopicReading(
+            puts.messages if puts else 0,
+            puts.bytes if puts else 0,
+            config.read_queue_nums,
+            config.perm,
+            _held(bounds, name),
+            rates.messages.minute_tps,
+            rates.bytes.minute_tps,
+        )
+    progress = {
+        pair: GroupReading(consumed.get(pair, 0), lag.messages, ages.get(pair) if lag.messages else 0)
+        for pair, lag in lags.items()
+    }
+    out: dict[str, int] = {}
+    for (group, _), messages in consumed.items():
+        out[group] = out.get(group, 0) + messages
+    own: dict[str, list[GroupReading]] = {}
+    for (group, _), reading in progress.items():
+        own.setdefault(group, []).append(reading)
+    totals = {
+        group: _totals(state, bounds, group, config.consume_enable, out.get(group, 0), own.get(group, ()))
+        for group, config in groups.items()
+    }
+    return BrokerReadings(
+        readings, {pair: progress[pair] for pair in pairs[:PAIRS_MAX]}, max(len(pairs) - PAIRS_MAX, 0), totals
+    )
+
+
+def _totals(
+    state: BrokerState, bounds: _BOUNDS, group: str, enabled: bool, out: int, own: Iterable[GroupReading]
+) -> GroupTotals:
+    """A group over all topics. Messages that were given back wait in its retry topic: behind its offsets there, or all,
+    if it has not committed there yet."""
+    readings, retries = list(own), retry_topic(group)
+    lag = sum(one.lag for one in readings)
+    ages = [one.behind_ms for one in readings if one.lag and one.behind_ms is not None]
+    return GroupTotals(
+        out,
+        lag,
+        max(ages, default=None if lag else 0),
+        lag_in(state.offsets.committed(group, retries), bounds.get(retries, {})).messages,
+        _held(bounds, dlq_topic(group)),
+        enabled,
+    )
+
+
+def _held(bounds: _BOUNDS, topic: str) -> int:
+    return sum(one.max_offset - one.min_offset for one in bounds.get(topic, {}).values())
+
+
+def _bounds(store: MasterStore, topics: Mapping[str, TopicConfig]) -> dict[str, dict[int, QueueBounds]]:
+    """The ends of all queues of these topics, by topic and queue id."""
+    queues = [(topic, number) for topic, config in topics.items() for number in range(config.read_queue_nums)]
+    found: dict[str, dict[int, QueueBounds]] = {topic: {} for topic in topics}
+    for start in range(0, len(queues), QUEUES_PER_CALL):
+        part = queues[start : start + QUEUES_PER_CALL]
+        for (topic, number), bounds in zip(part, store.bounds_of_queues(part), strict=True):
+            found[topic][number] = bounds
+    return found
+
+
+def _ages_ms(store: MasterStore, lags: Mapping[_PAIR, Lag]) -> dict[_PAIR, int]:
+    """The age of the first unread message of the pairs with the largest lags, which are looked up in one call."""
+    largest = sorted((pair for pair, lag in lags.items() if lag.messages), key=lambda pair: -lags[pair].messages)
+    asked = largest[:OLDEST_MAX]
+    positions = [QueuePosition(pair[1], lags[pair].queue_id, lags[pair].offset) for pair in asked]
+    if not positions:
+        return {}
+    times_ms = store.call(lambda storage, left_s: storage.stored_times(positions, left_s))
+    now_ms = time.time_ns() // 1_000_000
+    return {pair: max(now_ms - at_ms, 0) for pair, at_ms in zip(asked, times_ms, strict=True) if at_ms}

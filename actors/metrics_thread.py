@@ -1,0 +1,52 @@
+"""The thread of an actor that reports its metrics to Ray's agent, every REPORT_INTERVAL_S.
+
+It is a thread of its own: Ray drops a gauge that was silent for 20 s, so nothing may come before a report that could
+take long. Each actor reports `raymq_up`, and what its sources name (raymq.metrics.reporter).
+"""
+
+from __future__ import annotations
+
+import threading
+
+from raymq.config.metrics import MetricsSettings
+from raymq.metrics.instruments import REPORT_INTERVAL_S
+from raymq.metrics.reporter import Reporter, Source
+
+
+class MetricsThread:
+    """Reports an actor's figures from its construction until `close`. Nothing runs if metrics are off."""
+
+    def __init__(
+        self,
+        settings: MetricsSettings | None,
+        role: str,
+        name: str,
+        *sources: Source,
+        broker: str = "",
+        storage: str = "",
+        interval_s: float = REPORT_INTERVAL_S,
+    ) -> None:
+        """`settings` None: no metrics. `role` and `name`: the labels of `raymq_up`. `broker` and
+        `storage`: labels of all series."""
+        self._sources = (lambda reporter: reporter.gauge("raymq_up", 1, role=role, name=name), *sources)
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        if settings is None or not settings.options.enable:
+            return
+        limits = settings.options.per_topic_max, settings.options.per_group_max
+        self._reporter = Reporter(
+            settings.cluster,
+            broker,
+            storage,
+            per_topic_max=limits[0],
+            per_group_max=limits[1],
+        )
+        threading.Thread(target=self._run, name="metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Report no more. Does not wait for a report under way, which may wait for another actor. Idempotent."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self._reporter.report(*self._sources)

@@ -1,0 +1,30 @@
+"""The settings of metrics: the section `metrics` of raymq.yaml, and what an actor is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class MetricsOptions(BaseModel):
+    """The options of metrics: if there are any, and how many topics and groups have series of their own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enable: Annotated[bool, Field(description="Whether the actors report metrics to Ray, for Prometheus.")] = True
+    per_topic_max: Annotated[
+        int, Field(ge=0, le=100_000, description="Topics of one process with series of their own; the rest is summed.")
+    ] = 500
+    per_group_max: Annotated[
+        int, Field(ge=0, le=100_000, description="Groups of one process with series of their own; the rest is summed.")
+    ] = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """The settings of one actor's metrics: its cluster's name, for the label, and the section of raymq.yaml."""
+
+    cluster: str = "raymq"
+    options: MetricsOptions = field(default_factory=MetricsOptions)

@@ -1,0 +1,182 @@
+"""The metrics of a storage actor, against known traffic of a real store."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from actors.replica.storage_metrics import StorageMetrics
+from raymq.delay import TIMER_TOPIC, timer_queue
+from raymq.errors import ServiceNotAvailableError, StoreNotWritableError
+from raymq.message import Message
+from raymq.metrics.reporter import Reporter
+from raymq.protocol.store import FetchRequest, QueuePosition
+from raymq.record.encode import Waiting, encode_batch
+from tests.support.metrics.fake_ray import FakeMetrics
+from tests.support.stores.clocks import Clock
+from tests.support.stores.stores import make_batch, open_store
+from tests.support.stores.transactions import begin
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+
+@pytest.fixture
+def ray_metrics(monkeypatch):
+    fake = FakeMetrics()
+    monkeypatch.setitem(sys.modules, "ray.util.metrics", fake.module())
+    return fake
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    store = open_store(tmp_path / "store", clock_ms=clock)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def report(store, ray_metrics):
+    """Reports the store's figures once more, and returns what Ray has."""
+    reporter = Reporter("c", "broker-a", "storage-broker-a-0")
+    metrics = StorageMetrics(lambda: store, lambda: 3)
+
+    def once():
+        metrics.report(reporter)
+        return ray_metrics
+
+    return once
+
+
+def test_messages_and_bytes_by_topic(store, report):
+    batches = [make_batch([b"x" * 100] * 40), make_batch([b"y"] * 2, topic="bills"), make_batch([b"z"])]
+    store.append(batches[:2])
+    assert report().value("raymq_messages_in", topic="orders", message_type="normal", is_system="false") == 40
+    store.append(batches[2:])
+    assert report().value("raymq_messages_in", topic="orders") == 41
+    assert report().value("raymq_messages_in", topic="bills") == 2
+    stored = sum(len(batch.records) for batch in batches)
+    assert sum(report().series("raymq_throughput_in")) == stored
+    assert report().value("raymq_message_size_count", message_type="normal") == 43
+    assert report().value("raymq_message_size_sum") == pytest.approx(stored)
+    assert report().value("raymq_message_size_bucket", le="1024") == 43
+    assert report().value("raymq_put_latency_milliseconds_count") == 2
+    assert report().value("raymq_rpc_latency_milliseconds_count", request_code="send", response_code="SUCCESS") == 2
+    store.fetch([FetchRequest("orders", 0, 0, 10)], max_bytes=1000, wait_s=0)
+    assert report().value("raymq_rpc_latency_milliseconds_count", request_code="pull") == 1
+
+
+def test_repeats_and_refusals(store, report):
+    for _ in range(3):
+        store.append([make_batch([b"a", b"b"], producer=("p", 0, 0))])
+    store.fence("it follows")
+    with pytest.raises(StoreNotWritableError):
+        store.append([make_batch([b"c"])])
+    assert report().value("raymq_duplicates_dropped") == 4
+    assert report().value("raymq_put_failed") == 1
+
+
+def test_messages_of_a_fifo_topic(store, report):
+    entry = '{"topicConfigTable": {"orders": {"attributes": {"message.type": "FIFO"}}}}'
+    store.write_config("topics.json", entry)
+    store.append([make_batch([b"a"]), make_batch([b"a"], topic="bills")])
+    assert report().value("raymq_messages_in", topic="orders", message_type="fifo") == 1
+    assert report().value("raymq_messages_in", topic="bills", message_type="normal") == 1
+
+
+def test_delayed_messages(store, report, clock):
+    due_ms = clock() + 300_000
+    messages = [Message("orders", b"late", deliver_at_ms=due_ms)] * 2
+    waiting = Waiting(TIMER_TOPIC, [0, 0])
+    store.append(
+        [
+            encode_batch(
+                messages,
+                timer_queue(due_ms, clock()),
+                born_host=("127.0.0.1", 1),
+                born_timestamp_ms=clock(),
+                message_ids=["A" * 32, "B" * 32],
+                producer=None,
+                waiting=waiting,
+            )
+        ]
+    )
+    scheduler = store.schedule.new_scheduler()
+    scheduler.round()
+    store.schedule.status = scheduler.status
+    seen = report()
+    assert seen.value("raymq_messages_in", topic=TIMER_TOPIC, message_type="delay", is_system="true") == 2
+    assert seen.value("raymq_timer_enqueue", topic=TIMER_TOPIC) == 2
+    assert seen.value("raymq_timing_messages", topic="deliver_at") == 2
+    assert sum(seen.series("raymq_timer_message_snapshot")) == 2
+    assert seen.value("raymq_delay_message_latency_seconds_bucket", le="60") == 0
+    assert seen.value("raymq_delay_message_latency_seconds_bucket", le="600") == 2
+    clock.now_ms = due_ms + 1
+    scheduler.round()
+    assert report().value("raymq_messages_in", topic="orders", message_type="delay") == 2
+    assert report().value("raymq_timer_dequeue", topic="orders") == 2
+
+
+def test_transactions(store, report, clock):
+    halves = [begin(store, bytes([65 + number]), clock=clock) for number in range(3)]
+    assert report().value("raymq_half_messages") == 3
+    clock.now_ms += 200
+    halves[0].commit()
+    halves[0].commit()  # a repeat is not timed
+    halves[1].rollback()
+    latency = "raymq_finish_message_latency_milliseconds"
+    assert report().value(f"{latency}_bucket", topic="orders", le="100") == 0
+    assert report().value(f"{latency}_bucket", topic="orders", le="500") == 2
+    assert report().value(f"{latency}_sum", topic="orders") == 400
+    assert report().value("raymq_half_messages") == 1
+    assert report().value("raymq_commit_messages", topic="orders") == 1
+    assert report().value("raymq_rollback_messages") == 1
+    assert report().value("raymq_messages_in", topic="orders", message_type="transaction") == 1
+
+
+def test_the_state_of_the_store(store, report):
+    store.append([make_batch([b"a"])])
+    seen = report()
+    assert seen.value("raymq_storage_size_bytes", storage_type="local") == store.end_offset - store.min_offset
+    assert seen.value("raymq_storage_writable") == 1
+    assert seen.value("raymq_processor_watermark", processor="append") == 3
+    assert seen.value("raymq_recovery_cut_bytes") == 0
+    store.fence("it follows")
+    assert report().value("raymq_storage_writable") == 0
+
+
+def test_a_store_that_cannot_be_opened_is_not_writable(ray_metrics):
+    def refuse():
+        raise ServiceNotAvailableError("the disk is away")
+
+    StorageMetrics(refuse, lambda: 0).report(Reporter("c", "broker-a", "s"))
+    assert ray_metrics.value("raymq_storage_writable") == 0
+
+
+def test_copies_from_another_replica_are_no_messages_in(store, report, tmp_path, clock):
+    store.append([make_batch([b"a"] * 5)])
+    chunk = store.chunks.read_chunk(0, 1 << 20)
+    copy = open_store(tmp_path / "copy", clock_ms=clock)
+    try:
+        copy.chunks.append_chunk(0, chunk)
+        assert copy.stats.topics()["orders"].messages == 5
+        assert copy.stats.received() == {}
+        assert copy.stats.sizes() == {}
+    finally:
+        copy.close()
+
+
+def test_bounds_of_many_queues_and_the_times_of_their_messages(store, clock):
+    store.append([make_batch([b"a"] * 3), make_batch([b"b"] * 2, queue_id=2)])
+    first_ms = clock()
+    clock.now_ms += 5000
+    store.append([make_batch([b"c"])])
+    assert store.queue_bounds_many([("orders", 3), ("none", 1)]) == [[(0, 3 + 1), (0, 0), (0, 2)], [(0, 0)]]
+    positions = [QueuePosition("orders", 0, 0), QueuePosition("orders", 0, 3), QueuePosition("orders", 0, 4)]
+    assert store.stored_times(positions) == [first_ms, first_ms + 5000, 0]
+    assert store.stored_times([QueuePosition("none", 0, 0)]) == [0]

@@ -1,0 +1,108 @@
+"""A real Prometheus scrapes an exporter with a series of every instrument: each expression of the board has an answer,
+the rules are loaded, and the relabel snippet gives RocketMQ's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import count
+from pathlib import Path
+
+import pytest
+import yaml
+
+import raymq.observability
+from raymq.metrics.instruments import INSTRUMENTS, Kind
+from raymq.observability.alerts import alert_rules
+from raymq.observability.board import expressions, make_board
+from tests.support.history.waiting import eventually
+from tests.support.metrics.expressions import RAYS_SERIES, plain
+from tests.support.metrics.prometheus import Prometheus, exporter, running_prometheus
+
+RULES = str(files(raymq.observability) / "alerts.yml")
+RELABEL = Path(str(files(raymq.observability) / "relabel.yml"))
+RAYS = 'SessionName="session_1",WorkerId="w",JobId="01000000",NodeAddress="127.0.0.1"'
+
+FIXED = {"is_system": "false", "role": "broker"}
+"""Labels whose values expressions ask for."""
+
+
+def page(scrape: int) -> str:
+    """Made-up figures of all instruments as Ray's agent exposes them; counters grow from scrape to scrape."""
+    lines = []
+    for instrument in INSTRUMENTS.values():
+        own = ",".join(f'{label}="{FIXED.get(label, "some")}"' for label in instrument.labels)
+        labels = f"{RAYS},{own}" if own else RAYS
+        name = f"ray_{instrument.name}"
+        if instrument.kind is Kind.COUNTER:
+            lines += [f"# TYPE {name}_total counter", f"{name}_total{{{labels}}} {10 * scrape}"]
+        elif instrument.kind is Kind.GAUGE:
+            lines += [f"# TYPE {name} gauge", f"{name}{{{labels}}} 1"]
+        else:  # all three are gauges that grow
+            bounds = [*map(str, instrument.bounds), "+Inf"]
+            for index, bound in enumerate(bounds, start=1):
+                lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {index * scrape}')
+            lines += [f"{name}_count{{{labels}}} {len(bounds) * scrape}", f"{name}_sum{{{labels}}} {scrape}"]
+    lines += [f'{name}{{{RAYS},Component="ray::Storage.append"}} 3' for name in sorted(RAYS_SERIES)]
+    return "\n".join(lines) + "\n"
+
+
+def config(target: str, more: str = "") -> str:
+    """A prometheus.yml as Ray makes it, with the rules, scraping once a second; `more`: further keys of the scrape."""
+    scrape = {"job_name": "ray", "static_configs": [{"targets": [target]}], **(yaml.safe_load(more) if more else {})}
+    return yaml.safe_dump(
+        {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [RULES],
+            "scrape_configs": [scrape],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[str]:
+    scrapes = count(1)
+    with exporter(lambda: page(next(scrapes))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def prometheus(stand_in: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with running_prometheus(config(stand_in), tmp_path_factory.mktemp("prometheus")) as server:
+        # A rate has a value from the second scrape on.
+        eventually(lambda: server.query("count_over_time(ray_raymq_up[1m]) > 2"), "three scrapes")
+        yield server
+
+
+def test_every_expression_of_the_board_has_data(prometheus: Prometheus) -> None:
+    silent = [expression for expression in expressions(make_board()) if not prometheus.query(plain(expression))]
+    assert silent == []
+
+
+def test_no_value_is_no_number(prometheus: Prometheus) -> None:
+    for expression in expressions(make_board()):
+        for sample in prometheus.query(plain(expression)):
+            assert sample["value"][1] not in ("NaN", "+Inf", "-Inf"), expression
+
+
+def test_processes_are_told_apart_by_kind_of_actor(prometheus: Prometheus) -> None:
+    [row] = [panel for panel in make_board()["panels"] if panel["title"] == "Ray processes of raymq"]
+    for chart in row["panels"]:
+        [sample] = prometheus.query(plain(chart["targets"][0]["expr"]))
+        assert sample["metric"] == {"actor": "Storage"}
+
+
+def test_the_server_has_loaded_the_rules(prometheus: Prometheus) -> None:
+    def loaded() -> list[str]:
+        [group] = prometheus.ask("rules")["groups"]
+        return [rule["name"] for rule in group["rules"] if rule["health"] == "ok"]
+
+    eventually(lambda: loaded() == [rule["alert"] for rule in alert_rules()], "all rules evaluated")
+
+
+def test_relabelled_series_have_rocketmqs_names(stand_in: str, tmp_path: Path) -> None:
+    with running_prometheus(config(stand_in, RELABEL.read_text()), tmp_path) as server:
+        eventually(lambda: server.query("rocketmq_messages_in_total"), "a scrape with new names")
+        assert server.query("rocketmq_consumer_lag_messages")
+        assert server.query('{__name__=~"ray_raymq_.+"}') == []
+        assert server.query("ray_component_rss_bytes"), "Ray's own series keep their names"

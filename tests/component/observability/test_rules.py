@@ -1,0 +1,161 @@
+"""The alerts, judged by Debian's promtool: each fires for one made-up history, and keeps quiet for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+import raymq.observability
+from raymq.observability.alerts import alert_rules
+from tests.support.metrics.prometheus import check_with_promtool
+
+RULES = Path(str(files(raymq.observability) / "alerts.yml"))
+ALL = 'SessionName="s",cluster="raymq"'
+GROUP = f'{ALL},broker="broker-a",consumer_group="g"'
+LAG = f'{GROUP},topic="t",is_retry="false"'
+MINUTES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Values of series, one a minute, in promtool's notation: for which the alert fires, and for which it is quiet."""
+
+    alert: str
+    fires: dict[str, str]
+    quiet: dict[str, str]
+
+
+UP = f'ray_raymq_up{{{ALL},role="broker",name="broker-a"}}'
+STORE_UP = f'ray_raymq_up{{{ALL},role="storage",name="storage-broker-a-0"}}'
+LISTENER_UP = f'ray_raymq_up{{{ALL},role="listener",name="listener-1"}}'
+
+
+def gauge(name: str, labels: str, values: str) -> dict[str, str]:
+    return {f"ray_raymq_{name}{{{ALL},{labels}}}": values}
+
+
+def sends(fast: str, slow: str) -> dict[str, str]:
+    """A histogram of sends, of which `fast` take 5 ms and `slow` more than 500."""
+    bucket = f'ray_raymq_send_cost_time_milliseconds_bucket{{{ALL},topic="t",invocation_status="success",le='
+    return {f'{bucket}"5"}}': fast, f'{bucket}"500"}}': fast, f'{bucket}"+Inf"}}': slow}
+
+
+HISTORIES = [
+    History(
+        "RaymqNoMaster",
+        gauge("broker_has_master", 'broker="broker-a"', "0x60"),
+        gauge("broker_has_master", 'broker="broker-a"', "1x60"),
+    ),
+    History(
+        "RaymqUnderReplicated",
+        gauge("in_sync_replicas", 'broker="broker-a"', "2x60") | gauge("replicas", 'broker="broker-a"', "3x60"),
+        gauge("in_sync_replicas", 'broker="broker-a"', "3x60") | gauge("replicas", 'broker="broker-a"', "3x60"),
+    ),
+    History(
+        "RaymqWritesRefused",
+        gauge("storage_writable", 'broker="broker-a",storage="storage-broker-a-0"', "0x60"),
+        gauge("storage_writable", 'broker="broker-a",storage="storage-broker-a-0"', "0x60")
+        | gauge("storage_writable", 'broker="broker-a",storage="storage-broker-a-1"', "1x60"),
+    ),
+    History(
+        "RaymqConsumerLagTime",
+        {f'ray_raymq_consumer_lag_latency_milliseconds{{{LAG},is_system="false"}}': "300001x60"},
+        {
+            f'ray_raymq_consumer_lag_latency_milliseconds{{{LAG},is_system="false"}}': "300000x60",
+            f'ray_raymq_consumer_lag_latency_milliseconds{{{LAG},is_system="true"}}': "900000x60",
+        },
+    ),
+    History(
+        "RaymqConsumerLagGrows",
+        {f'ray_raymq_consumer_lag_messages{{{LAG},is_system="false"}}': "0+200x60"},
+        {f'ray_raymq_consumer_lag_messages{{{LAG},is_system="false"}}': "90000-200x60"},
+    ),
+    History(
+        "RaymqGroupWithoutConsumers",
+        {f'ray_raymq_consumer_lag_messages{{{LAG},is_system="false"}}': "7x60"},
+        {
+            f'ray_raymq_consumer_lag_messages{{{LAG},is_system="false"}}': "7x60",
+            f'ray_raymq_consumer_connections{{{GROUP},consume_mode="push",language="PYTHON",version="1"}}': "1x60",
+        },
+    ),
+    History(
+        "RaymqDeadLetters",
+        {f'ray_raymq_send_to_dlq_messages_total{{{GROUP},topic="t"}}': "_x55 1x5"},
+        {f'ray_raymq_send_to_dlq_messages_total{{{GROUP},topic="t"}}': "1x60"},
+    ),
+    History("RaymqSendSlow", sends("0+98x60", "0+100x60"), sends("0+995x60", "0+1000x60")),
+    History(
+        "RaymqDiskFull",
+        gauge("storage_disk_ratio", 'storage="storage-broker-a-0",path="/d"', "0.86x60"),
+        gauge("storage_disk_ratio", 'storage="storage-broker-a-0",path="/d"', "0.85x60"),
+    ),
+    History(
+        "RaymqDelayedLate",
+        gauge("timer_dequeue_latency_milliseconds", 'broker="broker-a"', "5001x60"),
+        gauge("timer_dequeue_latency_milliseconds", 'broker="broker-a"', "4999x60"),
+    ),
+    History(
+        "RaymqMetricsGone",
+        {UP: "1x60", STORE_UP: "1x55 stale"},
+        {UP: "1x60", STORE_UP: "1x60", LISTENER_UP: "1x55 stale"},
+    ),
+]
+
+
+def test_promtool_takes_the_rules() -> None:
+    assert "11 rules found" in check_with_promtool("check", "rules", str(RULES))
+
+
+def test_every_alert_has_a_history() -> None:
+    assert [history.alert for history in HISTORIES] == [rule["alert"] for rule in alert_rules()]
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.alert)
+@pytest.mark.parametrize("fires", [True, False], ids=["fires", "quiet"])
+def test_alert(history: History, fires: bool, tmp_path: Path) -> None:
+    firings = judge(history.alert, history.fires if fires else history.quiet, fires, tmp_path)
+    assert "SUCCESS" in firings
+
+
+def test_metrics_gone_fires_where_nothing_ever_reported(tmp_path: Path) -> None:
+    judge("RaymqMetricsGone", {"something_else": "1x60"}, True, tmp_path)
+
+
+def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:
+    """As does one that dies when others died long ago."""
+    judge(
+        "RaymqDeadLetters",
+        {f'ray_raymq_send_to_dlq_messages_total{{{GROUP},topic="t"}}': "1x56 2x4"},
+        True,
+        tmp_path,
+    )
+
+
+def judge(alert: str, series: dict[str, str], fires: bool, directory: Path) -> str:
+    """Have promtool say if the alert fires, or not, after an hour of these values. Other alerts may do as they like."""
+    if alert != "RaymqMetricsGone":
+        series = {UP: "1x60", STORE_UP: "1x60", **series}
+    case = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                        "eval_time": f"{MINUTES}m",
+                        "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+                    }
+                ],
+            }
+        ],
+    }
+    path = directory / "case.yml"
+    path.write_text(yaml.safe_dump(case))
+    return check_with_promtool("test", "rules", str(path))

@@ -1,0 +1,142 @@
+"""Debian's Prometheus for tests: its two programs, a server of one's own, and an exporter that stands in for Ray's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROMETHEUS_START_S = 60.0
+ANSWER_S = 60.0
+
+
+def program(name: str) -> str:
+    """The path of `prometheus` or `promtool`. Skips the test where it is not installed; in CI, fails it."""
+    found = shutil.which(name)
+    if found is None and os.environ.get("CI"):
+        pytest.fail(f"{name} is not installed: .ci/run installs Debian's package prometheus")
+    if found is None:
+        pytest.skip(f"{name} is not installed (Debian's package prometheus)")
+    return found
+
+
+def check_with_promtool(*arguments: str) -> str:
+    """Run promtool; returns what it printed, and fails the test when it finds fault."""
+    done = subprocess.run(
+        [program("promtool"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Prometheus:
+    """A running server: its address, and questions to it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The present samples of an expression. Fails the test when Prometheus refuses it."""
+        return list(self.ask("query", query=expression)["result"])
+
+    def ask(self, path: str, **arguments: str) -> Any:
+        """The data of an answer of /api/v1/."""
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
+        try:
+            with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"{arguments}: {error.read().decode()}")
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+
+@contextmanager
+def running_prometheus(config: str, directory: Path) -> Iterator[Prometheus]:
+    """A server with this configuration, on a free port of loopback, ended at the end. `directory` is its own, empty."""
+    path = directory / "prometheus.yml"
+    path.write_text(config)
+    log = directory / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                program("prometheus"),
+                f"--config.file={path}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        yield Prometheus(_listening_at(process, log))
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _listening_at(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The address that the server has bound, from the sockets of its process."""
+    deadline_s = time.monotonic() + PROMETHEUS_START_S
+    while time.monotonic() < deadline_s:
+        text = log.read_text(errors="replace")
+        if process.poll() is not None:
+            pytest.fail(f"Prometheus has ended:\n{text}")
+        if "Server is ready to receive web requests" in text:
+            import psutil
+
+            [port] = {c.laddr.port for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"}
+            return f"127.0.0.1:{port}"
+        time.sleep(0.05)
+    pytest.fail(f"Prometheus did not start:\n{log.read_text(errors='replace')}")
+
+
+@contextmanager
+def exporter(page: Callable[[], str]) -> Iterator[str]:
+    """A metrics port as each Ray node has one, which serves what `page` returns; its address, host:port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = page().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,65 @@
+"""The metrics that Prometheus would see: those of all nodes' agents, read and parsed."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import NamedTuple
+
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+
+PAUSE_S = 1.0
+"""Between two scrapes: the agents' figures change every 10 s."""
+
+
+class Sample(NamedTuple):
+    """One series of one node's agent, without Ray's prefix."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class Scrape:
+    """The figures of all nodes, as they were at one moment."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.samples = [
+            Sample(sample.name.removeprefix("ray_"), sample.labels, sample.value)
+            for text in texts
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name.startswith("ray_raymq_")
+        ]
+
+    @classmethod
+    def now(cls) -> Scrape:
+        """The figures of all nodes that live, from each one's metrics port."""
+        return cls([_read(node) for node in ray.nodes() if node["Alive"]])
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        """The values of all series of a name that have these labels."""
+        return [one.value for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Their sum."""
+        return sum(self.values(name, **labels))
+
+
+def _read(node: dict) -> str:
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def scraped(condition: Callable[[Scrape], bool], what: str, timeout_s: float = 60.0) -> Scrape:
+    """The first scrape for which `condition` is true. AssertionError with all series when there was none in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition(scrape := Scrape.now()):
+        if time.monotonic() > deadline_s:
+            series = "\n".join(f"{one.name} {one.labels} {one.value:g}" for one in scrape.samples)
+            raise AssertionError(f"{what} was not scraped within {timeout_s:g} s; there is\n{series}")
+        time.sleep(PAUSE_S)
+    return scrape

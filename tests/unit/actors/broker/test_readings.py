@@ -1,0 +1,95 @@
+"""A broker's readings: few calls to the store, bounded, whatever the number of topics and groups."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.broker import readings as module
+from actors.broker.readings import take_readings
+from actors.core.broker.offsets import OffsetTable
+from raymq.names import dlq_topic, retry_topic
+from raymq.protocol.stats import Figures, GroupReading, GroupTotals, TopicReading, TopicStats
+from raymq.protocol.store import QueueBounds, StoreStatistics, TopicPuts
+
+
+class Store:
+    """Each queue holds the offsets 0 to 9. No message is there any more, as after a deletion."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def control(self, method: str) -> StoreStatistics:
+        self.calls.append(method)
+        return StoreStatistics({}, {"orders": TopicPuts(40, 4000), "gone": TopicPuts(1, 1)}, ())
+
+    def bounds_of_queues(self, queues: Any) -> list[QueueBounds]:
+        self.calls.append("bounds")
+        return [QueueBounds(0, 10, 0) for _ in queues]
+
+    def call(self, call: Any) -> Any:
+        return call(self, 1.0)
+
+    def stored_times(self, positions: Any, timeout_s: float) -> list[int]:
+        self.calls.append(f"times {len(positions)}")
+        return [0 for _ in positions]
+
+
+def stats(topic: str) -> TopicStats:
+    return TopicStats(Figures(minute_tps=2.0), Figures(minute_tps=200.0))
+
+
+def state_of(groups: int) -> Any:
+    offsets = OffsetTable()
+    topics = {name: SimpleNamespace(read_queue_nums=4, perm=6) for name in ("orders", "idle", "rmq_sys_x", "%RETRY%g0")}
+    for number in range(groups):
+        offsets.set(f"g{number}", "orders", {0: 10, 1: 4}, {})
+    offsets.set("g0", "%RETRY%g0", {0: 1}, {})
+    offsets.set("g0", "%LMQ%light", {0: 1}, {})
+    configs = {f"g{number}": SimpleNamespace(consume_enable=number != 1) for number in range(groups)}
+    return SimpleNamespace(topics=topics, offsets=offsets, groups=configs)
+
+
+def test_topics_and_groups_are_read_in_few_calls():
+    store = Store()
+    found = take_readings(state_of(50), store, {("g3", "orders"): 17}, stats)  # type: ignore[arg-type]  # a stand-in
+    assert found.topics == {
+        "orders": TopicReading(40, 4000, 4, 6, 40, 2.0, 200.0),
+        "idle": TopicReading(0, 0, 4, 6, 40, 2.0, 200.0),
+    }
+    assert len(found.groups) == 50
+    assert found.groups["g3", "orders"] == GroupReading(17, 0 + 6 + 10 + 10, None)  # its message is gone
+    assert found.left_out == 0
+    assert store.calls == ["statistics", "bounds", "times 50"]
+
+
+@pytest.mark.parametrize(("groups", "left_out", "asked"), [(7, 2, 3), (2, 0, 2)])
+def test_too_many_groups_are_left_out_and_counted(monkeypatch, groups, left_out, asked):
+    monkeypatch.setattr(module, "PAIRS_MAX", 5)
+    monkeypatch.setattr(module, "OLDEST_MAX", 3)
+    store = Store()
+    found = take_readings(state_of(groups), store, {}, stats)  # type: ignore[arg-type]  # a stand-in
+    assert found.left_out == left_out
+    assert store.calls[-1] == f"times {asked}"
+
+
+def test_groups_have_totals_of_all_topics_with_what_waits_to_be_tried_again():
+    state = state_of(3)
+    state.topics |= {name: SimpleNamespace(read_queue_nums=1, perm=6) for name in (retry_topic("g1"), dlq_topic("g1"))}
+    found = take_readings(state, Store(), {("g1", "orders"): 17, ("g1", retry_topic("g1")): 3}, stats)  # type: ignore[arg-type]  # a stand-in
+    assert found.group_totals == {
+        "g0": GroupTotals(0, 26, None, 9 + 10 + 10 + 10, 0, True),  # it has committed in its retry topic
+        "g1": GroupTotals(20, 26, None, 10, 10, False),
+        "g2": GroupTotals(0, 26, None, 0, 0, True),
+    }
+
+
+def test_the_age_of_the_first_unread_message_is_told(monkeypatch):
+    store = Store()
+    store.stored_times = lambda positions, timeout_s: [1_000 for _ in positions]  # type: ignore[method-assign]  # a stand-in
+    monkeypatch.setattr(module.time, "time_ns", lambda: 5_000_000_000)
+    found = take_readings(state_of(1), store, {}, stats)  # type: ignore[arg-type]  # a stand-in
+    assert found.groups["g0", "orders"].behind_ms == 4_000
+    assert found.group_totals["g0"].lag_ms == 4_000
