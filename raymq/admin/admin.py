@@ -5,23 +5,34 @@ from __future__ import annotations
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 from raymq.admin.base import ADMIN_TIMEOUT_S
+from raymq.admin.browse import BrowseAdmin
+from raymq.admin.delayed import DelayedAdmin
 from raymq.admin.groups import GroupAdmin
 from raymq.admin.replay import ReplayAdmin
+from raymq.admin.tail import TailAdmin
 from raymq.admin.topics import QueueDescription
-from raymq.errors import InvalidArgumentError
+from raymq.admin.track import TrackAdmin
+from raymq.errors import InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.names import LMQ_PREFIX
+from raymq.parallel import map_parallel
 from raymq.protocol.route import MASTER_ID, BrokerData
+from raymq.protocol.stats import BrokerReadings
 from raymq.protocol.store import LightQueue, StoreStatistics
 from raymq.protocol.transactions import TransactionFigures
+from raymq.remoting.broker_client import broker_client
 from raymq.retry import persist_until
 
 __all__ = ["Admin", "QueueDescription"]
 
+READINGS_TIMEOUT_S: Final = 5.0
+"""Bounds the question to a broker for all its figures."""
+BROKERS_AT_ONCE: Final = 8
 
-class Admin(GroupAdmin, ReplayAdmin):
+
+class Admin(GroupAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, TailAdmin):
     """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
     exists as asked, and deleting what is gone, succeed or raise an error that says so; `replay` sends nothing twice."""
 
@@ -69,6 +80,24 @@ class Admin(GroupAdmin, ReplayAdmin):
         return persist_until(
             time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: storage.control(method, timeout_s=left_s)
         )
+
+    def readings(self, timeout_s: float = READINGS_TIMEOUT_S) -> dict[str, BrokerReadings | None]:
+        """The totals of all topics and the progress of all groups, by broker group, for rates and lags of everything
+        at once. Each broker is asked once, all at the same time; None for one that does not answer in `timeout_s`.
+
+        Internal topics are left out. A total begins at 0 again when its server is restarted.
+        """
+        names = list(self.brokers())
+
+        def read(name: str) -> BrokerReadings | None:
+            try:
+                readings: BrokerReadings = broker_client(name).call("readings", timeout_s=timeout_s)
+                return readings
+            except (ServiceNotAvailableError, RequestTimeoutError):
+                return None
+
+        found = map_parallel(read, names, threads_max=BROKERS_AT_ONCE, name="readings")
+        return dict(zip(names, found, strict=True))
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Take writes off a broker group: every NameServer shows its topics as not writable, until its next change

@@ -1,27 +1,29 @@
 """Administration: dead letters, the messages that a group could not consume in all its attempts.
 
 They wait in `%DLQ%group`, one queue per broker group, like any message until retention deletes them. A replay brings
-them back to the group: each is consumed as if for the first time, by this group only, and keeps its id. The group's
-offset in the dead-letter queue separates those that were brought back, so each is brought back once, in the order they
-died; a replay that is interrupted may bring the last one back twice.
+them back to the group: each is consumed as if for the first time, by this group only, and keeps its id.
+
+The group's offset in the dead-letter queue separates those that were brought back in the order they died. Chosen ones
+are known by their copies in the group's retry topic, which have the same id, are younger, and count no attempts. So
+each is brought back once, however it was chosen; a replay that is interrupted may bring the last one back twice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeFromWhere, MessageExt, MessageQueue, PullStatus
-from raymq.names import check_group, dlq_topic
+from raymq.names import check_group, dlq_topic, retry_topic
 from raymq.protocol.group import OffsetCommit, StartOffsetQuery
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.check import record_starts
-from raymq.record.decode import decode_record
+from raymq.record.decode import decode_record, decode_records
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -38,6 +40,14 @@ _FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 T = TypeVar("T")
 
 
+class LetterPlace(NamedTuple):
+    """The place of a dead letter in its group's dead-letter topic."""
+
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A dead letter: the message as it is stored in the dead-letter topic, and `topic`, the one it was sent to.
@@ -46,6 +56,11 @@ class DeadLetter:
     message: MessageExt
     topic: str
     replayed: bool
+
+    @property
+    def place(self) -> LetterPlace:
+        """Its place, by which `DeadLetters.replay` takes it."""
+        return LetterPlace(self.message.broker_name, self.message.queue_id, self.message.queue_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +96,93 @@ class DeadLetters:
 
     def each(self, *, replayed: bool = False) -> Iterator[DeadLetter]:
         """As `letters`, all of them, one after another: those of one broker group after those of another."""
-        for queue in self._queues():
-            for found in self._read(queue, from_start=replayed):
-                yield found.letter
+        return self.behind(None, replayed=replayed)
 
-    def replay(self, *, rate: float | None = None, max_messages: int | None = None) -> Iterator[Replayed]:
+    def behind(self, after: LetterPlace | None, *, replayed: bool = False) -> Iterator[DeadLetter]:
+        """As `each`, those behind the letter at `after`."""
+        for queue in sorted(self._queues()):
+            here = queue.broker_name, queue.queue_id
+            if after is not None and here < after[:2]:
+                continue
+            begin = after.queue_offset + 1 if after is not None and here == after[:2] else 0
+            for found in self._read(queue, from_start=replayed, begin=begin):
+                letter = self._marked(queue, found.letter)
+                if replayed or not letter.replayed:
+                    yield letter
+
+    def replay(
+        self,
+        *,
+        rate: float | None = None,
+        max_messages: int | None = None,
+        letters: Iterable[LetterPlace | DeadLetter] | None = None,
+    ) -> Iterator[Replayed]:
         """Bring dead letters back, one after another, at most `rate` per second; yields the result of each.
 
-        Ends at the first that cannot be brought back: its error says why, and the next replay begins with it.
+        All that were not brought back yet: ends at the first that cannot be, its error says why, and the next replay
+        begins with it. Or the chosen `letters`, in their order: one that cannot be brought back, or was before, has its
+        error, and the others follow. InvalidArgumentError, before any is brought back, for a place without a letter.
         """
         if rate is not None and not rate > 0:
             raise InvalidArgumentError(f"rate must be more than 0 per second, not {rate}")
-        next_s = time.monotonic()
-        count = 0
+        pace = _Pace(rate)
+        if letters is not None:
+            chosen = [self._at(one.place if isinstance(one, DeadLetter) else one) for one in letters]
+            for queue, found in chosen[:max_messages]:
+                pace.wait()
+                yield self._bring_chosen(queue, found)
+            return
+        for result in islice(self._replay_all(pace), max_messages):
+            yield result
+            if result.error:
+                return
+
+    def _replay_all(self, pace: _Pace) -> Iterator[Replayed]:
         for queue in self._queues():
             for found in self._read(queue, from_start=False):
-                if count == max_messages:
-                    return
-                time.sleep(max(next_s - time.monotonic(), 0.0))
-                next_s = max(next_s, time.monotonic() - 1.0) + (1 / rate if rate else 0.0)
-                result = self._bring_back(queue, found)
-                yield result
-                if result.error:
-                    return
-                count += 1
+                if self._marked(queue, found.letter).replayed:
+                    self._commit_replayed(queue, found.letter.message.queue_offset + 1)
+                    continue
+                pace.wait()
+                yield self._bring_back(queue, found)
+
+    def _bring_chosen(self, queue: MessageQueue, found: _Found) -> Replayed:
+        broker = ActorRef(queue.broker_name)
+        try:
+            letter = self._marked(queue, found.letter)
+            if letter.replayed:
+                return Replayed(letter, "it was brought back before")
+            # A failed call is not repeated here: it may have been carried out.
+            broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
+        except RaymqError as error:
+            return Replayed(found.letter, str(error))
+        return Replayed(replace(found.letter, replayed=True))
+
+    def _at(self, place: LetterPlace) -> tuple[MessageQueue, _Found]:
+        """The dead letter at a place. InvalidArgumentError if there is none."""
+        queue = MessageQueue(dlq_topic(self._group), place.broker_name, place.queue_id)
+        if queue in self._queues():
+            found = next(self._read(queue, from_start=True, begin=place.queue_offset), None)
+            if found is not None and found.letter.message.queue_offset == place.queue_offset:
+                return queue, found
+        raise InvalidArgumentError(
+            f"group {self._group!r} has no dead letter at {place.broker_name}:{place.queue_id}:{place.queue_offset}; "
+            f"see `raymq dlq list {self._group}`"
+        )
+
+    def _marked(self, queue: MessageQueue, letter: DeadLetter) -> DeadLetter:
+        """The letter; `replayed` also if a copy of it in the retry topic says so."""
+        if letter.replayed:
+            return letter
+        message_id = letter.message.message_id
+        result = self._call_storage(
+            queue,
+            lambda storage, left_s: storage.query_by_unique_id(retry_topic(self._group), message_id, left_s),
+        )
+        died_ms = letter.message.store_timestamp_ms
+        copies = decode_records(result.records, broker_name=queue.broker_name) if result.count else []
+        replayed = any(copy.reconsume_times == 0 and copy.store_timestamp_ms >= died_ms for copy in copies)
+        return replace(letter, replayed=replayed)
 
     def _queues(self) -> list[MessageQueue]:
         topic = dlq_topic(self._group)
@@ -126,14 +204,14 @@ class DeadLetters:
         version = self._offsets.start_offset(queue, _FROM_FIRST, 0, DEAD_LETTER_TIMEOUT_S).reset_version
         self._offsets.commit_offsets({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
 
-    def _read(self, queue: MessageQueue, *, from_start: bool) -> Iterator[_Found]:
-        """The dead letters that one queue holds now, oldest first; without `from_start` those that were not brought
-        back."""
+    def _read(self, queue: MessageQueue, *, from_start: bool, begin: int = 0) -> Iterator[_Found]:
+        """The dead letters that one queue holds now from offset `begin` on, oldest first; without `from_start` those
+        behind the group's offset."""
         bounds = self._call_storage(
             queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s)
         )
         done = max(self._offsets.committed_offset(queue) or 0, bounds.min_offset)
-        offset = bounds.min_offset if from_start else done
+        offset = max(bounds.min_offset if from_start else done, begin)
         while offset < bounds.max_offset:
             result = self._fetch(queue, offset)
             if result.status is PullStatus.OFFSET_ILLEGAL or not result.count:
@@ -161,6 +239,19 @@ class DeadLetters:
             DEAD_LETTER_TIMEOUT_S,
             lambda storage, left_s: call(storage, min(left_s, DEAD_LETTER_CALL_TIMEOUT_S)),
         )
+
+
+class _Pace:
+    """At most `rate` steps a second; a caller that is late makes up for one second at most."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._pause_s = 1 / rate if rate else 0.0
+        self._next_s = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until the next step may be made."""
+        time.sleep(max(self._next_s - time.monotonic(), 0.0))
+        self._next_s = max(self._next_s, time.monotonic() - 1.0) + self._pause_s
 
 
 def _found(record: bytes, queue: MessageQueue, done: int) -> _Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Unpack
 
 from raymq.admin.base import ADMIN_TIMEOUT_S
 from raymq.admin.dead_letters import DeadLetters
@@ -20,12 +20,20 @@ from raymq.errors import (
 from raymq.message import MessageQueue
 from raymq.names import check_group, check_topic, dlq_topic, retry_topic
 from raymq.protocol.clients import ConsumerConnection, ProducerConnection
-from raymq.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
+from raymq.protocol.group import GroupChanges, GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.protocol.stats import GroupStats, add_up
 
 GROUPS_PER_CALL: Final = 500
 """The most groups that one call to a broker creates."""
 _ENDS: Final = ("earliest", "latest")
+
+
+class NewOffsets(dict[MessageQueue, int]):
+    """The offsets that a group goes on from, by queue; `old` are those before, None where it had not committed."""
+
+    def __init__(self, new: Mapping[MessageQueue, int], old: Mapping[MessageQueue, int | None]) -> None:
+        super().__init__(new)
+        self.old = dict(old)
 
 
 class GroupAdmin(TopicAdmin, MessageAdmin):
@@ -94,7 +102,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         found: list[GroupConfig] = self._call_brokers_that_know(group, "group_config", group)
         return found[0]
 
-    def update_group(self, group: str, **changes: Any) -> GroupConfig:
+    def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupConfig:
         """Change fields of a group's configuration (GroupConfig), which is returned. Its consumers stop soon after
         ``consume_enable=False``. Consumers in BROADCASTING begin with no further queue after
         ``consume_broadcast_enable=False``. GroupNotExistError, InvalidArgumentError."""
@@ -120,13 +128,14 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         timestamp_ms: int | None = None,
         offset: int | None = None,
         queue: MessageQueue | None = None,
-    ) -> dict[MessageQueue, int]:
+        dry_run: bool = False,
+    ) -> NewOffsets:
         """Have a group go on from another offset in a topic, or in one `queue` of it, also while its consumers run: at
         the earliest or latest message, at the first one stored at or after `timestamp_ms`, or at `offset`.
 
-        Returns the new offsets. Consumers that run learn of it with their next heartbeat; messages that they are
-        consuming are finished and not committed. GroupNotExistError, TopicNotExistError, OffsetOutOfRangeError,
-        InvalidArgumentError.
+        Returns the new offsets, and those before as `old`; with `dry_run` nothing changes. Consumers that run learn of
+        it with their next heartbeat; messages that they are consuming are finished and not committed.
+        GroupNotExistError, TopicNotExistError, OffsetOutOfRangeError, InvalidArgumentError.
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
             raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
@@ -136,19 +145,30 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             raise InvalidArgumentError(f"topic {topic!r} has no queue {', '.join(unknown)}")
         self._call_brokers_that_know(check_group(group), "group_config", group)
         offsets = {one: self._target_offset(one, to, timestamp_ms, offset) for one in queues}
-        self._set_offsets(group, offsets)
-        return offsets
+        return self._move_offsets(group, topic, offsets, dry_run=dry_run)
 
-    def clone_offsets(self, source: str, target: str, topic: str) -> dict[MessageQueue, int]:
-        """Have group `target` go on in a topic from the offsets of group `source`; returns them. `target` becomes known
-        if it is not. GroupNotExistError for `source`, TopicNotExistError."""
+    def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> NewOffsets:
+        """Have group `target` go on in a topic from the offsets of group `source`; returns them, and those of `target`
+        before as `old`. `target` becomes known if it is not; with `dry_run` nothing changes. GroupNotExistError for
+        `source`, TopicNotExistError."""
         offsets: dict[MessageQueue, int] = {}
         self._call_brokers_that_know(check_group(source), "group_config", source)
         for broker_name in self.topic_route(topic).brokers:
             committed = self._call_broker(broker_name, "committed_offsets", source, topic)
             offsets |= {MessageQueue(topic, broker_name, queue_id): at for queue_id, at in committed.items()}
-        self._set_offsets(check_group(target), offsets)
-        return offsets
+        return self._move_offsets(check_group(target), topic, offsets, dry_run=dry_run)
+
+    def _move_offsets(
+        self, group: str, topic: str, offsets: Mapping[MessageQueue, int], *, dry_run: bool
+    ) -> NewOffsets:
+        """Set a group's offsets, unless it is a dry run; returns them with those before."""
+        old: dict[MessageQueue, int | None] = dict.fromkeys(offsets)
+        for broker_name in sorted({queue.broker_name for queue in offsets}):
+            committed = self._call_broker(broker_name, "committed_offsets", group, topic)
+            old |= {queue: committed.get(queue.queue_id) for queue in offsets if queue.broker_name == broker_name}
+        if not dry_run:
+            self._set_offsets(group, offsets)
+        return NewOffsets(offsets, old)
 
     def _target_offset(self, queue: MessageQueue, to: str | None, timestamp_ms: int | None, offset: int | None) -> int:
         if timestamp_ms is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
-from raymq.admin.base import ADMIN_TIMEOUT_S, AdminBase
+from raymq.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, ADMIN_TIMEOUT_S, AdminBase
 from raymq.errors import (
     InvalidArgumentError,
     RaymqError,
@@ -36,13 +37,17 @@ from raymq.protocol.route import (
     spread_queues,
 )
 from raymq.protocol.stats import TopicStats, add_up
+from raymq.protocol.store import QueueBounds, QueuePosition
 from raymq.remoting.route_cache import RouteCache
-from raymq.remoting.storage_clients import StorageClients
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
 
 TOPICS_PER_CALL: Final = 500
 """The most topics that one call to a broker creates."""
 BROKERS_KEPT_S: Final = 1.0
 """The age at which topics are spread over brokers that are asked for again."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +245,45 @@ class TopicAdmin(AdminBase):
         self._routes.invalidate(topic)
         return self._routes.wait(topic, ADMIN_TIMEOUT_S)
 
+    def topic_routes(self, topics: Iterable[str]) -> dict[str, TopicRoute]:
+        """The routes of topics as a NameServer knows them now, in one call. Those that it does not know are left out,
+        as are all while it was restarted and may not have heard of every broker yet."""
+        wanted = list(topics)
+        return self._routes.read(wanted) if wanted else {}
+
     def describe_topic(self, topic: str) -> list[QueueDescription]:
-        """Every queue of a topic with its offsets. TopicNotExistError."""
-        route = self.topic_route(topic)
+        """Every queue of a topic with its offsets, in one call for each broker group. TopicNotExistError."""
         described = []
-        for queue in route.subscribe_queues:
-            bounds = self._queue_bounds(queue)
-            described.append(QueueDescription(queue, bounds.min_offset, bounds.max_offset))
+        for queues in _by_broker(self.topic_route(topic).subscribe_queues):
+            asked = [(queue.topic, queue.queue_id) for queue in queues]
+            bounds = self._ask_master(queues[0], partial(_bounds_of, asked))
+            described += [
+                QueueDescription(queue, one.min_offset, one.max_offset)
+                for queue, one in zip(queues, bounds, strict=True)
+            ]
         return described
+
+    def kept_since(self, topic: str) -> dict[MessageQueue, int | None]:
+        """When the first message that each queue of a topic holds was stored, in ms since 1970; None for a queue that
+        holds none. Two calls for each broker group. TopicNotExistError."""
+        described = self.describe_topic(topic)
+        since: dict[MessageQueue, int | None] = dict.fromkeys(one.queue for one in described)
+        first = {one.queue: one.min_offset for one in described if one.messages}
+        for queues in _by_broker(first):
+            asked = [QueuePosition(queue.topic, queue.queue_id, first[queue]) for queue in queues]
+            times_ms = self._ask_master(queues[0], partial(_times_of, asked))
+            since |= {queue: at_ms or None for queue, at_ms in zip(queues, times_ms, strict=True)}
+        return since
+
+    def _ask_master(self, queue: MessageQueue, ask: Callable[[StorageClient, float], T]) -> T:
+        """The answer of the storage actor that leads the queue's broker group."""
+        return call_master(
+            self._routes,
+            self._storages,
+            queue,
+            ADMIN_TIMEOUT_S,
+            lambda storage, left_s: ask(storage, min(left_s, ADMIN_SHORT_CALL_TIMEOUT_S)),
+        )
 
     def _wait_for_routes(self, topics: Mapping[str, int]) -> None:
         """Wait until a NameServer shows all of the topics' queues: brokers register on their own.
@@ -270,3 +306,19 @@ class TopicAdmin(AdminBase):
             if time.monotonic() > deadline_s:
                 raise RequestTimeoutError(f"registration of topic {next(iter(missing))!r}", ADMIN_TIMEOUT_S)
             time.sleep(0.02)
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
+    """The queues of each broker group, in their order."""
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        found.setdefault(queue.broker_name, []).append(queue)
+    return list(found.values())
+
+
+def _bounds_of(queues: list[tuple[str, int]], storage: StorageClient, timeout_s: float) -> list[QueueBounds]:
+    return storage.bounds_of_queues(queues, timeout_s)
+
+
+def _times_of(positions: list[QueuePosition], storage: StorageClient, timeout_s: float) -> list[int]:
+    return storage.stored_times(positions, timeout_s)

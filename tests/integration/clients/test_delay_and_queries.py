@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import raymq
+from raymq.admin.track import TrackState
+from raymq.cli import cli
 from raymq.message import ConsumeFromWhere
 from tests.support.history.waiting import eventually
 
@@ -105,3 +108,51 @@ def test_the_command_line_sends_later_and_finds_again(mq: raymq.Client, topic: s
     eventually(lambda: bodies(mq, topic) == [b"later"], "it is delivered")
     found = run("query", topic, "--key", "cli")
     assert "later" in json.dumps(found)
+
+
+def test_a_topic_is_browsed_page_by_page_and_groups_are_tracked(mq: raymq.Client, topic: str, group: str) -> None:
+    with mq.producer() as producer:
+        sent = [producer.send(raymq.Message(topic, b"body %d" % n, tags="odd" if n % 2 else "even")) for n in range(30)]
+    newest = mq.admin.browse(topic, limit=10)
+    rest = mq.admin.browse(topic, limit=100, cursor=newest.cursor)
+    assert (len(newest.messages), newest.truncated, rest.cursor) == (10, False, None)
+    found = [message.body for message in (*newest.messages, *rest.messages)]
+    assert sorted(found) == sorted(b"body %d" % n for n in range(30))
+    assert [m.body for m in mq.admin.browse(topic, contains="body 17").messages] == [b"body 17"]
+    assert len(mq.admin.browse(topic, tags="odd", newest_first=False).messages) == 15
+    bounded = mq.admin.browse(topic, contains="nothing", max_scanned=7)
+    assert (bounded.scanned, bounded.truncated, bounded.messages) == (7, True, ())
+    done = CliRunner().invoke(cli, ["browse", topic, "--contains", "body 3", "--oldest", "--json"])
+    assert [row["body"] for row in json.loads(done.stdout)["messages"]] == ["body 3"]
+
+    [message] = mq.admin.query_by_id(topic, sent[4].message_id)
+    with mq.pull_consumer(group, consume_from=FIRST) as consumer:
+        consumer.subscribe(topic, "even")
+        seen: list[bytes] = []
+
+        def all_even() -> bool:
+            seen.extend(one.body for one in consumer.poll(timeout_s=0.5))
+            return len(seen) >= 15
+
+        eventually(all_even, "the group has all it wants")
+        consumer.commit()
+        assert [one.state for one in mq.admin.message_track(message) if one.group == group] == [TrackState.CONSUMED]
+        [odd] = mq.admin.browse(topic, contains="body 17").messages
+        assert [one.state for one in mq.admin.message_track(odd) if one.group == group] == [TrackState.FILTERED]
+    moves = mq.admin.reset_offsets(group, topic, "earliest", dry_run=True)
+    assert set(moves.values()) == {0}
+    assert sum(at or 0 for at in moves.old.values()) == 30
+    readings = [one for one in mq.admin.readings().values() if one is not None]
+    assert sum(one.topics[topic].held for one in readings) == 30
+    assert sum(one.group_totals[group].lag for one in readings) == 0
+
+
+def test_delayed_messages_are_counted_and_the_next_are_listed(mq: raymq.Client, topic: str) -> None:
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    with mq.producer() as producer:
+        producer.send(raymq.Message(topic, b"timed", deliver_at_ms=due_ms))
+        producer.send(raymq.Message(topic, b"level", delay_level=18))
+    found = [one for one in mq.admin.delayed(limit=1000).next_due if one.topic == topic]
+    assert [(one.message.body, one.level) for one in found] == [(b"timed", 0), (b"level", 18)]
+    assert found[0].due_ms == due_ms
+    assert mq.admin.delayed(due_ms, due_ms + 1).levels["deliver_at"] >= 1

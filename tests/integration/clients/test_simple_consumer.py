@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import raymq
+from raymq.cli import cli
 from raymq.protocol.group import GroupConfig
 from tests.support.clusters.page_example import assert_prints_what_it_says
 
@@ -188,3 +192,22 @@ def test_dead_letters_that_are_replayed_are_received_again(mq: raymq.Client) -> 
 
 def test_the_snippets_of_the_page_do_what_they_say(mq: raymq.Client) -> None:
     assert_prints_what_it_says("simple-consumer.md")
+
+
+def test_the_command_receives_keeps_and_acknowledges(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-command", queues=1)
+    send(mq, "pop-command", 3, tags="a")
+    words = ["receive", "pop-command-g", "pop-command", "--from", "first", "--json"]
+
+    def run(*more: str) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, [*words, *more], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    [kept] = run("--keep", "--max", "1")["messages"]
+    assert kept["body"] == "0"
+    assert kept["attempt"] == 1
+    assert [message["body"] for message in run("--max", "5")["messages"]] == ["1", "2"]
+    assert run("--ack", kept["handle"]) == {"acknowledged": 1}
+    assert run("--ack", kept["handle"]) == {"acknowledged": 0}
+    assert run("--wait", "0") == {"messages": []}

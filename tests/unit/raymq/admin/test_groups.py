@@ -50,7 +50,7 @@ class Cluster:
 
     def call(self, name, method, *args):
         self.calls.append((name, method, *args))
-        answer = self.answers.get((name, method))
+        answer = self.answers.get((name, method), {} if method == "committed_offsets" else None)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -195,3 +195,13 @@ def test_many_groups_are_created_with_few_calls_to_each_broker(cluster, monkeypa
     configs = [GroupConfig(f"g{index}") for index in range(3)]
     cluster.admin.create_groups(configs)
     assert cluster.called("update_groups") == [(name, part) for name in "ab" for part in (configs[:2], configs[2:])]
+
+
+def test_a_dry_run_shows_old_and_new_offsets_and_changes_nothing(cluster):
+    cluster.answers["a", "committed_offsets"] = {0: 7}
+    moves = cluster.admin.reset_offsets("billing", "orders", "latest", dry_run=True)
+    assert moves == {A0: 10, A1: 10, B0: 10}
+    assert moves.old == {A0: 7, A1: None, B0: None}
+    assert cluster.admin.clone_offsets("billing", "other", "orders", dry_run=True) == {A0: 7}
+    assert cluster.called("reset_offsets") == []
+    assert cluster.called("ensure_group") == []

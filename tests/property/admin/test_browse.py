@@ -1,0 +1,143 @@
+"""Pages of a topic against a list of its messages: whatever the bounds, pages together are the whole, each once."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from raymq.admin import browse
+from raymq.admin.browse import Span, read_cursor, read_page, write_cursor
+from raymq.errors import InvalidArgumentError
+from raymq.message import MessageQueue, PullStatus
+from raymq.protocol.store import FetchResult
+
+QUEUES = [MessageQueue("orders", name, id_) for name, id_ in (("a", 0), ("a", 1), ("b", 0))]
+
+
+class Topic:
+    """Messages of queues, by their times; a queue holds those from its first offset on. Some offsets have none."""
+
+    def __init__(self, times: list[list[int]], firsts: list[int], gaps: set[int], per_fetch: int) -> None:
+        self.firsts = dict(zip(QUEUES, firsts, strict=True))
+        self.times = dict(zip(QUEUES, (sorted(one) for one in times), strict=True))
+        self.gaps, self.per_fetch = gaps, per_fetch
+
+    def end(self, queue: MessageQueue) -> int:
+        return self.firsts[queue] + len(self.times[queue])
+
+    def spans(self) -> list[Span]:
+        return [Span(queue, self.firsts[queue], self.end(queue)) for queue in QUEUES]
+
+    def messages(self, queue: MessageQueue, begin: int, end: int) -> list[Any]:
+        first = self.firsts[queue]
+        return [
+            SimpleNamespace(queue=queue, queue_offset=at, store_timestamp_ms=self.times[queue][at - first])
+            for at in range(begin, end)
+            if at not in self.gaps
+        ]
+
+    def fetch(self, wanted: Any) -> list[FetchResult]:
+        results = []
+        for queue, offset, count in wanted:
+            first, end = self.firsts[queue], self.end(queue)
+            if not first <= offset <= end:
+                results.append(FetchResult(PullStatus.OFFSET_ILLEGAL, min(max(offset, first), end), first, end, b"", 0))
+                continue
+            until = min(offset + min(count, self.per_fetch), end)
+            found = [one.queue_offset for one in self.messages(queue, offset, until)]
+            status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MESSAGE
+            records = json.dumps([str(queue), found]).encode()
+            results.append(FetchResult(status, until, first, end, records, len(found)))
+        return results
+
+    def decode(self, records: bytes, *, broker_name: str) -> list[Any]:
+        name, offsets = json.loads(records)
+        [queue] = [one for one in QUEUES if str(one) == name]
+        assert queue.broker_name == broker_name
+        return [one for at in offsets for one in self.messages(queue, at, at + 1)]
+
+
+topics = st.builds(
+    Topic,
+    st.tuples(*[st.lists(st.integers(0, 30), max_size=40)] * 3),
+    st.tuples(*[st.integers(0, 3)] * 3),
+    st.sets(st.integers(0, 45), max_size=20),
+    st.integers(1, 40),
+)
+
+
+@given(
+    topic=topics, newest_first=st.booleans(), limit=st.integers(1, 50), most=st.integers(1, 60), every=st.integers(1, 4)
+)
+def test_pages_are_the_whole_topic_in_order_and_each_message_once(
+    topic: Topic, newest_first: bool, limit: int, most: int, every: int
+) -> None:
+    seen: list[Any] = []
+    scanned = 0
+    spans = topic.spans()
+    pages = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(browse, "decode_records", topic.decode)
+        while True:
+            page = read_page(
+                spans,
+                topic.fetch,
+                lambda message: message.queue_offset % every == 0,
+                newest_first=newest_first,
+                limit=limit,
+                max_scanned=most,
+                in_time=lambda: True,
+            )
+            pages += 1
+            assert len(page.messages) <= limit
+            assert page.scanned <= most
+            assert page.truncated <= (page.scanned >= most)
+            seen += page.messages
+            scanned += page.scanned
+            if page.cursor is None:
+                break
+            spans, same_way = read_cursor("orders", page.cursor)
+            assert same_way is newest_first
+            assert pages < 400
+    everything = [one for span in topic.spans() for one in topic.messages(span.queue, span.begin, span.end)]
+    assert scanned == len(everything)
+    wanted = [one for one in everything if one.queue_offset % every == 0]
+    assert sorted((str(one.queue), one.queue_offset) for one in seen) == sorted(
+        (str(one.queue), one.queue_offset) for one in wanted
+    )
+    times = [one.store_timestamp_ms for one in seen]
+    assert times == sorted(times, reverse=newest_first)
+
+
+@given(topic=topics, newest_first=st.booleans(), steps=st.integers(0, 5))
+def test_a_page_without_time_says_so_and_its_cursor_goes_on(topic: Topic, newest_first: bool, steps: int) -> None:
+    left = iter([True] * steps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(browse, "decode_records", topic.decode)
+        common = {"newest_first": newest_first, "limit": 1000, "max_scanned": 1000}
+        page = read_page(topic.spans(), topic.fetch, lambda message: True, in_time=lambda: next(left, False), **common)
+        rest = read_page(
+            read_cursor("orders", page.cursor)[0] if page.cursor else [],
+            topic.fetch,
+            lambda message: True,
+            in_time=lambda: True,
+            **common,
+        )
+    everything = [one for span in topic.spans() for one in topic.messages(span.queue, span.begin, span.end)]
+    assert page.truncated is (page.cursor is not None) or not rest.messages
+    assert len(page.messages) + len(rest.messages) == len(everything)
+
+
+@given(st.lists(st.builds(Span, st.sampled_from(QUEUES), st.integers(0, 2**62), st.integers(0, 2**62))), st.booleans())
+def test_a_cursor_is_read_as_it_was_written(spans: list[Span], newest_first: bool) -> None:
+    assert read_cursor("orders", write_cursor(spans, newest_first=newest_first)) == (spans, newest_first)
+
+
+@pytest.mark.parametrize("text", ["", "%", "AAAA", "W10", "WzEsW1sxXV1d", "\u00e4"])
+def test_any_other_text_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="no cursor"):
+        read_cursor("orders", text)
