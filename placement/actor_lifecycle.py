@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.replica.storage_actor import StorageActor
 from placement.specs import StoragePlan
 from raymq.errors import RaymqError
-from raymq.names import CONTROLLER, NAMESPACE
+from raymq.names import CONSOLE, CONTROLLER, NAMESPACE
 from raymq.remoting.actor_ref import ActorRef
 
 CLOSE_TIMEOUT_S: Final = 30.0
@@ -23,7 +23,7 @@ def start_storage(plan: StoragePlan) -> None:
     """Create a replica's storage actor on its node, unless it exists. Does not wait for it to answer."""
     strategy = NodeAffinitySchedulingStrategy(plan.node_id, soft=False)
     StorageActor.options(name=str(plan.name), get_if_exists=True, scheduling_strategy=strategy).remote(
-        plan.name, plan.settings, plan.store_host, plan.replication
+        plan.name, plan.settings, plan.store_host, plan.replication, plan.metrics
     )
 
 
@@ -33,7 +33,7 @@ def end_actor(name: str) -> None:
         handle = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return  # gone meanwhile
-    if name == CONTROLLER or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
+    if name in (CONSOLE, CONTROLLER) or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
         try:
             ActorRef(name).call("close", timeout_s=CLOSE_TIMEOUT_S)
         except RaymqError as error:

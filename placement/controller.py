@@ -20,21 +20,24 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import ray
 
 from actors.actor_class import actor_class
 from actors.core.replica.orders import Follow, GroupLeader, Order, Renew, ReplicaState
+from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.replica.replicator_actor import ReplicatorActor
+from placement.controller_metrics import ControllerMetrics
 from placement.election import GroupControl, Record
 from placement.reconciler import Reconciler
 from placement.repair import ReplicaGroupView
 from placement.specs import ControllerSettings
 from raymq.config.cluster import path_here
 from raymq.errors import InvalidArgumentError, RaymqError, StoreError
-from raymq.names import ReplicatorName, StorageName
+from raymq.names import CONTROLLER, ReplicatorName, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from storage.files.journal import Journal
 from storage.replication.epochs import SyncStateSet
@@ -72,8 +75,11 @@ class Controller:
         self._watched: dict[StorageName, _WatchedReplica] = {}
         for group, replicas in settings.groups.items():
             self._control(group, replicas)
+        self._figures = ControllerMetrics()
         self._reconciler = Reconciler(settings, self._group_views, self.draining, self.designate)
         threading.Thread(target=self._reconciler.run, args=(self._stopping,), name="repair", daemon=True).start()
+        report = partial(self._figures.report, status=self.status)
+        self._metrics = MetricsThread(settings.metrics, "controller", CONTROLLER, report)
 
     def _control(self, group: str, replicas: frozenset[int]) -> None:
         settings = self._settings
@@ -158,6 +164,7 @@ class Controller:
     def close(self) -> None:
         """Stop deciding. Masters stop by themselves when their leases end."""
         self._stopping.set()
+        self._metrics.close()
         for watched in self._watched.values():
             watched.wake.set()
 
@@ -184,6 +191,8 @@ class Controller:
             "master": master,
             "epoch": None if record is None else record.epoch,
             "in_sync": sorted(in_sync),
+            "learners": sorted(self._settings.learners.get(group, ())),
+            "min_in_sync_replicas": self._min_in_sync(group),
             "reason": control.reason,
             "replicas": [
                 self._replica_status(watched, alive.get(watched.name.replica), leading)
@@ -191,6 +200,11 @@ class Controller:
                 if watched.name.broker_name == group
             ],
         }
+
+    def _min_in_sync(self, group: str) -> int:
+        """The replicas of a group that must be in sync for it to take messages."""
+        planned = [storage for storage in self._settings.storages if storage.name.broker_name == group]
+        return planned[0].replication.min_in_sync_replicas if planned else 1
 
     def _replica_status(
         self, watched: _WatchedReplica, state: ReplicaState | None, leading: ReplicaState | None
@@ -247,6 +261,7 @@ class Controller:
                     if not self._write(action):
                         control.record = before
                         return
+                    self._figures.note(before, action)
                 else:
                     self._assign_order(action)
             record = control.record

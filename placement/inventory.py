@@ -10,7 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.actor_class import remote_function
-from placement.replica_nodes import Node
+from placement.replica_nodes import Node, carrying
 from raymq.config.cluster import data_dir_here
 from raymq.config.store import COMMIT_LOG_DIR
 from raymq.names import NAMESPACE
@@ -23,16 +23,26 @@ HEAD_RESOURCE: Final = "node:__internal_head__"
 """The resource that only Ray's head node has."""
 
 
-def inventory(data_dir: Path, draining: Collection[str] = (), timeout_s: float = INVENTORY_TIMEOUT_S) -> list[Node]:
-    """The Ray nodes that are alive now, with the stores below `data_dir` on each, and their zones.
+def inventory(
+    data_dir: Path,
+    draining: Collection[str] = (),
+    timeout_s: float = INVENTORY_TIMEOUT_S,
+    node_label: str | None = None,
+) -> list[Node]:
+    """The Ray nodes that are alive now and carry `node_label`, with the stores below `data_dir` on each, and their
+    zones. Nodes without the label are not asked: they may come and go.
 
-    `draining`: ids of nodes that are being emptied. RaymqError when a node does not answer in time.
+    `draining`: ids of nodes that are being emptied. RaymqError when a node does not answer in time, ConfigError when
+    none carries the label.
     """
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    able = carrying(node_label, {node_id: node.get("Labels") or {} for node_id, node in alive.items()})
     here = ray.get_runtime_context().get_node_id()  # this node is read without a process of its own
-    asked = {node_id: _start_listing(node_id, data_dir) for node_id in alive if node_id != here}
+    asked = {node_id: _start_listing(node_id, data_dir) for node_id in able if node_id != here}
     nodes = []
     for node_id, node in alive.items():
+        if node_id not in able:
+            continue
         ip, labels = node["NodeManagerAddress"], dict(node.get("Labels") or {})
         stores = (
             resolve(asked[node_id], f"the stores on {ip}", timeout_s)

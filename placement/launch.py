@@ -10,7 +10,7 @@ created them, and a user's program may have a folder called `storage`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -25,41 +25,53 @@ from placement.plan import Plan
 from placement.specs import ControllerSettings
 from raymq.cluster.launcher import ProgressCallback
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
-from raymq.names import CONTROLLER
+from raymq.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
 SERVERS_READY_TIMEOUT_S: Final = 120.0
 """The timeout for all actors to answer. Opening a store may mean recovering gigabytes of log."""
 LAUNCH_CALL_TIMEOUT_S: Final = 10.0
+NO_LOGS: Final[Mapping[str, int]] = {}
 
 
 def start(
-    plan: Plan, progress: ProgressCallback = lambda step: None, timeout_s: float = SERVERS_READY_TIMEOUT_S
+    plan: Plan,
+    progress: ProgressCallback = lambda step: None,
+    timeout_s: float = SERVERS_READY_TIMEOUT_S,
+    *,
+    log_bytes: Mapping[str, int] = NO_LOGS,
 ) -> None:
-    """Start the actors that do not run yet, and return when every actor answers.
+    """Start the actors that do not run yet, and return when every actor answers. `log_bytes`: the logs' sizes by
+    storage actor, for the progress.
 
     Raises the error that kept one from starting (StoreLockedError, StoreError, RequestTimeoutError …); then every actor
     that this call started has been stopped again.
     """
     before = set(running())
     try:
-        _start(plan, progress, time.monotonic() + timeout_s)
+        _start(plan, progress, time.monotonic() + timeout_s, log_bytes)
     except BaseException:
         stop(progress, only=[name for name in running() if name not in before])
         raise
 
 
-def _start(plan: Plan, progress: ProgressCallback, deadline_s: float) -> None:
+def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes: Mapping[str, int]) -> None:
     progress("starting the NameServer")
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
     for index, nameserver in enumerate(plan.nameservers):
         NameServerActor.options(
             name=str(nameserver.name), get_if_exists=True, scheduling_strategy="SPREAD" if index else on_head
-        ).remote(str(nameserver.kv_path), [broker.broker_name for broker in plan.brokers])
+        ).remote(
+            str(nameserver.kv_path),
+            [broker.broker_name for broker in plan.brokers],
+            name=str(nameserver.name),
+            metrics=plan.metrics,
+        )
     progress("opening the stores")
     for storage in plan.storages:
         start_storage(storage)
     for storage in plan.storages:
+        progress(f"opening the stores: {storage.name}{_recovery(log_bytes.get(str(storage.name), 0))}")
         _wait(str(storage.name), "describe", deadline_s)
     if plan.controller is not None:
         progress("starting the Controller")
@@ -69,7 +81,9 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float) -> None:
             plan.controller
         )
         _wait(CONTROLLER, "status", deadline_s)
-    rebalances = start_rebalance(plan.rebalance_servers, [nameserver.name for nameserver in plan.nameservers])
+    rebalances = start_rebalance(
+        plan.rebalance_servers, [nameserver.name for nameserver in plan.nameservers], plan.metrics
+    )
     progress("starting the brokers")
     for broker in plan.brokers:
         BrokerActor.options(name=broker.broker_name, get_if_exists=True).remote(broker)
@@ -87,6 +101,11 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float) -> None:
                     f"registration of {', '.join(sorted(missing))} at {nameserver.name}", SERVERS_READY_TIMEOUT_S
                 )
             time.sleep(0.05)
+
+
+def _recovery(log_bytes: int) -> str:
+    """The size of the log that a store opens with: it is read as far as it was not known to be whole."""
+    return f", a log of {log_bytes >> 20:,} MiB" if log_bytes >> 20 else ""
 
 
 def _end_outdated(settings: ControllerSettings) -> None:
@@ -122,7 +141,9 @@ def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | N
 
 def _stop_rank(name: str) -> int:
     # Without the Controller nobody is elected while the replicas of a group close one after another.
-    for rank, prefix in enumerate(("pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")):
+    for rank, prefix in enumerate(
+        (CONSOLE, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
+    ):
         if name.startswith(prefix):
             return rank
     return 9 if name.startswith("storage-") else 8

@@ -13,16 +13,20 @@ import logging
 import pickle
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import ray
 
 from placement import launch, operations
+from placement.board import install_on_head, try_to_install
+from placement.console.actor import start_console, stop_console
 from placement.inventory import inventory, running
-from placement.plan import make_plan
+from placement.plan import Plan, make_plan
+from placement.replica_nodes import Node
 from placement.status import cluster_status
 from raymq.config.cluster import ClusterSettings
-from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.errors import ClusterNotFoundError, RaymqError, ServiceNotAvailableError
 from raymq.names import NAMESPACE
 
 
@@ -49,16 +53,42 @@ def _carry_out(request: dict[str, Any]) -> Any:
     if action == "start":
         settings = ClusterSettings(**request["settings"])
         known, draining = operations.placed_replicas()
-        plan = make_plan(settings, inventory(settings.data_dir, draining), known)
-        launch.start(plan, _progress)
+        nodes = inventory(settings.data_dir, draining, node_label=settings.placement.node_label)
+        plan = make_plan(settings, nodes, known)
+        launch.start(plan, _progress, log_bytes=_log_bytes(plan, nodes))
+        if request.get("board") and settings.metrics.enable:
+            try_to_install(_progress)
+        if settings.console.enable:
+            _progress("starting the console")
+            start_console(settings.console, settings.cluster_name)
         return running()
+    if action == "console":
+        settings = ClusterSettings(**request["settings"])
+        if not any(name.startswith("nameserver-") for name in running()):
+            raise ClusterNotFoundError("this Ray cluster runs no raymq: start it with `raymq up`")
+        return start_console(settings.console, settings.cluster_name)
+    if action == "stop_console":
+        return stop_console()
     if action == "stop":
         return launch.stop(_progress)
     if action == "drain":
         return operations.drain(request["node"], drained=not request["undo"], progress=_progress)
     if action == "balance":
         return operations.balance(_progress)
+    if action == "close":
+        return operations.close_stores_here(_progress)
+    if action == "board":
+        return install_on_head(request["output"])
     return cluster_status()
+
+
+def _log_bytes(plan: Plan, nodes: Sequence[Node]) -> dict[str, int]:
+    """The bytes of the log that each store of the plan has on its node."""
+    stores = {node.node_id: node.stores for node in nodes}
+    return {
+        str(storage.name): stores.get(storage.node_id, {}).get(storage.settings.store_path_root_dir.name, 0)
+        for storage in plan.storages
+    }
 
 
 def _progress(step: str) -> None:

@@ -1,4 +1,5 @@
-"""The operator's commands to the Controller: empty a node, and have the first replicas by priority lead again."""
+"""The operator's commands to the Controller: empty a node, and have the first replicas by priority lead again; and to
+the stores of one node, to close."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from typing import Any, Final
 
 import ray
 
+from placement.actor_lifecycle import CLOSE_TIMEOUT_S
 from placement.inventory import running
 from raymq.cluster.launcher import ProgressCallback
-from raymq.errors import InvalidArgumentError
+from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.names import CONTROLLER, StorageName
 from raymq.remoting.actor_ref import ActorRef
 
@@ -47,6 +49,36 @@ def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, 
             break
         time.sleep(POLL_S)
     return {"node_id": node_id, "drained": drained, "left": left}
+
+
+def close_stores_here(progress: ProgressCallback) -> list[str]:
+    """Close the stores whose actors run on this process's node, which is about to be taken away; returns their names.
+
+    A closed store opens without recovery. Its actor stays and answers nothing, until it ends with the node: another
+    replica leads meanwhile. One that does not answer in time is left as it is, and recovers when it is opened again.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    closed = []
+    for name in (name for name in running() if name.startswith("storage-")):
+        actor = ActorRef(name)
+        try:
+            if actor.call("describe", timeout_s=OPERATION_CALL_TIMEOUT_S).node_id == here:
+                progress(f"closing {name}")
+                actor.call("close", timeout_s=CLOSE_TIMEOUT_S)
+                closed.append(name)
+        except RaymqError as error:
+            progress(f"{name}: {error}")
+    return closed
+
+
+def order_drain(node: str, *, drained: bool) -> None:
+    """As `drain`, without waiting: on return it is ordered. Raises as `drain`."""
+    _controller().call("drain", _find_node(node), drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
+
+
+def order_balance() -> None:
+    """As `balance`, without waiting: on return it is ordered. Raises as `balance`."""
+    _controller().call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
 
 
 def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:

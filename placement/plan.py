@@ -15,6 +15,7 @@ from placement.election import FIXED_MASTER, ControlRules
 from placement.replica_nodes import Node, choose_nodes, store_directory
 from placement.specs import ControllerSettings, StoragePlan
 from raymq.config.cluster import BrokerSettings, ClusterSettings
+from raymq.config.metrics import MetricsSettings
 from raymq.config.store import StoreOptions, StoreSettings
 from raymq.names import CONTROLLER, NameServerName, StorageName
 
@@ -42,6 +43,7 @@ class Plan:
     brokers: tuple[BrokerSettings, ...]
     controller: ControllerSettings | None
     rebalance_servers: int
+    metrics: MetricsSettings
 
 
 def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[StorageName, str] | None = None) -> Plan:
@@ -51,7 +53,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
     """
     servers = tuple(NameServerName(index) for index in range(settings.name_servers))
     nameservers = tuple(NameServerPlan(name, settings.data_dir / str(name) / KV_FILE) for name in servers)
-    replication = settings.replication
+    replication, metrics = settings.replication, _metrics(settings)
     names = [StorageName(group, replica) for group in settings.broker_names for replica in range(replication.replicas)]
     replica_nodes = choose_nodes(names, nodes, spread=replication.spread, known=known)
     storages = []
@@ -59,7 +61,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
         node = replica_nodes[name]
         root = Path(settings.data_dir) / store_directory(name)
         store = _settings_of(settings.store, root)
-        storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication))
+        storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication, metrics))
     brokers = tuple(
         BrokerSettings(
             settings.cluster_name,
@@ -69,6 +71,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
             replication.replicas,
             replication.slave_read_enable,
             settings.rebalance_servers,
+            metrics,
         )
         for name in settings.broker_names
     )
@@ -78,7 +81,12 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
         brokers,
         _controller(settings, storages) if replication.replicas > 1 else None,
         settings.rebalance_servers,
+        metrics,
     )
+
+
+def _metrics(settings: ClusterSettings) -> MetricsSettings:
+    return MetricsSettings(settings.cluster_name, settings.metrics)
 
 
 def _settings_of(options: StoreOptions, root: Path) -> StoreSettings:
@@ -108,4 +116,6 @@ def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> C
         ),
         settings.data_dir,
         tuple(storages),
+        settings.placement.node_label,
+        _metrics(settings),
     )

@@ -42,7 +42,7 @@ class Reconciler:
         draining: Callable[[], frozenset[str]],
         designate: Callable[[str, int], None],
     ) -> None:
-        self._data_dir = settings.data_dir
+        self._data_dir, self._node_label = settings.data_dir, settings.node_label
         self._plans = {plan.name: plan for plan in settings.storages}
         self._groups, self._draining, self._designate = groups, draining, designate
         options = settings.storages[0].replication
@@ -78,7 +78,7 @@ class Reconciler:
         draining = self._draining()
         moves = Moves()
         if len(present) < len(self._plans) or draining:
-            nodes = inventory(self._data_dir, draining, RECONCILE_INVENTORY_TIMEOUT_S)
+            nodes = inventory(self._data_dir, draining, RECONCILE_INVENTORY_TIMEOUT_S, self._node_label)
             moves = self._repair.decide(nodes, present, self._groups(), time.monotonic())
         self.notes = moves.notes
         for name, node in moves.start.items():

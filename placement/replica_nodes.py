@@ -1,6 +1,6 @@
 """The Ray node of each replica: the rules of placement. Pure; nothing is started here.
 
-In this order:
+Only nodes that carry the label `placement.node_label` count, where it is set (`carrying`). Then, in this order:
 
 1. Data stays where it is: a replica whose directory is on a node runs there, unless the node is being drained.
 2. Replicas of one broker group are on different nodes.
@@ -35,6 +35,22 @@ class Node:
     zone: str = ""
     draining: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """The ids of the nodes that may hold stores: those with `label` among their labels, all if it is None.
+
+    `labels`: by a node's id. ConfigError, which names what is there, when there are nodes and none of them has it.
+    """
+    able = {node_id for node_id, own in labels.items() if label is None or label in own}
+    if labels and not able:
+        there = sorted({key for own in labels.values() for key in own})
+        raise ConfigError(
+            f"none of the {len(labels)} nodes of the Ray cluster carries the label {label!r} (placement.node_label): "
+            f"start Ray there with --labels {label}=…, or leave the setting out; labels there are: "
+            f"{', '.join(there) or 'none'}"
+        )
+    return able
 
 
 def store_directory(name: StorageName) -> str:

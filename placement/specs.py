@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from placement.election import ControlRules
 from placement.replica_nodes import Node
 from raymq.config.cluster import ReplicationOptions
+from raymq.config.metrics import MetricsSettings
 from raymq.config.store import StoreSettings
 from raymq.names import StorageName
 
@@ -22,6 +23,7 @@ class StoragePlan:
     settings: StoreSettings
     store_host: tuple[str, int]
     replication: ReplicationOptions
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     def on(self, node: Node) -> StoragePlan:
         """The same replica on another node."""
@@ -34,7 +36,8 @@ class ControllerSettings:
 
     `journal`: its file, on the disk of the node it is pinned to. `groups`: broker group to its replicas. `priorities`:
     by group and replica, the smallest leads first. `learners`: by group, the replicas that never lead. `storages`:
-    every replica as it was planned at first, below `data_dir` of its node; repair starts it again by this.
+    every replica as it was planned at first, below `data_dir` of its node; repair starts it again by this, on nodes
+    that carry `node_label`.
     """
 
     journal: Path
@@ -44,3 +47,5 @@ class ControllerSettings:
     rules: ControlRules
     data_dir: Path
     storages: tuple[StoragePlan, ...]
+    node_label: str | None = None
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)

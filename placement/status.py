@@ -11,7 +11,7 @@ import ray
 from placement.inventory import running
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
-from raymq.names import CONTROLLER
+from raymq.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
 STATUS_CALL_TIMEOUT_S: Final = 5.0
@@ -24,6 +24,7 @@ def cluster_status() -> dict[str, Any]:
     """
     names = running()
     brokers, stores, rebalances, pulls, groups, instances, controller = [], [], [], [], [], [], []
+    consoles = []
     for name in names:
         kind = name.split("-", 1)[0]
         if kind == "storage":
@@ -38,6 +39,8 @@ def cluster_status() -> dict[str, Any]:
             answer = _ask(name, "status")
             instances += [{"actor": name, "error": "", **instance} for instance in answer.pop("instances", [])]
             pulls.append(answer)
+        elif name == CONSOLE:
+            consoles.append(_ask(name, "status"))
         elif name == CONTROLLER:
             controller.append(_replication(name))
     return {
@@ -49,6 +52,7 @@ def cluster_status() -> dict[str, Any]:
         "groups": groups,
         "instances": instances,
         "replication": controller,
+        "consoles": consoles,
     }
 
 

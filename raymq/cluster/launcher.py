@@ -40,8 +40,10 @@ def launch(
     progress: ProgressCallback = lambda step: None,
     **arguments: Any,
 ) -> Any:
-    """Have `action` ("start", "stop", "status", "drain" or "balance") done on the Ray cluster at `address` (its GCS,
-    host:port). `arguments`: "drain" takes `node` and `undo` (placement.operations).
+    """Have `action` ("start", "stop", "status", "drain", "balance", "close" or "board") done on the Ray cluster at
+    `address` (its GCS, host:port). `arguments`: "drain" takes `node` and `undo` (placement.operations), "start" takes
+    `board`, True to install Grafana's board at the end unless metrics are off, and "board" takes `output`
+    (placement.board).
 
     Returns the action's result. Raises the RaymqError of the launch process, RequestTimeoutError after
     LAUNCHER_TIMEOUT_S, ServiceNotAvailableError when the launch process ends without an answer. A start that fails

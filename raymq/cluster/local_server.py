@@ -20,7 +20,7 @@ from raymq.cluster.attach import attach_ray, find_address, latest_started, lates
 from raymq.cluster.embedded import STARTING_MAX
 from raymq.cluster.java import java_environment
 from raymq.cluster.launcher import ProgressCallback, launch
-from raymq.cluster.node_wait import await_nodes
+from raymq.cluster.node_wait import alive_nodes, await_nodes
 from raymq.cluster.ray_head import RAY_STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
 from raymq.config.cluster import load_settings
 from raymq.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
@@ -45,7 +45,8 @@ def up(
 ) -> list[str]:
     """Start raymq; returns the names of all its actors. Repeating it changes nothing.
 
-    With `wait_nodes`, first wait until the Ray cluster has so many nodes; then no Ray is started here, since it would
+    With `wait_nodes`, first wait until the Ray cluster has so many nodes, or so many that may hold stores where
+    `placement.node_label` says which; then no Ray is started here, since it would
     have one node only. Raises ConfigError before anything is started; when the servers do not start, a Ray that was
     started here is stopped again.
     """
@@ -57,8 +58,9 @@ def up(
     try:
         attach_ray(address)
         if wait_nodes is not None:
-            await_nodes(wait_nodes, wait_timeout_s, progress)
-        actors: list[str] = launch("start", ray.get_runtime_context().gcs_address, settings, progress)
+            label = settings.placement.node_label
+            await_nodes(wait_nodes, wait_timeout_s, progress, lambda: alive_nodes(label))
+        actors: list[str] = launch("start", ray.get_runtime_context().gcs_address, settings, progress, board=True)
     except BaseException:
         ray.shutdown()
         if head is not None:
@@ -105,8 +107,45 @@ def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
     return _operate("balance", address, progress)
 
 
+def close_stores(address: str | None, progress: ProgressCallback) -> list[str]:
+    """Close the stores on this node, before it is taken away (placement.operations); returns their names."""
+    attach_ray(address)
+    try:
+        closed: list[str] = launch("close", ray.get_runtime_context().gcs_address, progress=progress)
+        return closed
+    finally:
+        ray.shutdown()
+
+
+def install_board(output: str | None, address: str | None) -> dict[str, Any]:
+    """Have the Grafana board written on the head node (placement.board); the folder must be there, not here."""
+    return _operate("board", address, lambda step: None, output=output)
+
+
+def start_console(config: Path | None, address: str | None, progress: ProgressCallback) -> dict[str, Any]:
+    """Start the web console, unless it runs with these settings; returns its `url`, `host`, `port`, `pid`, and
+    `loopback`, True if only the head node reaches it. ConfigError; ClusterNotFoundError without a raymq."""
+    settings = load_settings(config)
+    progress("starting the console")
+    attach_ray(address)
+    try:
+        found: dict[str, Any] = launch("console", ray.get_runtime_context().gcs_address, settings, progress)
+        return found
+    finally:
+        ray.shutdown()
+
+
+def stop_console(address: str | None) -> bool:
+    """End the web console; False if none runs."""
+    attach_ray(address)
+    try:
+        return bool(launch("stop_console", ray.get_runtime_context().gcs_address))
+    finally:
+        ray.shutdown()
+
+
 def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
-    """Have the launch process carry out an action of placement.operations; returns its result."""
+    """Have the launch process carry out an action of placement.operations or placement.board; returns its result."""
     attach_ray(address)
     try:
         result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)

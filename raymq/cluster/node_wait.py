@@ -19,15 +19,20 @@ POLL_INTERVAL_S: Final = 0.5
 """Time between two looks at Ray's list of nodes."""
 
 
-def alive_nodes() -> list[str]:
-    """The addresses of the living nodes of the Ray cluster that this process is connected to."""
-    return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
+def alive_nodes(label: str | None = None) -> list[str]:
+    """The addresses of the living nodes of the Ray cluster that this process is connected to; of those that carry
+    `label` only, where it is given: others hold no stores."""
+    return sorted(
+        node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and (label is None or label in (node.get("Labels") or {}))
+    )
 
 
 def await_nodes(
     count: int, timeout_s: float, progress: ProgressCallback, alive: Callable[[], list[str]] = alive_nodes
 ) -> None:
-    """Return when at least `count` nodes are alive, the head included.
+    """Return when at least `count` nodes are `alive`: all, the head included, if it is not given.
 
     ServiceNotAvailableError, which names the nodes that are there, when they are fewer after `timeout_s`.
     """

@@ -104,6 +104,7 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
         (box.work / "raymq.yaml").write_text(settings + f"data_dir: {box.data}\n")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(box.home))
+            patch.setenv("XDG_CACHE_HOME", str(box.root / "cache"))  # names for completion
             patch.setenv("TMPDIR", str(box.tmp))
             patch.setattr(tempfile, "tempdir", None)  # it is read from TMPDIR again
             patch.chdir(box.work)

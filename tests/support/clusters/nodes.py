@@ -60,14 +60,15 @@ class Nodes:
         """The node with a Ray id; empty for one that is not there."""
         return next((name for name, node in self._nodes.items() if node.node_id == node_id), "")
 
-    def add(self, name: str, **head: Any) -> None:
-        """Start a node; one that was killed comes back under another id, with its data."""
+    def add(self, name: str, **options: Any) -> None:
+        """Start a node; one that was killed comes back under another id, with its data. `options`: Ray's, such as its
+        `labels`, and what a head needs."""
         self._nodes[name] = self._cluster.add_node(
             node_ip_address=LOOPBACK,
             num_cpus=2,
             object_store_memory=OBJECT_STORE_BYTES,
             env_vars={DATA_DIR_VARIABLE: str(self.data(name))},
-            **head,
+            **options,
         )
 
     def kill(self, name: str) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
-from placement.inventory import _list_stores
+import pytest
+import ray
+
+from placement.inventory import _list_stores, inventory
 from tests.support.stores.stores import make_batch, open_store
 
 
@@ -20,3 +24,31 @@ def test_stores_are_found_wherever_their_logs_are_and_nothing_else(tmp_path: Pat
     found = _list_stores(str(data))
     assert sorted(found) == ["broker-a-0", "broker-a-1", "broker-a-2"]
     assert found["broker-a-0"] > 0
+
+
+def test_nodes_without_the_label_are_neither_asked_nor_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A node for computing may go while it would be asked, and must not hold up what happens to stores."""
+    asked: list[str] = []
+
+    def listing(node_id: str, _: Path) -> str:
+        asked.append(node_id)
+        return node_id
+
+    nodes = [
+        {"NodeID": name, "Alive": name != "gone", "NodeManagerAddress": f"ip-{name}", "Labels": labels}
+        for name, labels in {
+            "head": {},
+            "s0": {"raymq-store": "0"},
+            "s1": {"raymq-store": "1"},
+            "gone": {"raymq-store": "2"},
+            "compute": None,
+        }.items()
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "head"))
+    monkeypatch.setattr("placement.inventory._start_listing", listing)
+    monkeypatch.setattr("placement.inventory.resolve", lambda node_id, *_: {f"broker-of-{node_id}": 1})
+    found = inventory(tmp_path, node_label="raymq-store")
+    assert {node.node_id: dict(node.stores) for node in found} == {"s0": {"broker-of-s0": 1}, "s1": {"broker-of-s1": 1}}
+    assert sorted(asked) == ["s0", "s1"]
+    assert len(inventory(tmp_path)) == 4

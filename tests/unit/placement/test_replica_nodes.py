@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from placement.replica_nodes import Node, choose_nodes, store_directory
+from placement.replica_nodes import Node, carrying, choose_nodes, store_directory
 from raymq.errors import ConfigError
 from raymq.names import StorageName
 
@@ -88,3 +88,20 @@ def test_planning_again_changes_nothing(groups, replicas, count, seed):
     seed.shuffle(shuffled)
     again = choose_nodes(wanted, shuffled)
     assert {name: node.node_id for name, node in again.items()} == {name: node.node_id for name, node in first.items()}
+
+
+LABELS = {"n0": {"raymq-store": "0", "other": "x"}, "n1": {"raymq-store": ""}, "n2": {"other": "x"}, "n3": {}}
+
+
+def test_only_nodes_that_carry_the_label_may_hold_stores_whatever_its_value():
+    assert carrying("raymq-store", LABELS) == {"n0", "n1"}
+    assert carrying(None, LABELS) == set(LABELS)
+
+
+def test_a_label_that_no_node_carries_is_refused_with_those_there_are():
+    with pytest.raises(
+        ConfigError, match=r"none of the 4 nodes .* 'raymq-stor' .*--labels raymq-stor=.*other, raymq-store"
+    ):
+        carrying("raymq-stor", LABELS)
+    with pytest.raises(ConfigError, match="there are: none"):
+        carrying("raymq-store", {"n3": {}})

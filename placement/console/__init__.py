@@ -1,0 +1,1 @@
+"""The console's actor, and its view of a live cluster."""

@@ -1,0 +1,184 @@
+"""The actor `console`: the web console's server, in a thread of its process on the head node.
+
+What survives its death: nothing. Ray starts it again within seconds, on the same port; who was logged in logs in again,
+and charts begin anew. Nobody waits for it. It may wait for every server, in a bounded pool of threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.actor_class import actor_class
+from actors.options import PERSISTENT
+from placement.actor_lifecycle import end_actor
+from placement.console.live_backend import LiveBackend
+from placement.inventory import head_node_id, running
+from raymq.client import Client, connect
+from raymq.config.console import ConsoleOptions
+from raymq.console.app import create_app
+from raymq.console.security.tokens import ray_token_check, read_token
+from raymq.console.server import ConsoleServer
+from raymq.console.settings import ConsoleSettings
+from raymq.errors import ConfigError, RaymqError
+from raymq.names import CONSOLE
+from raymq.remoting.actor_ref import ActorRef
+
+CONSOLE_READY_TIMEOUT_S: Final = 60.0
+BIND_TIMEOUT_S: Final = 10.0
+"""After a kill the port may be held for a moment."""
+
+logger = logging.getLogger(__name__)
+
+
+class ConsoleService:
+    """The shell around the application and its server. A start that fails is told by `describe`."""
+
+    def __init__(self, options: ConsoleOptions, cluster_name: str) -> None:
+        self._options, self._cluster_name = options, cluster_name
+        self._client: Client | None = None
+        self._server: ConsoleServer | None = None
+        self._port = 0
+        self._failure: RaymqError | None = None
+        try:
+            self._start()
+        except RaymqError as error:
+            logger.warning("the console does not run: %s", error)
+            self._failure = error
+
+    def _start(self) -> None:
+        options = self._options
+        settings = application_settings(options)
+        listening = _bind(options.host, options.port)
+        self._port = listening.getsockname()[1]
+        self._client = connect()
+        tls: dict[str, Any] = {}
+        if options.tls_cert is not None:
+            tls = {"ssl_certfile": str(options.tls_cert), "ssl_keyfile": str(options.tls_key)}
+        app = create_app(LiveBackend(self._client, self._cluster_name), settings)
+        self._server = ConsoleServer(app, listening, **tls)
+        self._server.start()
+
+    def describe(self) -> dict[str, Any]:
+        """Its address. Raises what kept it from starting: ConfigError, ServiceNotAvailableError."""
+        if self._failure is not None:
+            raise self._failure
+        options = self._options
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        url = f"{options.scheme}://{host}:{self._port}{options.base_path}/"
+        return {
+            "url": url,
+            "host": options.host,
+            "port": self._port,
+            "pid": os.getpid(),
+            "loopback": options.is_loopback,
+        }
+
+    def settings(self) -> ConsoleOptions:
+        """The settings that it was started with."""
+        return self._options
+
+    def status(self) -> dict[str, Any]:
+        """As `describe`, for `raymq status`."""
+        return self.describe()
+
+    def close(self) -> None:
+        """Stop serving, then leave the cluster."""
+        if self._server is not None:
+            self._server.stop()
+        if self._client is not None:
+            self._client.close()
+
+
+def application_settings(options: ConsoleOptions) -> ConsoleSettings:
+    """The application's settings on this node. ConfigError for a token that cannot be read, and for an address that
+    others reach while the cluster has no tokens."""
+    open_to_all = not cluster_has_tokens()
+    if open_to_all and not options.is_loopback:
+        raise ConfigError(
+            f"console.host is {options.host}, and Ray's token authentication is off: everybody who reaches it would be "
+            "an admin; use 127.0.0.1, or start Ray with RAY_AUTH_MODE=token"
+        )
+    viewers = options.viewer_token_file
+    return ConsoleSettings(
+        is_admin=ray_token_check(Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()),
+        viewer_token=None if viewers is None else read_token(viewers.expanduser()),
+        open_to_all=open_to_all,
+        base_path=options.base_path,
+        secure=options.tls_cert is not None,
+        show_bodies=options.show_bodies,
+        read_only=options.read_only,
+        tail_rate=options.tail_rate,
+        max_viewers=options.max_viewers,
+    )
+
+
+def cluster_has_tokens() -> bool:
+    """True if Ray's token authentication is on. Ray has no public function for that; where its own one has moved, the
+    environment variable counts."""
+    try:
+        from ray._private.authentication.authentication_utils import is_token_auth_enabled
+    except ImportError:
+        return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    return bool(is_token_auth_enabled())
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound and does not listen yet. ConfigError if the address is not free."""
+    deadline_s = time.monotonic() + BIND_TIMEOUT_S
+    while True:
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+            return listening
+        except OSError as error:
+            listening.close()
+            if time.monotonic() > deadline_s:
+                raise ConfigError(
+                    f"the console cannot listen on {host}:{port}: {error.strerror}; set console.port, 0 for any"
+                ) from None
+            time.sleep(0.2)
+
+
+def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
+    """Start the console on the head node, unless it runs with these settings; one with others is ended first. Returns
+    its address once it serves. Raises what keeps it from that; then none runs."""
+    if CONSOLE in running() and _settings() != options:
+        end_actor(CONSOLE)
+    on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
+    ConsoleActor.options(name=CONSOLE, get_if_exists=True, scheduling_strategy=on_head).remote(options, cluster_name)
+    try:
+        address: dict[str, Any] = ActorRef(CONSOLE).call("describe", timeout_s=CONSOLE_READY_TIMEOUT_S)
+    except BaseException:
+        end_actor(CONSOLE)
+        raise
+    return address
+
+
+def stop_console() -> bool:
+    """End the console; False if none runs."""
+    found = CONSOLE in running()
+    if found:
+        end_actor(CONSOLE)
+    return found
+
+
+def _settings() -> ConsoleOptions | None:
+    """The settings of the console that runs, None if it does not answer."""
+    try:
+        options: ConsoleOptions = ActorRef(CONSOLE).call("settings", timeout_s=CONSOLE_READY_TIMEOUT_S)
+    except RaymqError:
+        return None
+    return options
+
+
+CONSOLE_ACTOR_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}
+ConsoleActor = ray.remote(**CONSOLE_ACTOR_OPTIONS)(actor_class(ConsoleService))

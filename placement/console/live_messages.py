@@ -1,0 +1,177 @@
+"""LiveMessages: the console's questions and orders about messages, on a live cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from placement.console.audit_log import AuditLog
+from raymq.admin.dead_letters import DeadLetter, LetterPlace as Place
+from raymq.admin.delayed import DelayedMessage as Waiting
+from raymq.client import Client
+from raymq.console.backend.audit import AuditEntry, AuditPage
+from raymq.console.backend.cluster import Listing
+from raymq.console.backend.messages import (
+    BrowseQuery,
+    DeadLetterPage,
+    DeadLetterView,
+    DelayedMessage,
+    DelayedView,
+    LetterPlace,
+    LetterReplayed,
+    MessagePage,
+    MessageTrack,
+    NewMessage,
+    ProducerRow,
+    SentMessage,
+    TailBatch,
+    TrackState,
+)
+from raymq.errors import InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
+from raymq.message import Message, MessageExt, MessageQueue
+
+
+class LiveMessages:
+    """One part of the LiveBackend. Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._producer = client.producer("console", send_timeout_s=8.0)
+        self._audit_log = AuditLog(client)
+
+    def browse(self, query: BrowseQuery) -> MessagePage:
+        """Messages of a topic, bounded."""
+        page = self._client.admin.browse(
+            query.topic,
+            queue=query.queue,
+            begin_ms=query.begin_ms,
+            end_ms=query.end_ms,
+            begin_offset=query.begin_offset,
+            newest_first=query.newest_first,
+            tags=query.tags,
+            contains=query.contains,
+            limit=query.limit,
+            max_scanned=query.max_scanned,
+            max_ms=query.max_ms,
+            cursor=query.cursor,
+        )
+        return MessagePage(page.messages, page.cursor, page.scanned, page.truncated)
+
+    def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> Sequence[MessageExt]:
+        """The newest messages with a key, oldest first."""
+        return self._client.admin.query_by_key(topic, key, max_messages=max_messages)
+
+    def query_by_id(self, topic: str, message_id: str) -> Sequence[MessageExt]:
+        """The messages that an id names."""
+        return self._client.admin.query_by_id(topic, message_id)
+
+    def message_at(self, queue: MessageQueue, queue_offset: int) -> MessageExt | None:
+        """The message at an offset, None if there is none."""
+        try:
+            found = self._client.admin.pull(queue, queue_offset, max_messages=1).messages
+        except OffsetOutOfRangeError:
+            return None
+        return found[0] if found and found[0].queue_offset == queue_offset else None
+
+    def message_track(self, message: MessageExt) -> Sequence[MessageTrack]:
+        """Per group of the message's topic, how far it is with the message."""
+        return [
+            MessageTrack(one.group, TrackState(one.state.value), one.retries, one.detail)
+            for one in self._client.admin.message_track(message)
+        ]
+
+    def send(self, message: NewMessage) -> SentMessage:
+        """Send a message."""
+        deliver_at_ms = time.time_ns() // 1_000_000 + message.delay_ms if message.delay_ms else None
+        result = self._producer.send(
+            Message(
+                message.topic,
+                message.body,
+                message.tags,
+                message.keys,
+                dict(message.properties),
+                deliver_at_ms=deliver_at_ms,
+            )
+        )
+        return SentMessage(
+            result.message_id, result.offset_message_id, result.queue, result.queue_offset, result.status.value
+        )
+
+    def deliver_to_group(self, topic: str, message_id: str, group: str) -> int:
+        """Have one group get a message again, and no other group."""
+        name = f"console-{time.time_ns()}"
+        return self._client.admin.replay(topic, ids=[message_id], to_group=group, name=name).sent
+
+    def recall(self, topic: str, handle: str) -> str:
+        """As Producer.recall."""
+        return self._producer.recall(topic, handle)
+
+    def tail(self, topic: str, positions: Mapping[MessageQueue, int] | None, *, max_messages: int = 100) -> TailBatch:
+        """Messages behind `positions`, without waiting for more, in one call for each broker group."""
+        arrived = self._client.admin.tail(topic, positions, max_messages=max_messages)
+        return TailBatch(arrived.messages, arrived.positions, arrived.skipped)
+
+    def dead_letters(
+        self, group: str, *, replayed: bool = False, limit: int = 50, cursor: str | None = None
+    ) -> DeadLetterPage:
+        """Dead letters of a group, oldest first."""
+        letters: list[DeadLetter] = []
+        try:
+            for letter in self._client.admin.dead_letters(group).behind(_place(cursor), replayed=replayed):
+                letters.append(letter)
+                if len(letters) > limit:
+                    break
+        except TopicNotExistError:
+            return DeadLetterPage(())  # the group never had any
+        cut = letters[:limit]
+        more = json.dumps(cut[-1].place) if len(letters) > limit else None
+        return DeadLetterPage(tuple(DeadLetterView(one.message, one.topic, one.replayed) for one in cut), more)
+
+    def replay_dead_letters(
+        self, group: str, letters: Sequence[LetterPlace] | None, *, rate: float | None = None
+    ) -> Iterator[LetterReplayed]:
+        """Bring chosen dead letters back, or all with None; gives the result of each as it comes."""
+        chosen = (
+            None if letters is None else [Place(one.broker_name, one.queue_id, one.queue_offset) for one in letters]
+        )
+        for result in self._client.admin.dead_letters(group).replay(rate=rate, letters=chosen):
+            letter = result.letter
+            yield LetterReplayed(LetterPlace(*letter.place), letter.message.message_id, result.error)
+
+    def delayed(self, begin_ms: int, end_ms: int, *, limit: int = 100) -> DelayedView:
+        """Messages that wait for a time."""
+        found = self._client.admin.delayed(begin_ms, end_ms, limit=limit)
+        due = tuple(_waiting(one) for one in found.next_due)
+        return DelayedView(found.levels, due, found.hours, found.late_ms, found.truncated)
+
+    def producers(self) -> Listing[ProducerRow]:
+        """The clients that produce."""
+        return Listing(
+            tuple(
+                ProducerRow(one.client_id, one.host, one.pid, one.group, one.silent_s)
+                for one in self._client.admin.producer_connections()
+            )
+        )
+
+    def record_audit(self, entry: AuditEntry) -> None:
+        """Keep an entry for good."""
+        self._audit_log.write(entry)
+
+    def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """Entries, newest first."""
+        return self._audit_log.read(limit, cursor)
+
+
+def _place(cursor: str | None) -> Place | None:
+    if cursor is None:
+        return None
+    try:
+        name, queue_id, offset = json.loads(cursor)
+        return Place(str(name), int(queue_id), int(offset))
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"this is no cursor of dead letters: {error}") from None
+
+
+def _waiting(one: Waiting) -> DelayedMessage:
+    return DelayedMessage(one.topic, one.due_ms, one.level, one.message)

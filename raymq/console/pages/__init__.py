@@ -1,0 +1,1 @@
+"""The console's pages: a module per noun, each with its `ROUTES`."""

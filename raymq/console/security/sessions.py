@@ -1,0 +1,90 @@
+"""Sessions, and the pause after wrong tokens; in memory, so that a restart of the console asks everybody to log in.
+
+Pure: the time comes in. Called from the application's one event loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from raymq.console.security.users import Role, User
+
+SESSION_LIFE_S: Final = 12 * 3600.0
+SESSIONS_MAX: Final = 1_000
+"""The oldest session ends when there would be more."""
+NOTICES_MAX: Final = 5
+LOGIN_FAILURES_MAX: Final = 5
+LOGIN_PAUSE_S: Final = 30.0
+LOGIN_ADDRESSES_MAX: Final = 10_000
+
+
+@dataclass(slots=True)
+class Notice:
+    """A sentence that the next page shows. `kind` is "done" or "failed"."""
+
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class Session:
+    """Somebody's session, until `ends_s`, with the notices that their next page shows."""
+
+    user: User
+    ends_s: float
+    notices: list[Notice] = field(default_factory=list)
+
+
+class Sessions:
+    """The sessions by their random ids."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def begin(self, name: str, role: Role, address: str, now_s: float) -> Session:
+        """A new session, with an id that nobody can guess."""
+        session_id = secrets.token_urlsafe(32)
+        session = Session(User(name, role, address, session_id), now_s + SESSION_LIFE_S)
+        self._sessions[session_id] = session
+        while len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return session
+
+    def find(self, session_id: str, now_s: float) -> Session | None:
+        """The session with this id, None if it ended or never was."""
+        session = self._sessions.get(session_id)
+        if session is not None and now_s >= session.ends_s:
+            del self._sessions[session_id]
+            return None
+        return session
+
+    def end(self, session_id: str) -> None:
+        """End a session, if it is there."""
+        self._sessions.pop(session_id, None)
+
+
+class LoginPause:
+    """Wrong tokens by address: after LOGIN_FAILURES_MAX in a row no token is looked at for LOGIN_PAUSE_S."""
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def left_s(self, address: str, now_s: float) -> float:
+        """Seconds for which this address has to wait; 0 if it may try."""
+        count, last_s = self._failures.get(address, (0, 0.0))
+        return max(last_s + LOGIN_PAUSE_S - now_s, 0.0) if count >= LOGIN_FAILURES_MAX else 0.0
+
+    def failed(self, address: str, now_s: float) -> None:
+        """A wrong token came from this address."""
+        count, last_s = self._failures.pop(address, (0, 0.0))
+        over = count >= LOGIN_FAILURES_MAX and now_s >= last_s + LOGIN_PAUSE_S
+        self._failures[address] = (1 if over else count + 1, now_s)
+        while len(self._failures) > LOGIN_ADDRESSES_MAX:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, address: str) -> None:
+        """A right token came from this address."""
+        self._failures.pop(address, None)

@@ -1,0 +1,106 @@
+"""Numbers, sizes and times as pages show them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote
+
+NOTHING: Final = "–"
+"""Shown for a value that is not known."""
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEPS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_THIN_SPACE: Final = "\u202f"
+
+
+def number(value: float | None) -> str:
+    """A number with thin spaces between its thousands."""
+    if value is None:
+        return NOTHING
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"  # whole numbers have all their 64 bits
+    return text.replace(",", _THIN_SPACE)
+
+
+def rate(value: float | None) -> str:
+    """Something per second: a decimal while it is small."""
+    if value is None:
+        return NOTHING
+    return f"{value:.1f}" if 0 < value < 10 else number(value)
+
+
+def size(value: float | None) -> str:
+    """Bytes in the unit that fits: 1.5 MiB."""
+    if value is None:
+        return NOTHING
+    unit = 0
+    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in its two largest units: 3 d 4 h, 12 s, 250 ms."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 1:
+        return "0 s" if seconds <= 0 else f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    for index, (length, unit) in enumerate(_STEPS):
+        if seconds >= length:
+            rest = int(seconds % length)
+            smaller = (*_STEPS[index + 1 :], (1, "s"))[0]
+            more = f" {rest // smaller[0]} {smaller[1]}" if rest // smaller[0] else ""
+            return f"{int(seconds // length)} {unit}{more}"
+    raise AssertionError(seconds)
+
+
+def duration_ms(milliseconds: float | None) -> str:
+    """As `duration`, of milliseconds."""
+    return NOTHING if milliseconds is None else duration(milliseconds / 1000)
+
+
+def time_of(at_ms: int | None) -> str:
+    """A time (ms since 1970) in UTC, with seconds: 2026-11-23 02:31:51. One that no calendar has is its number."""
+    if at_ms is None:
+        return NOTHING
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
+
+
+def iso_time(at_ms: int | None) -> str:
+    """A time (ms since 1970) as a browser's scripts read it; "" if no calendar has it."""
+    if at_ms is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def percent(value: float | None) -> str:
+    """A part of 1, in percent."""
+    return NOTHING if value is None else f"{value * 100:.0f} %"
+
+
+def segment(name: str) -> str:
+    """A name as a part of a path: topics' names may have % and |."""
+    return quote(name, safe="")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: 1 queue, 2 queues."""
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def sentence(text: str) -> str:
+    """An error's text with a capital letter and a full stop."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else ""
+
+
+def order(value: float | None) -> float:
+    """The place of a value among others in a table that is sorted by it: one that is not known comes first."""
+    return -1 if value is None else value

@@ -1,0 +1,25 @@
+"""One Chromium, and one console of a small cluster for each test; no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.support.browser.chromium import launched
+from tests.support.console.fake_backend import FakeBackend
+from tests.support.console.served_console import ServedConsole, serving
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Started by the first test that asks for it, and ended before tests of other folders run: see `launched`."""
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def served() -> Iterator[ServedConsole]:
+    with serving(FakeBackend()) as served:
+        yield served

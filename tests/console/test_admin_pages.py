@@ -1,0 +1,186 @@
+"""The pages about topics, groups and the cluster in a browser: by keyboard, refreshed, and while nothing answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from raymq.console.backend.cluster import Figures
+from raymq.console.backend.groups import GroupRow
+from raymq.console.backend.topics import TopicRow
+from raymq.errors import ServiceNotAvailableError
+from tests.support.browser.asgi_server import served
+from tests.support.browser.chromium import DESKTOP, PHONE, watched_page
+from tests.support.console.fake_backend import NOW_MS, FakeBackend
+from tests.support.console.logged_in import ADMIN_TOKEN, console_app
+
+PAGES = {
+    "/": "Overview",
+    "/topics": "Topics",
+    "/topics/orders": "orders",
+    "/groups": "Groups",
+    "/groups/billing": "billing",
+    "/groups/billing/reset?topic=orders&to=earliest": "Reset offsets",
+    "/cluster": "Cluster",
+}
+
+
+UNNAMED = """
+all => all.filter(one => !one.textContent.trim() && !one.labels?.length && !one.ariaLabel).map(one => one.outerHTML)
+"""
+"""The fields, buttons and links that a screen reader has no name for."""
+
+
+class Served:
+    """A console of a cluster in memory, at an origin."""
+
+    def __init__(self, backend: FakeBackend, app: Any, origin: str) -> None:
+        self.backend, self.app, self.origin = backend, app, origin
+
+
+@pytest.fixture(scope="module")
+def served_console() -> Iterator[Served]:
+    backend = FakeBackend()
+    rising = [
+        Figures(NOW_MS + n * 10_000, n * 8_000, n * 7_900, n * 4_000_000, 2, 3, {"orders": n * n}, {"billing": n})
+        for n in range(60)
+    ]
+    backend.figure_list = [
+        Figures(NOW_MS + 600_000, 480_000, 474_000, 240_000_000, 2, 3, {"orders": 3600}, {"billing": 60})
+    ]
+    app = console_app(backend, refresh_s=0.8)
+    with served(app) as origin:
+        for figures in rising:
+            app._app.state.console.history.add(figures)
+        yield Served(backend, app, origin)
+
+
+def log_in(page: Page) -> None:
+    """By keyboard only: the token's field has the focus."""
+    page.goto("/login")
+    expect(page.get_by_label("Token")).to_be_focused()
+    page.keyboard.type(ADMIN_TOKEN)
+    page.keyboard.press("Tab")
+    page.keyboard.type("Ada")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Overview").wait_for()
+
+
+@pytest.mark.parametrize(("window", "dark"), [(DESKTOP, True), (PHONE, False)], ids=str)
+def test_every_page_fits_its_window_without_a_complaint(
+    browser: Browser, served_console: Served, window: tuple[int, int], dark: bool
+):
+    with watched_page(browser, served_console.origin, window=window, dark=dark) as page:
+        log_in(page)
+        for path, heading in PAGES.items():
+            page.goto(path)
+            page.get_by_role("heading", name=heading, exact=path != "/cluster", level=1).wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= window[0], path
+            unnamed = page.locator("input:not([type=hidden]), select, button, a").evaluate_all(UNNAMED)
+            assert unnamed == [], path
+
+
+def test_charts_are_drawn(browser: Browser, served_console: Served):
+    with watched_page(browser, served_console.origin) as page:
+        log_in(page)
+        for caption in ("Messages per second", "Bytes in per second"):
+            expect(page.get_by_role("figure").filter(has_text=caption).locator("canvas")).to_be_visible()
+        page.goto("/groups/billing")
+        expect(page.get_by_role("figure").filter(has_text="Lag in messages").locator("canvas")).to_be_visible()
+        page.goto("/topics")
+        expect(page.get_by_role("row", name="orders").locator("svg")).to_be_visible()
+
+
+def test_the_keyboard_reaches_the_content_and_sorts_a_table(browser: Browser, served_console: Served):
+    with watched_page(browser, served_console.origin) as page:
+        log_in(page)
+        page.goto("/groups")
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("main")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("searchbox", name="Filter groups")).to_be_focused()
+        page.get_by_role("button", name="Lag").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("rowheader")).to_have_text(["billing", "search", "reports"])
+        expect(page.get_by_role("columnheader", name="Lag")).to_have_attribute("aria-sort", "descending")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("rowheader")).to_have_text(["reports", "search", "billing"])
+        page.get_by_role("searchbox", name="Filter groups").fill("BILL")
+        expect(page.get_by_role("rowheader")).to_have_text(["billing"])
+
+
+def test_a_topic_is_created_and_deleted(browser: Browser, served_console: Served):
+    with watched_page(browser, served_console.origin) as page:
+        log_in(page)
+        page.goto("/topics")
+        page.get_by_text("New topic").click()
+        page.get_by_label("Name").fill("a%b|c")
+        page.get_by_role("button", name="Create topic").click()
+        page.get_by_role("status").filter(has_text="Topic a%b|c has 4 queues.").wait_for()
+        page.get_by_role("heading", name="a%b|c").wait_for()
+        page.get_by_text("Delete topic", exact=True).click()
+        page.get_by_label("Type the topic's name").fill("a%b|c")
+        page.get_by_role("button", name="Delete topic and messages").click()
+        page.get_by_role("status").filter(has_text="Topic a%b|c is deleted.").wait_for()
+        assert "a%b|c" not in served_console.backend.topic_rows
+
+
+def test_offsets_are_reset_after_a_preview(browser: Browser, served_console: Served):
+    with watched_page(browser, served_console.origin) as page:
+        log_in(page)
+        page.goto("/groups/billing")
+        page.get_by_text("Reset offsets", exact=True).click()
+        page.get_by_label("Go on from").select_option("the earliest message")
+        page.get_by_role("button", name="Preview reset").click()
+        page.get_by_text("Nothing is changed yet.").wait_for()
+        assert [name for name, _ in served_console.backend.calls if name == "reset_offsets"] == []
+        page.get_by_role("button", name="Reset offsets now").click()
+        page.get_by_role("status").filter(has_text="goes on in topic orders to earliest").wait_for()
+        assert [name for name, _ in served_console.backend.calls if name == "reset_offsets"] == ["reset_offsets"]
+
+
+def test_a_cluster_that_does_not_answer_is_a_line_that_goes_by_itself(browser: Browser, served_console: Served):
+    backend = served_console.backend
+    with watched_page(browser, served_console.origin) as page:
+        log_in(page)
+        page.get_by_text("All is well").wait_for()
+        backend.errors["cluster"] = ServiceNotAvailableError("no broker is registered")
+        try:
+            page.get_by_role("alert").filter(has_text="No answer from the cluster: no broker is registered").wait_for()
+            expect(page.get_by_text("All is well")).to_be_visible()
+        finally:
+            del backend.errors["cluster"]
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_role("figure").first.locator("canvas")).to_be_visible()
+
+
+def test_a_page_goes_to_the_login_when_its_session_has_ended(browser: Browser, served_console: Served):
+    with watched_page(browser, served_console.origin, expected=["401"]) as page:
+        log_in(page)
+        sessions = served_console.app._app.state.console.sessions
+        for cookie in page.context.cookies():
+            sessions.end(cookie["value"])
+        page.get_by_role("heading", name="Log in").wait_for()
+
+
+def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
+    backend = FakeBackend()
+    backend.topic_rows = {f"t{n}": TopicRow(f"t{n}", 8, "RW", n, 1.0, 2) for n in range(1_000)}
+    backend.group_rows = {f"g{n}": GroupRow(f"g{n}", "PUSH", "CLUSTERING", 2, n, n, 0, 0) for n in range(2_000)}
+    with served(console_app(backend, refresh_s=0.5)) as origin, watched_page(browser, origin) as page:
+        log_in(page)
+        page.goto("/topics")
+        page.get_by_text("1\u202f000 topics").wait_for()
+        page.goto("/groups")
+        page.get_by_text("2\u202f000 groups").wait_for()
+        shown = page.locator("#groups-table tbody tr:not([hidden]) th")  # roles of 2,000 rows take a browser seconds
+        page.get_by_label("Filter groups").fill("g1999")
+        expect(shown).to_have_text(["g1999"])
+        backend.group_rows["g1999"] = GroupRow("g1999", "PUSH", "CLUSTERING", 2, 77_777, 1, 0, 0)
+        expect(page.locator("#group-g1999")).to_contain_text("77\u202f777")
+        expect(shown).to_have_text(["g1999"])

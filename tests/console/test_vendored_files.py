@@ -1,0 +1,39 @@
+"""The console's third-party files are the published ones: their table, the folder and NOTICE agree."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+VENDOR = ROOT / "raymq/console/static/vendor"
+ROW = re.compile(r"^\| `([^`]+)` \| (\S+) (\S+) \| `[^`]+` \| (\S+), `([^`]+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
+
+
+def rows() -> list[tuple[str, str, str, str, str, str]]:
+    """File, package, version, licence, the licence's file and hash, of every row of the table."""
+    return ROW.findall((VENDOR / "README.md").read_text())
+
+
+def test_every_file_has_its_row_and_every_row_its_file():
+    licences = {row[4] for row in rows()}
+    assert len(licences) == 2
+    assert {row[0] for row in rows()} | licences | {"README.md"} == {path.name for path in VENDOR.iterdir()}
+
+
+def test_every_file_has_the_hash_of_its_row():
+    hashes = {row[0]: hashlib.sha256((VENDOR / row[0]).read_bytes()).hexdigest() for row in rows()}
+    assert {row[0]: row[5] for row in rows()} == hashes
+
+
+def test_the_notice_names_every_package_its_version_and_its_licence():
+    notice = (ROOT / "NOTICE").read_text().lower()
+    for _, package, version, _, licence, _ in rows():
+        assert f"{package.removesuffix('.org')} {version}" in notice
+        assert licence.lower() in notice
+
+
+def test_no_file_names_a_source_map():
+    """A browser's tools would ask for the map, which is not there."""
+    assert [row[0] for row in rows() if b"sourceMappingURL" in (VENDOR / row[0]).read_bytes()] == []

@@ -1,0 +1,25 @@
+"""An ASGI application, served over loopback by a thread of the test's process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from raymq.console.server import ConsoleServer
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The origin, such as http://127.0.0.1:40123, of an application that is served inside the block.
+
+    Fails if the server does not end: a stream that nobody closes holds it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = ConsoleServer(app, listening)
+        server.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            assert server.stop(), "the server did not end"

@@ -1,0 +1,67 @@
+"""A FakeBackend whose every text is an attack on the page that shows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raymq.console.backend.audit import AuditEntry
+from raymq.console.backend.messages import DeadLetterView, DelayedMessage, MessageTrack, ProducerRow, TrackState
+from raymq.message import MessageExt
+from raymq.protocol.group import GroupConfig
+from tests.support.console.fake_backend import FakeBackend, fake_message
+
+XSS = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'-alert(1)-'",
+    "<svg onload=alert(1)>",
+    "javascript:alert(1)",
+    "{{7*7}}${7*7}<%= 7*7 %>",
+    "</textarea></title></style><script>alert(1)</script>",
+    '<a hx-get="/logout" hx-trigger="load">x</a>',
+    '<b data-copy=x hx-on:click="alert(1)">',
+    "<iframe srcdoc='<script>parent.alert(1)</script>'>",
+    "&lt;script&gt;",
+    "\u202egnp.exe\x1b[2J\x00\ufeff",
+)
+"""Texts that become something else where they are not escaped, in markup, attributes, scripts, addresses, templates."""
+ALL_XSS = " ".join(XSS)
+XSS_BODY = " ".join(XSS[:-1]).encode()
+"""A body that is shown as text: it has no control characters."""
+NAME = '"><img src=x onerror=alert(1)>%|{{7*7}}'
+"""The same as one name in a path: no cluster has it, since names are checked, but a page must not rely on that."""
+FOREIGN = "img, iframe, script:not([src]), style, [onerror], [onload], [hx-get*=logout], [hx-on\\:click]"
+"""Elements and attributes that no page of the console has, as a selector."""
+
+
+def hostile_message(offset: int = 0) -> MessageExt:
+    """A message with an attack in every text."""
+    return fake_message(
+        NAME,
+        XSS_BODY,
+        queue_offset=offset,
+        tags=ALL_XSS,
+        keys=XSS,
+        properties={text: text for text in XSS},
+        message_id=XSS[1],
+    )
+
+
+class HostileBackend(FakeBackend):
+    """A cluster whose topic, group, messages, clients, errors and changes are attacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        row, group = self.topic_rows["orders"], self.group_rows["billing"]
+        self.topic_rows = {"orders": row, NAME: replace(row, topic=NAME, attributes={ALL_XSS: ALL_XSS})}
+        self.group_rows = {NAME: replace(group, group=NAME)}
+        self.configs = {NAME: GroupConfig(NAME)}
+        self.messages = {NAME: [hostile_message(offset) for offset in range(3)]}
+        self.letters = {NAME: [DeadLetterView(hostile_message(), ALL_XSS)]}
+        self.delayed_messages = [DelayedMessage(NAME, 0, 0, hostile_message())]
+        self.producer_rows = [ProducerRow(ALL_XSS, ALL_XSS, 1, ALL_XSS, 0.0, (ALL_XSS,))]
+        self.problems = (ALL_XSS,)
+        self.audit_entries = [AuditEntry(0, ALL_XSS, ALL_XSS, ALL_XSS, ALL_XSS, {ALL_XSS: ALL_XSS}, ALL_XSS)]
+
+    def message_track(self, message: MessageExt) -> list[MessageTrack]:
+        return [MessageTrack(NAME, TrackState.DEAD, 3, ALL_XSS)]

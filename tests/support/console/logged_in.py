@@ -1,0 +1,26 @@
+"""Consoles for tests that need no browser, and those who have logged in to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raymq.console.app import create_app
+from raymq.console.settings import ConsoleSettings
+from tests.support.console.asgi_client import AsgiClient
+from tests.support.console.fake_backend import FakeBackend
+
+ADMIN_TOKEN, VIEWER_TOKEN = "the admins' token", "the viewers' token"
+
+
+def console_app(backend: FakeBackend, **settings: Any) -> Any:
+    """The console of a cluster in memory."""
+    known = {"is_admin": lambda token: token == ADMIN_TOKEN, "viewer_token": VIEWER_TOKEN}
+    return create_app(backend, ConsoleSettings(**{**known, **settings}))
+
+
+def logged_in(app: Any, token: str = ADMIN_TOKEN, *, base_path: str = "", name: str = "Ada") -> AsgiClient:
+    """Somebody with a session."""
+    client = AsgiClient(app)
+    answer = client.post(f"{base_path}/login", {"token": token, "name": name})
+    assert answer.status == 303, answer.text
+    return client

@@ -1,0 +1,54 @@
+"""The console on a FakeBackend, served for a browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+
+from raymq.console.security.gate import SESSION_COOKIE
+from raymq.console.security.users import Role
+from raymq.console.web.console import Console
+from tests.support.browser.asgi_server import served
+from tests.support.browser.chromium import DESKTOP, watched_page
+from tests.support.console.fake_backend import FakeBackend
+from tests.support.console.logged_in import console_app
+
+
+@dataclass(frozen=True)
+class ServedConsole:
+    """A console that is served at `origin`."""
+
+    backend: FakeBackend
+    console: Console
+    origin: str
+
+    @contextmanager
+    def page(
+        self,
+        browser: Browser,
+        *,
+        role: Role | None = Role.ADMIN,
+        name: str = "mira",
+        window: tuple[int, int] = DESKTOP,
+        dark: bool = False,
+        expected: Sequence[str] = (),
+    ) -> Iterator[Page]:
+        """A watched page of somebody who is logged in in this role; of nobody with None."""
+        with watched_page(browser, self.origin, window=window, dark=dark, expected=expected) as page:
+            if role is not None:
+                session = self.console.sessions.begin(name, role, "127.0.0.1", time.monotonic()).user.session
+                page.context.add_cookies([{"name": SESSION_COOKIE, "value": session, "url": self.origin}])
+            yield page
+
+
+@contextmanager
+def serving(backend: FakeBackend, **settings: Any) -> Iterator[ServedConsole]:
+    """The console of a cluster, served inside the block; its tokens are those of `console_app`."""
+    app = console_app(backend, **settings)
+    with served(app) as origin:
+        yield ServedConsole(backend, app._app.state.console, origin)

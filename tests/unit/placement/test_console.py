@@ -1,0 +1,152 @@
+"""The console's view of a report, its settings on a node, and the order in which actors end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from placement.console import actor
+from placement.console.actor import application_settings
+from placement.console.cluster_view import problems_of, settings_of, topics_to_look_at, view_of, writable_of
+from placement.launch import _stop_rank
+from raymq.config.cluster import ClusterSettings, load_settings
+from raymq.config.console import ConsoleOptions
+from raymq.errors import ConfigError
+from raymq.protocol.route import PERM_ALL, PERM_READ, BrokerData, QueueData, TopicRoute
+
+
+def store(name: str, **changes: Any) -> dict[str, Any]:
+    entry = {
+        "actor": f"storage-{name}-0", "error": "", "root": f"/d/{name}-0", "queues": 4, "min_physical_offset": 100,
+        "max_physical_offset": 1100, "flushed_physical_offset": 1000, "index_behind_bytes": 7, "recovered": "clean",
+        "retention": {"disk_ratio": 0.5, "disk_free_bytes": 9000}, "writable": True, "not_writable_reason": "",
+    }  # fmt: skip
+    return {**entry, **changes}
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    whole: dict[str, Any] = {
+        "actors": ["broker-a", "console", "nameserver-0", "storage-broker-a-0"],
+        "brokers": [{"actor": "broker-a", "broker": "broker-a", "error": "", "ready": True, "topics": ["t"],
+                     "groups": ["g", "h"]}],
+        "stores": [store("broker-a")],
+        "rebalances": [], "pulls": [], "groups": [], "instances": [], "replication": [],
+        "consoles": [{"actor": "console", "error": ""}],
+    }  # fmt: skip
+    return {**whole, **changes}
+
+
+def test_a_cluster_without_replicas_is_led_by_its_only_store() -> None:
+    view = view_of(report(), "raymq", {"10.0.0.1": False}, {}, {})
+    [broker] = view.brokers
+    assert (broker.name, broker.ready, broker.master, broker.topics, broker.groups) == (
+        *("broker-a", True, "storage-broker-a-0"),
+        *(1, 2),
+    )
+    [one] = view.stores
+    assert (one.broker_name, one.log_bytes, one.unflushed_bytes) == ("broker-a", 1000, 100)
+    assert (one.disk_used, one.disk_free_bytes) == (0.5, 9000)
+    assert [server.kind for server in view.servers] == ["NameServer", "Console"]
+    assert view.problems == ()
+
+
+def test_replicas_are_shown_with_their_lag_and_the_reason_of_their_group() -> None:
+    replica = {"replica": 1, "role": "slave", "node": "10.0.0.2", "lag_bytes": 5, "lag_s": 0.1, "error": "", "note": ""}
+    group = {"broker": "broker-a", "master": None, "epoch": 3, "in_sync": [1], "reason": "nobody leads"}
+    controller = {"actor": "controller", "error": "", "groups": [{**group, "replicas": [replica]}]}
+    view = view_of(report(replication=[controller]), "raymq", {}, {"broker-a": False}, {})
+    [broker] = view.brokers
+    assert (broker.master, broker.epoch, broker.reason, broker.writable) == (None, 3, "nobody leads", False)
+    assert [(one.actor, one.in_sync, one.lag_bytes) for one in broker.replicas] == [("storage-broker-a-1", True, 5)]
+    assert view.problems == ("broker-a: nobody leads",)
+
+
+def test_what_does_not_answer_is_a_problem_and_a_row() -> None:
+    broken = report(
+        brokers=[{"actor": "broker-a", "error": "no answer in 5 s"}],
+        stores=[{"actor": "storage-broker-a-0", "error": "the actor is dead"}],
+    )
+    assert list(problems_of(broken)) == [
+        "broker-a does not answer: no answer in 5 s",
+        "storage-broker-a-0 does not answer: the actor is dead",
+    ]
+    view = view_of(broken, "raymq", {}, {}, {})
+    assert view.brokers[0].reason == "no answer in 5 s"
+    assert view.stores[0].problem == "the actor is dead"
+
+
+def test_a_full_disk_is_a_problem() -> None:
+    full = report(stores=[store("broker-a", writable=False, not_writable_reason="the disk is full")])
+    assert list(problems_of(full)) == ["storage-broker-a-0 takes no messages: the disk is full"]
+
+
+def test_a_broker_group_is_writable_if_a_topic_of_it_is() -> None:
+    def route(topic: str, perm: int) -> TopicRoute:
+        return TopicRoute(
+            topic,
+            {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})},
+            (QueueData("broker-a", 1, 1, perm),),
+        )
+
+    known = report()
+    assert topics_to_look_at(known) == ["t"]
+    assert writable_of(known, [route("t", PERM_READ)]) == {"broker-a": False}
+    assert writable_of(known, [route("t", PERM_READ), route("u", PERM_ALL)]) == {"broker-a": True}
+    assert writable_of(known, []) == {"broker-a": True}
+
+
+def test_settings_are_those_that_servers_tell() -> None:
+    assert settings_of(report(), None) == {"broker_groups": "1", "replication.replicas": "1"}
+    store: Any = SimpleNamespace(max_message_size_bytes=5, commit_log_file_size=6, consume_queue_file_size=7)
+    controller = {"actor": "controller", "error": "", "groups": [{"replicas": [{}, {}, {}]}]}
+    assert settings_of(report(replication=[controller]), store) == {
+        "broker_groups": "1",
+        "replication.replicas": "3",
+        "store.max_message_size_bytes": "5",
+        "store.mapped_file_size_commit_log_bytes": "6",
+        "store.mapped_file_size_consume_queue_bytes": "7",
+    }
+
+
+def test_without_tokens_only_loopback_may_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "cluster_has_tokens", lambda: False)
+    assert application_settings(ConsoleOptions()).open_to_all
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+        application_settings(ConsoleOptions(host="0.0.0.0"))
+    monkeypatch.setattr(actor, "cluster_has_tokens", lambda: True)
+    assert not application_settings(ConsoleOptions(host="0.0.0.0")).open_to_all
+
+
+def test_the_viewers_token_is_read_on_the_node(tmp_path: Path) -> None:
+    token = tmp_path / "viewers"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        application_settings(ConsoleOptions(viewer_token_file=token))
+    token.write_text("look\n")
+    assert application_settings(ConsoleOptions(viewer_token_file=token)).viewer_token == "look"
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "BIND_TIMEOUT_S", 0.0)
+    taken = actor._bind("127.0.0.1", 0)
+    taken.listen()
+    port = taken.getsockname()[1]
+    with taken, pytest.raises(ConfigError, match=r"console\.port"):
+        actor._bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    "values", [{"port": 70_000}, {"base_path": "raymq/"}, {"tls_cert": "/c"}, {"hosts": "x"}, {"tail_rate": 0}]
+)
+def test_wrong_settings_are_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="console"):
+        load_settings(None, data_dir=tmp_path, console=values)
+
+
+def test_the_console_is_off_unless_it_is_asked_for_and_ends_first() -> None:
+    assert not ClusterSettings().console.enable
+    names = ["storage-broker-a-0", "broker-a", "pull-1", "console", "rebalance-0"]
+    assert sorted(names, key=_stop_rank)[0] == "console"
+    assert sorted(names, key=_stop_rank)[-1] == "storage-broker-a-0"

@@ -1,0 +1,70 @@
+import itertools
+import sys
+
+import pytest
+
+from placement.controller_metrics import ControllerMetrics
+from placement.election import Record
+from raymq.metrics.reporter import Reporter
+from storage.replication.epochs import SyncStateSet
+from tests.support.metrics.fake_ray import FakeMetrics
+
+
+@pytest.fixture
+def ray_metrics(monkeypatch):
+    fake = FakeMetrics()
+    monkeypatch.setitem(sys.modules, "ray.util.metrics", fake.module())
+    return fake
+
+
+def _record(epoch, master):
+    return Record("broker-a", epoch, master, SyncStateSet(epoch, 0, {0: "a", 1: "b"}))
+
+
+def _status(master=0, reason=""):
+    replicas = [
+        {"replica": 0, "role": "MASTER", "lag_bytes": 0, "lag_s": 0.0},
+        {"replica": 1, "role": "SLAVE", "lag_bytes": 4096, "lag_s": 1.5},
+        {"replica": 2, "role": "SILENT", "lag_bytes": None, "lag_s": None},
+    ]
+    group = {"broker": "broker-a", "master": master, "epoch": 7, "in_sync": [0, 1], "reason": reason}
+    return {"groups": [{**group, "replicas": replicas, "learners": []}]}
+
+
+def test_what_the_controller_knows_of_a_group(ray_metrics):
+    ControllerMetrics().report(Reporter("c"), _status)
+    broker = {"cluster": "c", "broker": "broker-a"}
+    assert ray_metrics.value("raymq_broker_has_master", **broker) == 1
+    assert ray_metrics.value("raymq_broker_epoch", **broker) == 7
+    assert ray_metrics.value("raymq_replicas", **broker) == 3
+    assert ray_metrics.value("raymq_in_sync_replicas", **broker) == 2
+    slave = {"storage": "storage-broker-a-1", "role": "slave"}
+    assert ray_metrics.value("raymq_replica_lag_bytes", **slave) == 4096
+    assert ray_metrics.value("raymq_replica_lag_milliseconds", **slave) == 1500
+    assert not ray_metrics.series("raymq_replica_lag_bytes", storage="storage-broker-a-2")
+    assert ray_metrics.value("raymq_active_broker_num") == 1
+
+
+def test_learners_are_never_in_sync_and_are_not_missed(ray_metrics):
+    status = _status()
+    status["groups"][0]["learners"] = [2]
+    ControllerMetrics().report(Reporter("c"), lambda: status)
+    assert ray_metrics.value("raymq_replicas") == ray_metrics.value("raymq_in_sync_replicas") == 2
+
+
+@pytest.mark.parametrize("status", [_status(master=None), _status(reason="no replica is in sync")])
+def test_a_group_that_nobody_leads(ray_metrics, status):
+    ControllerMetrics().report(Reporter("c"), lambda: status)
+    assert ray_metrics.value("raymq_broker_has_master") == 0
+    assert ray_metrics.value("raymq_active_broker_num") == 0
+
+
+def test_a_new_epoch_is_an_election_and_another_set_is_none(ray_metrics):
+    metrics, reporter = ControllerMetrics(), Reporter("c")
+    decisions = [None, _record(1, 0), _record(1, 0), _record(2, 1), _record(3, None)]
+    for before, after in itertools.pairwise(decisions):
+        metrics.note(before, after)
+    for _ in range(2):
+        metrics.report(reporter, _status)
+    assert ray_metrics.value("raymq_election", election_result="new_master_elected", broker="broker-a") == 2
+    assert ray_metrics.value("raymq_election", election_result="no_master_elected") == 1
