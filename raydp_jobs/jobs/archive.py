@@ -33,7 +33,16 @@ from raydp_jobs.jobs.archive_files import STAGING, Piece, Round, check_cover, fi
 from raydp_jobs.jobs.archive_writer import Written, flush_file, write_range
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
 from raymq.cli.entry import run_command
-from raymq.cli.terminal.output import Command, address_option, json_option, print_value, say, table
+from raymq.cli.known_names import completes
+from raymq.cli.terminal.output import (
+    Command,
+    address_option,
+    json_option,
+    print_value,
+    quiet_option,
+    say,
+    table,
+)
 from raymq.cli.terminal.progress import counting
 from raymq.delay import parse_time
 from raymq.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
@@ -289,7 +298,7 @@ def _report(written: Written) -> pa.RecordBatch:
 
 
 @click.command("archive", cls=Command)
-@click.argument("topic_name", metavar="TOPIC")
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--before", metavar="TIME", help="Only messages stored before then: ISO 8601, or -1d for a day ago.")
 @click.option("--skip-lost", is_flag=True, help="Go on when messages were deleted before they could be archived.")
@@ -297,6 +306,7 @@ def _report(written: Written) -> pa.RecordBatch:
 @spark_options
 @address_option
 @json_option
+@quiet_option
 def command(
     topic_name: str,
     directory: Path,

@@ -21,7 +21,17 @@ import click
 from raydp_jobs.jobs.pictures import bars_over_time, check_picture, literal, save_picture
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, iso_time, period_options
 from raymq.cli.entry import run_command
-from raymq.cli.terminal.output import Command, address_option, client_of, json_option, print_value, say, table
+from raymq.cli.known_names import completes
+from raymq.cli.terminal.output import (
+    Command,
+    address_option,
+    client_of,
+    json_option,
+    print_value,
+    quiet_option,
+    say,
+    table,
+)
 from raymq.cli.terminal.progress import counting
 from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
 from raymq.names import DLQ_PREFIX, check_group
@@ -243,7 +253,7 @@ def _over(deaths: Deaths, times: Iterable[int], causes: Iterable[Cause]) -> list
 
 
 @click.command("dead-letters", cls=Command)
-@click.argument("groups", metavar="[GROUP]...", nargs=-1)
+@click.argument("groups", metavar="[GROUP]...", shell_complete=completes("groups"), nargs=-1)
 @every_option("1h")
 @period_options
 @click.option(
@@ -252,6 +262,7 @@ def _over(deaths: Deaths, times: Iterable[int], causes: Iterable[Cause]) -> list
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw deaths over time, a PNG file.")
 @address_option
 @json_option
+@quiet_option
 def command(
     groups: tuple[str, ...],
     every_s: int,

@@ -35,7 +35,16 @@ from raydp_jobs.jobs.replay_source import (
 )
 from raydp_jobs.jobs.times import Period, period_options
 from raymq.cli.entry import run_command
-from raymq.cli.terminal.output import Command, address_option, client_of, json_option, print_value, say
+from raymq.cli.known_names import completes
+from raymq.cli.terminal.output import (
+    Command,
+    address_option,
+    client_of,
+    json_option,
+    print_value,
+    quiet_option,
+    say,
+)
 from raymq.cli.terminal.progress import counting
 from raymq.consumer.subscription import Subscription
 from raymq.errors import InvalidArgumentError
@@ -201,7 +210,7 @@ def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
 
 @click.command("replay", cls=Command)
 @click.argument("source", type=click.Path(path_type=Path))
-@click.argument("topic_name", metavar="TOPIC")
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.option("--rate", metavar="N", help="At most so many a second, for example 500 or 500/s. Default: no limit.")
 @period_options
 @click.option("--queue", "queues", multiple=True, metavar="BROKER:QUEUE", help="Only of this queue; several times.")
@@ -209,6 +218,7 @@ def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
 @click.option("--name", help="Another name than the source's path: a replay of another name sends all again.")
 @address_option
 @json_option
+@quiet_option
 def command(
     source: Path,
     topic_name: str,

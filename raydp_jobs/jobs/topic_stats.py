@@ -25,7 +25,14 @@ from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options, tas
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
 from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
 from raymq.cli.entry import run_command
-from raymq.cli.terminal.output import Command, address_option, json_option, print_value
+from raymq.cli.known_names import completes
+from raymq.cli.terminal.output import (
+    Command,
+    address_option,
+    json_option,
+    print_value,
+    quiet_option,
+)
 from raymq.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -196,7 +203,7 @@ def _time(seconds: float) -> datetime:
 
 
 @click.command("topic-stats", cls=Command)
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("topics", metavar="TOPIC...", shell_complete=completes("topics"), nargs=-1, required=True)
 @every_option("1m")
 @click.option("--top", type=click.IntRange(0, TAGS_MAX), default=8, show_default=True, help="Tags shown by name.")
 @click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
@@ -205,6 +212,7 @@ def _time(seconds: float) -> datetime:
 @spark_options
 @address_option
 @json_option
+@quiet_option
 def command(
     topics: tuple[str, ...],
     every_s: int,

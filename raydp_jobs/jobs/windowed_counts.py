@@ -24,7 +24,15 @@ from pyspark.sql.streaming import StreamingQuery
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
 from raymq.cli.entry import run_command
-from raymq.cli.terminal.output import Command, address_option, json_option, print_value, say
+from raymq.cli.known_names import completes
+from raymq.cli.terminal.output import (
+    Command,
+    address_option,
+    json_option,
+    print_value,
+    quiet_option,
+    say,
+)
 from raymq.cli.terminal.progress import counting
 from raymq.errors import InvalidArgumentError
 
@@ -234,8 +242,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 
 
 @click.command("windowed-counts", cls=Command)
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.argument("target", metavar="TARGET")
+@click.argument("topics", metavar="TOPIC...", shell_complete=completes("topics"), nargs=-1, required=True)
+@click.argument("target", metavar="TARGET", shell_complete=completes("topics"))
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path, file_okay=False),
@@ -277,6 +285,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @spark_options
 @address_option
 @json_option
+@quiet_option
 def command(
     topics: tuple[str, ...],
     target: str,

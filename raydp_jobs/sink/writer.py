@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -30,6 +30,7 @@ from raydp_jobs.task_errors import raymq_error
 from raymq.client import Client
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.names import check_user_topic
+from raymq.producer.settings import ProducerOptions
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
@@ -50,7 +51,7 @@ def write_topic(
     sort: Sort = "auto",
     check_first: bool = False,
     client: Client | None = None,
-    **settings: Any,
+    **settings: Unpack[ProducerOptions],
 ) -> WriteSummary:
     """Write each row of `df` as a message of `topic`, and return when all are stored as durably as the cluster's
     settings say.
@@ -100,7 +101,7 @@ def topic_sink(
     check_first: bool = False,
     client: Client | None = None,
     on_batch: Progress | None = None,
-    **settings: Any,
+    **settings: Unpack[ProducerOptions],
 ) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` that writes each batch of a streaming query to `topic`, each row once:
 

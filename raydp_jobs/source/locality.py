@@ -47,28 +47,22 @@ def placed_rows(spark: SparkSession, schema: Any, rows: Sequence[tuple[object, S
     `schema` is the JVM's, of one column."""
     context, jvm = spark.sparkContext, spark.sparkContext._jvm
     assert jvm is not None
-    pairs = jvm.java.util.ArrayList()
-    for value, places in rows:
-        row = jvm.org.apache.spark.sql.RowFactory.create(_objects(context, [value]))
-        pairs.add(jvm.scala.Tuple2(row, _scala_seq(jvm, places)))
-    any_class = jvm.scala.reflect.ClassTag.AnyRef()
-    rdd = context._jsc.sc().makeRDD(_scala_seq(jvm, pairs), any_class)
-    return DataFrame(spark._jsparkSession.createDataFrame(rdd, schema), spark)
+    # Looking a class of the JVM up costs several calls of Py4J, of 0.3 ms each: once, not for each row.
+    new_list, new_pair, new_row = jvm.java.util.ArrayList, jvm.scala.Tuple2, jvm.org.apache.spark.sql.RowFactory.create
+    to_seq, any_object = jvm.org.apache.spark.api.python.PythonUtils.toSeq, jvm.java.lang.Object
 
-
-def _objects(context: Any, values: Sequence[Any]) -> Any:
-    """A Java array of these values."""
-    array = context._gateway.new_array(context._jvm.java.lang.Object, len(values))
-    for index, value in enumerate(values):
-        array[index] = value
-    return array
-
-
-def _scala_seq(jvm: Any, values: Any) -> Any:
-    """A Scala Seq of the elements of a Java list, or of a Python sequence of texts."""
-    items = values
-    if not hasattr(values, "_get_object_id"):
-        items = jvm.java.util.ArrayList()
+    def seq(values: Iterable[Any]) -> Any:
+        items = new_list()
         for value in values:
             items.add(value)
-    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(items)
+        return to_seq(items)
+
+    def row(value: object) -> Any:
+        array = context._gateway.new_array(any_object, 1)
+        array[0] = value
+        return new_row(array)
+
+    places = {hosts: seq(hosts) for hosts in {tuple(hosts) for _, hosts in rows}}
+    pairs = seq(new_pair(row(value), places[tuple(hosts)]) for value, hosts in rows)
+    rdd = context._jsc.sc().makeRDD(pairs, jvm.scala.reflect.ClassTag.AnyRef())
+    return DataFrame(spark._jsparkSession.createDataFrame(rdd, schema), spark)

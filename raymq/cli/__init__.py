@@ -11,8 +11,14 @@ from typing import NoReturn
 
 import click
 
+from raymq.cli.browsing import browse, delayed, track
+from raymq.cli.cluster.console import console
+from raymq.cli.cluster.doctor import doctor
+from raymq.cli.cluster.kubernetes import k8s
+from raymq.cli.cluster.metrics import metrics
 from raymq.cli.cluster.servers import balance, demo, down, drain, status, up
 from raymq.cli.cluster.stores import store
+from raymq.cli.cluster.top import top
 from raymq.cli.completion import completion
 from raymq.cli.dead_letters import dlq
 from raymq.cli.entry import run_command
@@ -20,6 +26,7 @@ from raymq.cli.groups import group
 from raymq.cli.jobs import job
 from raymq.cli.messages import consume, query, recall, send
 from raymq.cli.open_transactions import transactions
+from raymq.cli.receives import receive
 from raymq.cli.replays import replay
 from raymq.cli.terminal.output import Group
 from raymq.cli.topics import topic
@@ -50,10 +57,15 @@ for command in (
     drain,
     balance,
     demo,
+    doctor,
+    top,
+    metrics,
+    k8s,
     topic,
     group,
     send,
     consume,
+    receive,
     query,
     recall,
     replay,
@@ -61,6 +73,10 @@ for command in (
     job,
     store,
     transactions,
+    browse,
+    track,
+    delayed,
+    console,
     completion,
 ):
     cli.add_command(command)

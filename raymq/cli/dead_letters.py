@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from raymq.cli.known_names import completes
 from raymq.cli.terminal.output import (
     Group,
     address_option,
@@ -16,6 +17,7 @@ from raymq.cli.terminal.output import (
     message_dict,
     out,
     print_value,
+    quiet_option,
     say,
     table,
 )
@@ -28,7 +30,7 @@ def dlq() -> None:
 
 
 @dlq.command("list")
-@click.argument("group_name", metavar="GROUP")
+@click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
 @click.option("--max", "limit", type=click.IntRange(1), default=100, show_default=True, help="How many.")
 @click.option("--all", "everything", is_flag=True, help="Also those that were replayed already.")
 @address_option
@@ -44,12 +46,16 @@ def dlq_list(group_name: str, limit: int, everything: bool, address: str | None,
 
 
 @dlq.command("replay")
-@click.argument("group_name", metavar="GROUP")
+@click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
 @click.option("--rate", metavar="N", help="At most so many per second, for example 50 or 50/s. Default: no limit.")
 @click.option("--max", "limit", type=click.IntRange(1), help="At most so many. Default: all there are now.")
+@click.option("--letter", "chosen", metavar="BROKER:QUEUE:OFFSET", multiple=True, help="Only this one; repeatable.")
 @address_option
 @json_option
-def dlq_replay(group_name: str, rate: str | None, limit: int | None, address: str | None, as_json: bool) -> None:
+@quiet_option
+def dlq_replay(
+    group_name: str, rate: str | None, limit: int | None, chosen: tuple[str, ...], address: str | None, as_json: bool
+) -> None:
     """Bring dead letters back to the group, as if it had never tried them; a line for each.
 
     Exit code 1 when one cannot be brought back; the next replay begins with it.
@@ -58,7 +64,8 @@ def dlq_replay(group_name: str, rate: str | None, limit: int | None, address: st
     """
     per_second = None if rate is None else _rate(rate)
     with client_of(address) as client:
-        results = client.admin.dead_letters(group_name).replay(rate=per_second, max_messages=limit)
+        places = [_place(text) for text in chosen] or None
+        results = client.admin.dead_letters(group_name).replay(rate=per_second, max_messages=limit, letters=places)
         counts = _report(results, as_json)
     print_value(as_json, counts, lambda: say(f"{counts['replayed']} replayed, {counts['failed']} failed"))
     if counts["failed"]:
@@ -84,6 +91,17 @@ def _row(letter: Any) -> dict[str, Any]:
     fields = message_dict(letter.message)
     attempts = letter.message.reconsume_times
     return {**fields, "topic": letter.topic, "attempts": attempts, "replayed": letter.replayed}
+
+
+def _place(text: str) -> Any:
+    """The place that BROKER:QUEUE:OFFSET names."""
+    from raymq.admin.dead_letters import LetterPlace
+
+    name, _, rest = text.partition(":")
+    queue_id, _, offset = rest.partition(":")
+    if not (name and queue_id.isdecimal() and offset.isdecimal()):
+        raise click.BadParameter(f"{text!r} is no place; write broker-a:0:17, as `raymq dlq list --json` shows it")
+    return LetterPlace(name, int(queue_id), int(offset))
 
 
 def _rate(text: str) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from raymq.cli.known_names import completes, gone, saw, saw_all
 from raymq.cli.terminal.output import (
     Group,
     address_option,
@@ -38,11 +39,12 @@ def group_list(address: str | None, as_json: bool) -> None:
     """List consumer groups. Example: raymq group list"""
     with client_of(address) as client:
         groups = client.admin.list_groups()
+    saw_all("groups", groups)
     print_value(as_json, {"groups": groups}, lambda: table(["group"], [[name] for name in groups]))
 
 
 @group.command("describe")
-@click.argument("name")
+@click.argument("name", shell_complete=completes("groups"))
 @address_option
 @json_option
 def group_describe(name: str, address: str | None, as_json: bool) -> None:
@@ -55,6 +57,7 @@ def group_describe(name: str, address: str | None, as_json: bool) -> None:
     """
     with client_of(address) as client:
         summary = client.admin.group_summary(name)
+    saw("groups", name)
     rows = [
         [p.queue.topic, p.queue.broker_name, p.queue.queue_id, p.committed, p.max_offset, p.lag, p.in_flight, p.lag_ms]
         for p in summary.queues
@@ -79,14 +82,15 @@ def group_describe(name: str, address: str | None, as_json: bool) -> None:
 
 
 @group.command("reset-offset")
-@click.argument("name", metavar="GROUP")
-@click.argument("topic_name", metavar="TOPIC")
+@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.option("--to", "target", required=True, help="earliest, latest, an offset, or a time: ISO 8601, or -2h, -30m.")
 @click.option("--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3.")
+@click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
 @address_option
 @json_option
 def group_reset_offset(
-    name: str, topic_name: str, target: str, queue_text: str | None, address: str | None, as_json: bool
+    name: str, topic_name: str, target: str, queue_text: str | None, dry_run: bool, address: str | None, as_json: bool
 ) -> None:
     """Have a group go on from another offset in a topic, also while its consumers run.
 
@@ -95,13 +99,15 @@ def group_reset_offset(
     arguments = _reset_arguments(target)
     queue = None if queue_text is None else _queue(topic_name, queue_text)
     with client_of(address) as client:
-        offsets = client.admin.reset_offsets(name, topic_name, queue=queue, **arguments)
-    rows = [[queue.broker_name, queue.queue_id, offset] for queue, offset in sorted(offsets.items())]
-    print_rows(as_json, "queues", ["broker", "queue", "offset"], rows)
+        offsets = client.admin.reset_offsets(name, topic_name, queue=queue, dry_run=dry_run, **arguments)
+    rows = [
+        [queue.broker_name, queue.queue_id, offsets.old[queue], offset] for queue, offset in sorted(offsets.items())
+    ]
+    print_rows(as_json, "queues", ["broker", "queue", "old", "offset"], rows)
 
 
 @group.command("update")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
 @click.option("--retry-max-times", type=click.IntRange(0), help="Deliveries after the first, before a dead letter.")
 @click.option(
     "--retry-queues", "retry_queue_nums", type=click.IntRange(1), help="Queues of its retry topic per broker."
@@ -127,7 +133,7 @@ def group_update(name: str, address: str | None, as_json: bool, **changes: Any) 
 
 
 @group.command("members")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
 @address_option
 @json_option
 def group_members(name: str, address: str | None, as_json: bool) -> None:
@@ -142,7 +148,7 @@ def group_members(name: str, address: str | None, as_json: bool) -> None:
 
 
 @group.command("stats")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
 @address_option
 @json_option
 def group_stats(name: str, address: str | None, as_json: bool) -> None:
@@ -158,13 +164,14 @@ def group_stats(name: str, address: str | None, as_json: bool) -> None:
 
 
 @group.command("delete")
-@click.argument("name")
+@click.argument("name", shell_complete=completes("groups"))
 @click.confirmation_option(prompt="Forget the group and its offsets?")
 @address_option
 def group_delete(name: str, address: str | None) -> None:
     """Forget a group and its offsets. Example: raymq group delete billing --yes"""
     with client_of(address) as client:
         client.admin.delete_group(name)
+    gone("groups", name)
     say(f"group {name} is deleted")
 
 

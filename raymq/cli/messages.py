@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from raymq.cli.known_names import completes
 from raymq.cli.terminal.output import (
     Command,
     address_option,
@@ -20,6 +21,7 @@ from raymq.cli.terminal.output import (
     print_fields,
     print_rows,
     print_value,
+    quiet_option,
     say,
     table,
 )
@@ -31,7 +33,7 @@ JOIN_S: Final = 15.0
 
 
 @click.command(cls=Command)
-@click.argument("topic_name", metavar="TOPIC")
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.argument("body", required=False)
 @click.option("--tags", help="The message's tag.")
 @click.option("--key", "keys", multiple=True, help="A business key; may be given several times.")
@@ -41,6 +43,7 @@ JOIN_S: Final = 15.0
 @click.option("--deliver-at", metavar="TIME", help="Deliver it then: ISO 8601, or +30s, +5m, +2h, +1d from now on.")
 @address_option
 @json_option
+@quiet_option
 def send(
     topic_name: str,
     body: str | None,
@@ -86,7 +89,7 @@ def send(
 
 
 @click.command(cls=Command)
-@click.argument("topic_name", metavar="TOPIC")
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.argument("handle")
 @address_option
 @json_option
@@ -103,8 +106,8 @@ def recall(topic_name: str, handle: str, address: str | None, as_json: bool) -> 
 
 
 @click.command(cls=Command)
-@click.argument("group_name", metavar="GROUP")
-@click.argument("topic_name", metavar="TOPIC")
+@click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.option("--tags", default="*", show_default=True, help='Tags to consume, for example "paid || refunded".')
 @click.option("--sql", "condition", help="""Condition on properties, for example "price > 5 AND region = 'eu'".""")
 @click.option(
@@ -121,6 +124,7 @@ def recall(topic_name: str, handle: str, address: str | None, as_json: bool) -> 
 )
 @address_option
 @json_option
+@quiet_option
 def consume(
     group_name: str,
     topic_name: str,
@@ -170,7 +174,7 @@ def consume(
 
 
 @click.command(cls=Command)
-@click.argument("topic_name", metavar="TOPIC")
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.option("--key", help="Messages with this key, the newest ones.")
 @click.option("--id", "message_id", help="The message with this id: a unique id or an offset message id.")
 @click.option(
@@ -179,6 +183,7 @@ def consume(
 @click.option("--max", "limit", type=click.IntRange(1), default=32, show_default=True, help="With --key: how many.")
 @address_option
 @json_option
+@quiet_option
 def query(
     topic_name: str,
     key: str | None,

@@ -8,14 +8,28 @@ from dataclasses import asdict
 
 import click
 
-from raymq.cli.terminal.output import Command, address_option, client_of, json_option, print_value, say
+from raymq.cli.known_names import completes
+from raymq.cli.terminal.output import (
+    Command,
+    address_option,
+    client_of,
+    json_option,
+    print_value,
+    quiet_option,
+    say,
+)
 from raymq.cli.terminal.progress import counting
 
 
 @click.command(cls=Command)
-@click.argument("topic_name", metavar="TOPIC")
-@click.option("--to-topic", metavar="TOPIC", help="Where to: another topic.")
-@click.option("--to-group", metavar="GROUP", help="Or the one group that gets the messages again.")
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+@click.option("--to-topic", metavar="TOPIC", shell_complete=completes("topics"), help="Where to: another topic.")
+@click.option(
+    "--to-group",
+    metavar="GROUP",
+    shell_complete=completes("groups"),
+    help="Or the one group that gets the messages again.",
+)
 @click.option("--key", help="The messages with this key.")
 @click.option("--id", "ids", multiple=True, help="The message with this id; may be given several times.")
 @click.option("--from", "begin", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h ago.")
@@ -26,6 +40,7 @@ from raymq.cli.terminal.progress import counting
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @address_option
 @json_option
+@quiet_option
 def replay(
     topic_name: str,
     to_topic: str | None,

@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from raymq.cli.known_names import completes, gone, saw, saw_all
 from raymq.cli.terminal.output import (
     Group,
     address_option,
@@ -14,9 +15,11 @@ from raymq.cli.terminal.output import (
     print_rows,
     print_stats,
     print_value,
+    quiet_option,
     say,
     table,
 )
+from raymq.cli.terminal.progress import steps
 from raymq.delay import parse_delay_levels
 from raymq.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
 from raymq.protocol.route import PERM_READ, PERM_WRITE
@@ -85,6 +88,7 @@ def topic_create(
     with client_of(address) as client:
         client.admin.create_topic(name, queues, **{key: value for key, value in options.items() if value is not None})
         attributes = client.admin.topic_route(name).attributes.mapping()
+    saw("topics", name)
     text = "".join(f", {key} {value}" for key, value in attributes.items())
     value = {"topic": name, "queues": queues, "attributes": attributes}
     print_value(as_json, value, lambda: say(f"topic {name} has {queues} queues{text}"))
@@ -98,6 +102,7 @@ def topic_list(internal: bool, address: str | None, as_json: bool) -> None:
     """List topics. Example: raymq topic list --json"""
     with client_of(address) as client:
         topics = client.admin.list_topics(internal=internal)
+        saw_all("topics", topics)
         attributes = {name: values.mapping() for name, values in client.admin.topic_attributes(topics).items()}
     rows = [[name, *(attributes.get(name, {}).get(key, "") for key in _SHOWN)] for name in topics]
     value = {"topics": topics, "attributes": {name: found for name, found in attributes.items() if found}}
@@ -105,13 +110,14 @@ def topic_list(internal: bool, address: str | None, as_json: bool) -> None:
 
 
 @topic.command("describe")
-@click.argument("name")
+@click.argument("name", shell_complete=completes("topics"))
 @address_option
 @json_option
 def topic_describe(name: str, address: str | None, as_json: bool) -> None:
     """Show a topic's queues and the offsets they hold. Example: raymq topic describe orders"""
     with client_of(address) as client:
         queues = client.admin.describe_topic(name)
+        saw("topics", name)
         attributes = client.admin.topic_route(name).attributes.mapping()
     rows = [[q.queue.broker_name, q.queue.queue_id, q.min_offset, q.max_offset, q.messages] for q in queues]
     names = ["broker", "queue", "min_offset", "max_offset", "messages"]
@@ -121,7 +127,7 @@ def topic_describe(name: str, address: str | None, as_json: bool) -> None:
 
 
 @topic.command("update")
-@click.argument("name")
+@click.argument("name", shell_complete=completes("topics"))
 @click.option("--queues", type=int, help="Queues in all: more than there are, never fewer.")
 @click.option("--perm", type=click.Choice(["R", "W", "RW"]), help="What may be done with it.")
 @type_option
@@ -152,7 +158,7 @@ def topic_update(
 
 
 @topic.command("order")
-@click.argument("name")
+@click.argument("name", shell_complete=completes("topics"))
 @click.argument("config", required=False)
 @click.option("--clear", is_flag=True, help="Make it an ordinary topic again.")
 @address_option
@@ -188,7 +194,7 @@ def topic_light_queues(pattern: str, address: str | None, as_json: bool) -> None
 
 
 @topic.command("stats")
-@click.argument("name")
+@click.argument("name", shell_complete=completes("topics"))
 @address_option
 @json_option
 def topic_stats(name: str, address: str | None, as_json: bool) -> None:
@@ -199,11 +205,14 @@ def topic_stats(name: str, address: str | None, as_json: bool) -> None:
 
 
 @topic.command("delete")
-@click.argument("name")
+@click.argument("name", shell_complete=completes("topics"))
 @click.confirmation_option(prompt="Delete the topic and all its messages?")
 @address_option
+@quiet_option
 def topic_delete(name: str, address: str | None) -> None:
     """Delete a topic and its messages. Example: raymq topic delete orders --yes"""
-    with client_of(address) as client:
+    with client_of(address) as client, steps() as progress:
+        progress(f"deleting {name}")
         client.admin.delete_topic(name)
+    gone("topics", name)
     say(f"topic {name} is deleted")

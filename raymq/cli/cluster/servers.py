@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-from raymq.cli.terminal.output import Command, address_option, duration, json_option, out, print_value, say, table
+from raymq.cli.known_names import saw_all
+from raymq.cli.terminal.output import (
+    Command,
+    address_option,
+    duration,
+    json_option,
+    out,
+    print_value,
+    quiet_option,
+    say,
+    table,
+)
 from raymq.cli.terminal.progress import steps
 
 
@@ -20,6 +31,7 @@ from raymq.cli.terminal.progress import steps
 @click.option("--wait-s", type=click.FloatRange(0), help="How long; then nothing is started. Default: half an hour.")
 @address_option
 @json_option
+@quiet_option
 def up(
     config: Path | None,
     data_dir: Path | None,
@@ -51,6 +63,7 @@ def up(
 @click.command(cls=Command)
 @address_option
 @json_option
+@quiet_option
 def down(address: str | None, as_json: bool) -> None:
     """Stop raymq, stores last; and Ray, if `raymq up` started it. Messages stay on disk.
 
@@ -66,6 +79,7 @@ def down(address: str | None, as_json: bool) -> None:
 @click.command(cls=Command)
 @address_option
 @json_option
+@quiet_option
 def status(address: str | None, as_json: bool) -> None:
     """Show broker groups, their replicas and stores, and the consumer groups that are connected.
 
@@ -74,7 +88,10 @@ def status(address: str | None, as_json: bool) -> None:
     """
     from raymq.cluster.local_server import status as ask
 
-    report = ask(address)
+    with steps() as progress:
+        progress("asking the servers")
+        report = ask(address)
+    _note_names(report["brokers"])
     broken = [
         entry
         for kind in ("brokers", "stores", "rebalances", "pulls", "replication")
@@ -92,6 +109,7 @@ def status(address: str | None, as_json: bool) -> None:
 @click.option("--undo", is_flag=True, help="Allow replicas there again.")
 @address_option
 @json_option
+@quiet_option
 def drain(node: str, undo: bool, address: str | None, as_json: bool) -> None:
     """Move every replica off a node, before it is taken away. NODE is its address, or the beginning of its id.
 
@@ -112,6 +130,7 @@ def drain(node: str, undo: bool, address: str | None, as_json: bool) -> None:
 @click.command(cls=Command)
 @address_option
 @json_option
+@quiet_option
 def balance(address: str | None, as_json: bool) -> None:
     """Have the first replica by priority lead each broker group again, as after a start. No message is lost by it.
 
@@ -142,6 +161,14 @@ def demo(keep: Path | None, kill: bool) -> None:
 
     if not run(keep, kill=kill, console=out):
         raise click.exceptions.Exit(1)
+
+
+def _note_names(brokers: Sequence[dict[str, Any]]) -> None:
+    """Keep the names of topics and groups for completion, if every broker has told its own."""
+    saw_all("brokers", [broker["actor"] for broker in brokers])
+    if not any(broker["error"] for broker in brokers):
+        saw_all("topics", {topic for broker in brokers for topic in broker["topics"]})
+        saw_all("groups", {group for broker in brokers for group in broker["groups"]})
 
 
 def _print_status(report: dict[str, Any]) -> None:
@@ -183,7 +210,8 @@ def _print_status(report: dict[str, Any]) -> None:
             [r["actor"], r["error"] or f"slots {_listed(r['slots'])}", _served(report, "groups", r)]
             for r in report["rebalances"]
         ]
-        + [[p["actor"], p["error"] or f"node {p['node']}", _served(report, "instances", p)] for p in report["pulls"]],
+        + [[p["actor"], p["error"] or f"node {p['node']}", _served(report, "instances", p)] for p in report["pulls"]]
+        + [[c["actor"], c["error"] or "runs", c.get("url", "-")] for c in report.get("consoles", ())],
     )
     if report["groups"]:
         table(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -48,7 +48,24 @@ class Group(click.Group):
     command_class = Command
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+_QUIET: Final = "raymq.quiet"
+"""The key of a click context's `meta` that says that no progress is to be shown."""
+
+
+def _hush(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    if value:
+        ctx.meta[_QUIET] = True
+    return value
+
+
+def is_quiet() -> bool:
+    """True if the command that runs was told --json or --quiet, so that it shows no progress."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and _QUIET in ctx.meta
+
+
+json_option = click.option("--json", "as_json", is_flag=True, callback=_hush, help="Print JSON instead of a table.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_hush, help="Show no progress.")
 address_option = click.option("--address", help="Ray cluster to use, host:port. Default: the one on this machine.")
 
 

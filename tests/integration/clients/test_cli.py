@@ -14,7 +14,7 @@ import pytest
 import ray
 
 import raymq
-from tests.support.clusters.cluster import poll_until, user_environment
+from tests.support.clusters.cluster import Sandbox, poll_until, user_environment
 from tests.support.history.waiting import eventually
 
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
@@ -205,3 +205,47 @@ def test_ctrl_c_ends_consume_with_130_and_everything_printed_is_committed(
     with mq.pull_consumer("cli-ctrl-c") as consumer:
         consumer.subscribe(topic)
         assert [message.body for message in poll_until(consumer, 1)] == [b"after"]
+
+
+def test_the_doctor_looks_at_the_machine_the_node_the_cluster_and_its_groups(
+    cli: Cli, mq: raymq.Client, box: Sandbox, topic: str
+) -> None:
+    with mq.producer() as producer, mq.pull_consumer("cli-forsaken", consume_from=FIRST) as consumer:
+        producer.send(raymq.Message(topic, b"one"))
+        consumer.subscribe(topic)
+        assert len(poll_until(consumer, 1)) == 1
+        consumer.commit()
+        producer.send(raymq.Message(topic, b"two"))
+    answer = cli.json("doctor")
+    found = {one["check"]: one for one in answer["findings"]}
+    assert {one["check"] for one in answer["findings"] if one["state"] == "skip"} == {"alert rules"}
+    assert {one["check"] for one in answer["findings"] if one["state"] == "fail"} == set()
+    places = {one["where"] for one in answer["findings"] if one["check"] == "versions"}
+    assert len(places) == 2  # here, and the one node by a task on it
+    assert str(box.data) in found["private files"]["seen"]
+    assert found["locks"]["seen"] == f"{box.data}: 2 stores are open"
+    assert found["lanes"]["state"] == "ok"
+    assert found["copies"]["state"] == "warn"
+    forsaken = [one for one in answer["findings"] if one["check"] == "groups have members"]
+    assert "cli-forsaken" in [one["where"] for one in forsaken]
+
+
+def test_top_shows_topics_and_groups_of_all_brokers(cli: Cli, mq: raymq.Client, topic: str) -> None:
+    with mq.producer() as producer, mq.pull_consumer("cli-top", consume_from=FIRST) as consumer:
+        for number in range(20):
+            producer.send(raymq.Message(topic, b"%d" % number))
+        consumer.subscribe(topic)
+        poll_until(consumer, 20)
+        consumer.commit()
+        for _ in range(7):
+            producer.send(raymq.Message(topic, b"unread"))
+    answer = cli.json("top", "--once", "--interval", "0.5")
+    [group] = [row for row in answer["groups"] if row["group"] == "cli-top"]
+    assert (group["topic"], group["lag"]) == (topic, 7)
+    assert group["behind_ms"] > 0
+    assert [row["lag"] for row in answer["topics"] if row["topic"] == topic] == [7]
+    assert (answer["silent"], answer["left_out"]) == ([], 0)
+    readings = mq.admin.readings()
+    assert sum(one.topics[topic].messages for one in readings.values() if one is not None) == 27
+    assert sum(one.groups["cli-top", topic].consumed for one in readings.values() if one is not None) == 20
+    assert topic in [row[0] for row in cli.rows("top", "--once", "--interval", "0.5")]

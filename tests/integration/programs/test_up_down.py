@@ -55,6 +55,7 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
     assert raymq(box, "up", "--data-dir", str(box.data))["actors"] == started
     report = raymq(box, "status")
     assert [store["writable"] for store in report["stores"]] == [True, True]
+    board_is_there_and_can_be_installed_again(box)
     assert raymq(box, "down")["stopped"] == [*rebalances, *started[:3], *storages]
     assert_gone(family)
     assert "no Ray cluster runs on this machine" in raymq(box, "down", code=1)
@@ -63,7 +64,17 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
     broker_and_queue = sent["queue"].partition("@")[2]
     message = raymq(box, "query", "orders", "--offset", f"{broker_and_queue}:{sent['offset']}")
     assert (message["body"], message["message_id"]) == ("hello", sent["message_id"])
+    assert raymq(box, "store", "close")["closed"] == storages
     raymq(box, "down")
+
+
+def board_is_there_and_can_be_installed_again(box: Sandbox) -> None:
+    """`up` has written Grafana's board into the session's folder; this Ray has no dashboard, so nothing watches it."""
+    [board] = box.tmp.glob("ray/session_2*/metrics/grafana/dashboards/raymq*.json")
+    text = board.read_text()
+    board.unlink()
+    assert raymq(box, "metrics", "install") == {"path": str(board), "watched": False}
+    assert board.read_text() == text
 
 
 def test_up_with_a_bad_setting_starts_nothing(box: Sandbox) -> None:

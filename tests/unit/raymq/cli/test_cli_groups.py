@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from raymq import cli
 from raymq.admin.dead_letters import DeadLetter, Replayed
+from raymq.admin.groups import NewOffsets
 from raymq.cli import dead_letters, groups, topics
 from raymq.cli.terminal.output import duration
 from raymq.errors import InvalidArgumentError
@@ -33,9 +34,9 @@ class Admin:
         progress = GroupQueueProgress(group, QUEUE, 17, 0, 20, 65_000)
         return GroupSummary(group, (progress,), 3, 65_000, 2, 1)
 
-    def reset_offsets(self, group: str, topic: str, **where: Any) -> dict[MessageQueue, int]:
+    def reset_offsets(self, group: str, topic: str, **where: Any) -> NewOffsets:
         self.asked.append((group, topic, where))
-        return {QUEUE: 5}
+        return NewOffsets({QUEUE: 5}, {QUEUE: None})
 
     def update_group(self, group: str, **changes: Any) -> GroupConfig:
         self.asked.append((group, changes))
@@ -121,12 +122,12 @@ def test_a_group_is_described_with_its_lag_in_messages_and_in_time(run: Any) -> 
 )
 def test_an_offset_is_reset_to_an_end_or_a_number(run: Any, admin: Admin, to: str, expected: dict[str, Any]) -> None:
     run("group", "reset-offset", "billing", "orders", "--to", to)
-    assert admin.asked == [("billing", "orders", {"queue": None, **expected})]
+    assert admin.asked == [("billing", "orders", {"queue": None, "dry_run": False, **expected})]
 
 
 def test_an_offset_is_reset_to_a_time_in_one_queue(run: Any, admin: Admin) -> None:
     run("group", "reset-offset", "billing", "orders", "--to", "2026-03-01T12:00:00+00:00", "--queue", "broker-a:3")
-    assert admin.asked == [("billing", "orders", {"queue": QUEUE, "timestamp_ms": 1_772_366_400_000})]
+    assert admin.asked == [("billing", "orders", {"queue": QUEUE, "dry_run": False, "timestamp_ms": 1_772_366_400_000})]
 
 
 @pytest.mark.parametrize("arguments", [("--to", "someday"), ("--to", "latest", "--queue", "broker-a")])
@@ -163,7 +164,7 @@ def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:
 def test_dead_letters_are_replayed_at_a_rate_with_a_line_each(run: Any, admin: Admin) -> None:
     admin.letters = [letter("A"), letter("B")]
     lines = run("dlq", "replay", "billing", "--rate", "50/s").output.splitlines()
-    assert admin.asked == [("replay", {"rate": 50.0, "max_messages": None})]
+    assert admin.asked == [("replay", {"rate": 50.0, "max_messages": None, "letters": None})]
     assert lines == ["replayed  orders  A", "replayed  orders  B", "2 replayed, 0 failed"]
 
 
@@ -173,6 +174,20 @@ def test_a_letter_that_cannot_be_replayed_ends_it_with_exit_code_1(run: Any, adm
     assert [line.get("state") for line in lines] == ["replayed", "failed", None]
     assert lines[1]["error"] == "the store is full"
     assert lines[2] == {"replayed": 1, "failed": 1}
+
+
+def test_chosen_letters_are_replayed_by_their_places(run: Any, admin: Admin) -> None:
+    run("dlq", "replay", "billing", "--letter", "broker-a:0:17", "--letter", "broker-b:0:3")
+    [(_, how)] = admin.asked
+    assert how["letters"] == [("broker-a", 0, 17), ("broker-b", 0, 3)]
+    run("dlq", "replay", "billing", "--letter", "broker-a:17", code=2)
+
+
+def test_a_dry_run_of_a_reset_shows_both_offsets(run: Any, admin: Admin) -> None:
+    output = run("group", "reset-offset", "billing", "orders", "--to", "latest", "--dry-run", "--json").output
+    [row] = json.loads(output)["queues"]
+    assert "old" in row
+    assert admin.asked == [("billing", "orders", {"queue": None, "dry_run": True, "to": "latest"})]
 
 
 def test_a_bad_rate_is_wrong_usage(run: Any) -> None:

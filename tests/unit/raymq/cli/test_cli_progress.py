@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from io import StringIO
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from rich.progress import Progress
 
 from raymq import cli
 from raymq.cli import messages
@@ -60,13 +62,23 @@ def send(monkeypatch: pytest.MonkeyPatch, *arguments: str, count: int = LINES) -
     return producer, result.stdout
 
 
-def test_many_lines_are_sent_with_progress_and_the_json_is_clean(
-    monkeypatch: pytest.MonkeyPatch, terminal: StringIO
-) -> None:
-    producer, output = send(monkeypatch, "--json")
-    assert len(json.loads(output)["sent"]) == len(producer.bodies) == LINES
+def test_many_lines_are_sent_with_their_number_and_rate(monkeypatch: pytest.MonkeyPatch, terminal: StringIO) -> None:
+    producer, _ = send(monkeypatch)
+    assert len(producer.bodies) == LINES
     assert "sending" in terminal.getvalue()
     assert f"{LINES}/{LINES}" in terminal.getvalue()
+    assert re.search(r"[1-9][\d,]*/s", terminal.getvalue())
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet", "-q"])
+def test_progress_is_off_for_machines_and_for_who_wants_quiet(
+    monkeypatch: pytest.MonkeyPatch, terminal: StringIO, option: str
+) -> None:
+    producer, output = send(monkeypatch, option, count=FEW_LINES)
+    assert len(producer.bodies) == FEW_LINES
+    assert terminal.getvalue() == ""
+    if option == "--json":
+        assert len(json.loads(output)["sent"]) == FEW_LINES
 
 
 def test_a_bar_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, terminal: StringIO) -> None:
@@ -90,3 +102,38 @@ def test_a_step_is_shown_literally(terminal: StringIO) -> None:
         step("looking in [bold]x[/]\x1b[2J")
         progress.err.print("done")  # draws the step above it
     assert "looking in [bold]x[/]\\x1b[2J …" in terminal.getvalue()
+
+
+def shown_steps(*texts: str) -> list[tuple[str, bool]]:
+    """The steps that are seen after these have begun, and if they are done."""
+    bar = Progress(disable=True)
+    steps = progress.Steps(bar)
+    for text in texts:
+        steps.begin(text)
+    return [(task.description, task.finished) for task in bar.tasks]
+
+
+def test_steps_that_are_done_stay_and_news_of_a_step_replace_it() -> None:
+    assert shown_steps("starting", "opening: a", "opening: b") == [("starting", True), ("opening: b …", False)]
+    assert shown_steps("opening: a", "opening: b", "ready") == [("opening: b", True), ("ready …", False)]
+
+
+def test_no_more_than_the_last_steps_are_seen() -> None:
+    seen = shown_steps(*(f"step {number}" for number in range(progress.STEPS_SHOWN + 3)))
+    assert len(seen) == progress.STEPS_SHOWN
+    assert seen[0] == ("step 3", True)
+
+
+def test_a_steps_time_is_shown(terminal: StringIO) -> None:
+    with progress.steps() as step:
+        step("starting")
+        step("ready")
+    assert re.search(r"✓ starting +0:00:0", terminal.getvalue())
+
+
+def test_steps_are_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(progress, "err", Console(file=shown))
+    with progress.steps() as step:
+        step("starting")
+    assert shown.getvalue() == ""

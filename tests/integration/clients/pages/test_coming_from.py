@@ -1,0 +1,13 @@
+"""The pages for those who know Kafka, Celery or ray.util.queue: their programs do what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+import raymq
+from tests.support.clusters.page_example import assert_prints_what_it_says
+
+
+@pytest.mark.parametrize("page", ["coming-from-kafka.md", "coming-from-celery.md", "coming-from-ray-queue.md"])
+def test_the_program_of_the_page_does_what_it_says(mq: raymq.Client, page: str) -> None:
+    assert_prints_what_it_says(page)
