@@ -3,13 +3,13 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-TESTS := tests/unit tests/component tests/property tests/integration
+TESTS := tests/unit tests/component tests/property tests/console tests/integration
 PYTEST := $(BIN)/python -m pytest --durations 10
 # tests/conftest.py says which worker runs what
 TWO_WORKERS := --numprocesses 2 --dist loadscope
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test chaos unit check bench soak lock clean
+.PHONY: demo test chaos unit check docs bench soak pictures lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/raymq demo
@@ -33,10 +33,19 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) docs
+
+# The site, in build/docs: every warning is an error, and so is a name or a link that leads nowhere.
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -b html -n -W --keep-going -q -c docs/site -d build/doctrees docs build/docs
 
 # One table of everything, beside the peers that are installed (redis-server, nats-server); BENCH="--scale 0.1" is quick.
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench --json bench.json $(BENCH)
+
+# The pictures of the console in docs/pictures/; needs Chromium.
+pictures: $(INSTALLED)
+	$(BIN)/python -m tests.console.pictures
 
 # A machine may call Python 3.11 just python3.
 $(INSTALLED): requirements.lock pyproject.toml setup.py

@@ -1,6 +1,9 @@
-"""Unit tests run without Ray: what starts it fails at once, instead of taking seconds."""
+"""Unit tests run without Ray: what starts it fails at once, instead of taking seconds. Names for completion are kept in
+a cache of their own."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import ray
@@ -12,3 +15,14 @@ def _no_ray(monkeypatch):
         raise AssertionError("a unit test must not start Ray")
 
     monkeypatch.setattr(ray, "init", refuse)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of caches, which the tests share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 import raymq
 from raymq.cli import cli
-from raymq.config.cluster import BrokerOptions, ClusterSettings, ReplicationOptions
+from raymq.config.cluster import BrokerOptions, ClusterSettings, PlacementOptions, ReplicationOptions
+from raymq.config.metrics import MetricsOptions
 from raymq.config.store import StoreOptions
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,8 @@ SECTIONS = {
     "Top level": ClusterSettings,
     "`broker`": BrokerOptions,
     "`replication`": ReplicationOptions,
+    "`placement`": PlacementOptions,
+    "`metrics`": MetricsOptions,
     "`store`": StoreOptions,
 }
 FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
@@ -54,6 +57,9 @@ def test_pages_with_snippets_are_run():
     pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
     assert pages == {
         "README.md",
+        "coming-from-celery.md",
+        "coming-from-kafka.md",
+        "coming-from-ray-queue.md",
         "filters.md",
         "guide.md",
         "predicates.md",
@@ -173,7 +179,16 @@ def test_the_page_of_the_command_line_names_every_command():
 
 @each_page
 def test_options_in_the_tables_exist_somewhere(page):
-    known = {"--numprocesses", "--labels", "--no-deps", "--wheel-dir", "--system-config", "--generate", "--cluster"}
+    known = {
+        "--numprocesses",
+        "--labels",
+        "--kustomize",
+        "--no-deps",
+        "--wheel-dir",
+        "--system-config",
+        "--generate",
+        "--cluster",
+    }
     for name, command in cli.commands.items():
         for sub in [command, *(command.commands.values() if isinstance(command, click.Group) else ())]:
             known |= options_of(sub)

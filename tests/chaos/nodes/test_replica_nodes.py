@@ -20,6 +20,9 @@ import pytest
 
 import raymq
 from placement.operations import balance, drain
+from raymq.config.cluster import load_settings
+from raymq.doctor.examination import examine, take_snapshot
+from raymq.doctor.findings import State
 from tests.support.clusters.cluster import descendants, one_group
 from tests.support.clusters.faults import standing_still
 from tests.support.clusters.nodes import LOOPBACK, Nodes
@@ -79,6 +82,23 @@ def test_each_replica_has_a_node_of_its_own_and_nothing_listens_beyond_loopback(
         if connection.status == psutil.CONN_LISTEN
     }
     assert {address.replace("::ffff:", "").replace("::1", LOOPBACK) for address in listening} == {LOOPBACK}
+
+
+def test_the_doctor_looks_at_every_node_and_between_them(
+    mq: raymq.Client, replicas: PlacedGroup, machines: Nodes
+) -> None:
+    findings = examine(take_snapshot(load_settings(None), None, None, lambda step: None))
+    states: dict[str, list[State]] = {}
+    for one in findings:
+        states.setdefault(one.check, []).append(one.state)
+    for name in ("nodes answer", "same token", "clocks", "lanes", "metrics ports"):
+        assert states[name] == [State.OK] * 3, [one for one in findings if one.check == name]
+    assert states["versions"] == [State.OK] * 4  # this machine, too
+    assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}  # a broker's, and the stores'
+    for name in ("servers answer", "masters", "copies", "a replica to spare", "in sync", "health checks"):
+        assert states[name] == [State.OK], [one for one in findings if one.check == name]
+    # Three nodes that are one machine, and their one NameServer.
+    assert (states["replicas apart"], states["NameServers"]) == ([State.WARN], [State.WARN])
 
 
 def test_a_node_that_is_killed_with_the_master_and_returns_is_taken_back(

@@ -1,0 +1,105 @@
+"""How Sphinx makes a site of the pages in docs/: `make docs`.
+
+The pages are written for a reader of the repository, so nothing in them is Sphinx's own. Their order is that of
+docs/README.md, which is the first page here and gets its table of contents from its own lists of links. Only the pages
+in docs/reference/ are filled in when the site is built: the command line from click, the Python names from docstrings.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Final
+
+from sphinx.application import Sphinx
+
+DOCS: Final = Path(__file__).parents[1]
+
+project = "raymq"
+author = "the developers of raymq"
+release = version = version_of("raymq")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton"]
+root_doc = "README"
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["site"]
+myst_heading_anchors = 4
+default_role = "code"
+
+autodoc_typehints = "signature"
+autodoc_class_signature = "separated"  # most objects are made by a method of another, not by their class
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+# Names that modules import for type checkers only, so that Sphinx cannot look them up.
+autodoc_type_aliases = {
+    "Check": "raymq.transactions.checks.Check",
+    "ProducerOptions": "raymq.producer.settings.ProducerOptions",
+    "PullOptions": "raymq.consumer.pull.settings.PullOptions",
+    "PushConsumer": "raymq.consumer.push.consumer.PushConsumer",
+    "PushOptions": "raymq.consumer.push.consumer.PushOptions",
+    "RepeatableWriter": "raymq.producer.repeatable.writer.RepeatableWriter",
+    "SimpleOptions": "raymq.consumer.simple.settings.SimpleOptions",
+    "TopicProgress": "raydp_jobs.stream.progress.TopicProgress",
+    "StreamingQuery": "pyspark.sql.streaming.StreamingQuery",
+    "Block": "ray.data.block.Block",
+    "TaskContext": "ray.data.TaskContext",
+}
+
+# Types of other libraries; their pages are not at hand when the site is built.
+nitpick_ignore = [("py:class", "TypeAliasForwardRef"), ("py:class", "BodyType")]
+nitpick_ignore_regex = [
+    ("py:.*", rf"{one}\..*")
+    for one in (
+        "collections", "concurrent", "datetime", "enum", "pathlib", "types", "typing",
+        "annotated_types", "msgspec", "pa", "pyarrow", "pyspark", "ray",
+    )
+]  # fmt: skip
+
+html_theme = "furo"
+html_title = f"raymq {release}"
+html_copy_source = False
+html_show_sphinx = False
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx: connects what this file does to pages."""
+    app.connect("source-read", _lead_inside)
+    app.connect("source-read", _add_contents)
+    app.connect("autodoc-skip-member", _skip_constructor)
+    app.connect("autodoc-process-docstring", _mark_code)
+
+
+# Pages outside docs/, and the pages here that include them.
+OUTSIDE: Final = {
+    "../README.md": "start.md",
+    "../CHANGELOG.md": "reference/changelog.md",
+    "../examples/README.md": "reference/examples.md",
+}
+
+
+def _lead_inside(app: Sphinx, name: str, source: list[str]) -> None:
+    """Have links to pages outside docs/ lead to the pages that include them."""
+    for outside, inside in OUTSIDE.items():
+        source[0] = re.sub(rf"\]\({re.escape(outside)}(#[^)]*)?\)", f"]({inside})", source[0])
+
+
+def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
+    """Give the first page a table of contents for the sidebar: one part for each of its lists of links."""
+    if name != root_doc:
+        return
+    for title, links in re.findall(r"^(For \w+|Reference)[^\n]*:\n\n((?:- .+\n)+)", source[0], re.MULTILINE):
+        pages = re.findall(r"\]\((?!\.\.|https?:)([\w/-]+)\.md\)", links)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def _skip_constructor(app: Sphinx, kind: str, name: str, value: object, skip: bool, options: object) -> bool | None:
+    """Leave `__init__` out: most objects are made by a method of another."""
+    return True if name == "__init__" else None
+
+
+def _mark_code(app: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Say that indented lines of a docstring are code: in our docstrings nothing else is indented."""
+    text = re.sub(r"(?<=\n\n)(?= {4}(?! ))(?<!::\n\n)", "::\n\n", "\n".join(lines))
+    lines[:] = re.sub(r"(\n {4}.*\n\n)::\n\n(?= {4})", r"\1", text).split("\n")

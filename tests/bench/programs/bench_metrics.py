@@ -1,0 +1,189 @@
+"""The costs of metrics: producing and consuming with them and without, and an idle cluster of many topics and groups.
+
+    python -m tests.bench.programs.bench_metrics cost [--rounds 3] [--seconds 4]     clusters with and without, in turn
+    python -m tests.bench.programs.bench_metrics clients [--rounds 3] [--seconds 4]  one cluster, counting on and off
+    python -m tests.bench.programs.bench_metrics idle [--topics 500] [--groups 20]               the agent, and a scrape
+
+Each starts its own raymq in a temporary directory. `cost` and `clients` compare medians of one run; CPU is that of all
+processes, per message. `clients` has the servers count all the time, and this process every other call, so that the
+machine's neighbours disturb both alike. `idle` measures the CPU of the agent, of raymq's actors and of this program, in
+percent of a core, and how long `/metrics` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import psutil
+import ray
+
+import raymq
+from raymq.metrics.client_figures import CLIENT_FIGURES
+from tests.bench.cluster import joined_consumer, new_topic
+from tests.bench.consuming.consume import drain_columns, drain_objects
+from tests.bench.machine import cpu_of, processes, server_name, timed
+from tests.bench.produce import send_async_each, send_tables
+
+BODY = b"x" * 1024
+PREPARED = 60_000
+"""Messages that a consumer drains at a time."""
+TOLD_S = 60.0
+SETTLE_S = 30.0
+GOAL = 0.02
+_names = count()
+
+
+@contextmanager
+def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
+    """A raymq whose clients know if there are metrics."""
+    with tempfile.TemporaryDirectory(prefix="rqm") as directory:
+        config = Path(directory) / "raymq.yaml"
+        config.write_text(f"store:\n  flush_disk_type: ASYNC_FLUSH\nmetrics:\n  enable: {str(metrics).lower()}\n")
+        with raymq.connect(embedded=True, config=config, data_dir=Path(directory) / "store") as client:
+            with client.producer("bench"):
+                deadline_s = time.monotonic() + TOLD_S
+                while CLIENT_FIGURES.options is None or CLIENT_FIGURES.enabled != metrics:
+                    if time.monotonic() > deadline_s:
+                        raise TimeoutError("no broker says if there are metrics")
+                    time.sleep(0.1)
+            yield client
+
+
+def ways(client: raymq.Client) -> Iterator[tuple[str, int, Callable[[], None]]]:
+    """Each way of producing and consuming: its name, the messages of one call, and the call."""
+    topic = new_topic(client, f"cost-{next(_names)}")
+    with client.producer("bench") as producer:
+        message = raymq.Message(topic, BODY)
+        yield "send, one by one", 500, lambda: [producer.send(message) for _ in range(500)] and None
+        yield "send_async", 5000, lambda: send_async_each(producer, topic, BODY, 5000)
+        yield "send_table(5000)", 20_000, lambda: send_tables(producer, topic, BODY, 20_000)
+        full = new_topic(client, f"cost-{next(_names)}")
+        send_tables(producer, full, BODY, PREPARED)
+    for name, drain in (("poll", drain_objects), ("poll_table", drain_columns)):
+        with joined_consumer(client, f"{full}-{name}", full) as consumer:
+
+            def again(consumer: raymq.PullConsumer = consumer, drain: Callable[..., None] = drain) -> None:
+                for queue in consumer.assignment():
+                    consumer.seek_to_begin(queue)
+                drain(consumer, PREPARED)
+
+            yield name, PREPARED, again
+
+
+Samples = dict[tuple[str, bool], list[tuple[float, float]]]
+"""By way, and with metrics or without: messages per second and CPU time per message in us, of each call."""
+
+
+def cost(rounds: int, seconds: float) -> None:
+    """Print the ratio of speeds and of CPU per message, with metrics and without."""
+    samples: Samples = defaultdict(list)
+    for turn in range(rounds):
+        for metrics in (True, False) if turn % 2 else (False, True):
+            with cluster(metrics=metrics) as client:
+                for name, number, call in ways(client):
+                    call()
+                    until_s = time.monotonic() + seconds
+                    while time.monotonic() < until_s:
+                        samples[name, metrics].append(sample(number, call))
+    show(samples)
+
+
+def counting(rounds: int, seconds: float) -> None:
+    """Print the same for this process alone."""
+    samples: Samples = defaultdict(list)
+    with cluster(metrics=True) as client:
+        for name, number, call in ways(client):
+            call()
+            until_s = time.monotonic() + rounds * seconds
+            while time.monotonic() < until_s:
+                for metrics in (False, True, True, False):
+                    CLIENT_FIGURES.enabled = metrics
+                    samples[name, metrics].append(sample(number, call))
+            CLIENT_FIGURES.enabled = True
+    show(samples)
+
+
+def sample(number: int, call: Callable[[], None]) -> tuple[float, float]:
+    """One call of `number` messages."""
+    took_s, cpu_s = timed(call, set())
+    return number / took_s, cpu_s / number * 1e6
+
+
+def show(samples: Samples) -> None:
+    """Print the medians and their ratios."""
+    print(f"{'':20}{'msg/s off':>12}{'msg/s on':>12}{'ratio':>8}{'CPU us off':>12}{'CPU us on':>12}{'ratio':>8}")
+    for name in dict.fromkeys(name for name, _ in samples):
+        off, on = (statistics.median(speed for speed, _ in samples[name, metrics]) for metrics in (False, True))
+        cpu_off, cpu_on = (statistics.median(cpu for _, cpu in samples[name, metrics]) for metrics in (False, True))
+        late = "" if on >= off * (1 - GOAL) else "  slower than the goal of 2 %"
+        print(
+            f"{name:20}{off:12,.0f}{on:12,.0f}{on / off:8.3f}{cpu_off:12.2f}{cpu_on:12.2f}{cpu_on / cpu_off:8.3f}{late}"
+        )
+
+
+def idle(topics: int, groups: int, seconds: float) -> None:
+    """Print the CPU of an idle cluster with so many topics and groups, and the time of a scrape."""
+    with cluster(metrics=True) as client:
+        names = [f"idle-{number}" for number in range(topics)]
+        for name in names:
+            client.admin.create_topic(name, queues=1)
+        queues = [queue for name in names for queue in client.write_queues(name)]
+        for number in range(groups):
+            with client.pull_consumer(f"idle-g{number}", auto_commit=False) as consumer:
+                consumer.assign(queues)
+                consumer.commit(dict.fromkeys(queues, 0))
+        time.sleep(SETTLE_S)  # two reports: the agent has all series
+        before = {process.pid: (server_name(process), cpu_of(process.pid)) for process in processes()}
+        start_s = time.monotonic()
+        time.sleep(seconds)
+        span_s = time.monotonic() - start_s
+        for pid, (name, used_s) in before.items():
+            now_s = cpu_of(pid) if psutil.pid_exists(pid) else None
+            if used_s is not None and now_s is not None and (now_s - used_s) / span_s > 0.001:
+                print(f"{name:30} {100 * (now_s - used_s) / span_s:6.2f} % of a core")
+        for node in ray.nodes():
+            url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+            start_s = time.perf_counter()
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                text = answer.read()
+            took_s = time.perf_counter() - start_s
+            print(f"/metrics: {took_s:.3f} s, {len(text) >> 10} KiB, {text.count(b'ray_raymq_')} lines of raymq's")
+
+
+def main() -> None:
+    """Run what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    costs = commands.add_parser("cost", help="producing and consuming, with metrics and without")
+    costs.add_argument("--rounds", type=int, default=3, help="clusters of each kind")
+    costs.add_argument("--seconds", type=float, default=4.0, help="time for each way in each cluster")
+    clients = commands.add_parser("clients", help="the same in one cluster, with this process counting and not")
+    clients.add_argument("--rounds", type=int, default=3)
+    clients.add_argument("--seconds", type=float, default=4.0, help="time for each way in each round")
+    quiet = commands.add_parser("idle", help="an idle cluster of many topics and groups")
+    quiet.add_argument("--topics", type=int, default=500)
+    quiet.add_argument("--groups", type=int, default=20)
+    quiet.add_argument("--seconds", type=float, default=60.0, help="time for which it is measured")
+    options = parser.parse_args()
+    if options.command == "cost":
+        cost(options.rounds, options.seconds)
+    elif options.command == "clients":
+        counting(options.rounds, options.seconds)
+    else:
+        idle(options.topics, options.groups, options.seconds)
+
+
+if __name__ == "__main__":
+    main()
