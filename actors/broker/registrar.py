@@ -55,6 +55,9 @@ class Registrar:
         self._counter = itertools.count(1)
         self._all_know = False
         """True if every NameServer has what it was told last."""
+        self._missed: set[ActorRef] = set()
+        """The NameServers that gave no answer to what they were told last. Their version may be the present one all the
+        same: a registration also changes when another replica leads, or a store moves."""
         self._asked = self._answered = 0
         """The numbers of the newest call of `register`, and of the newest whose changes the NameServers were told."""
 
@@ -82,7 +85,7 @@ class Registrar:
             or replace(told, data_version=now.data_version) != self._told
         ):
             self._register_at_s = time.monotonic() + self._interval_s
-            return _AWAY not in self._call_all("register_broker", now)
+            return self._note_missed(self._call_all("register_broker", now))
         if told.data_version != now.data_version:
             # Most are the very objects they were, which need no look at their fields: there may be thousands.
             new = [config for topic, config in topics.items() if known.get(topic) is not config]
@@ -99,7 +102,12 @@ class Registrar:
             self._call(server, "register_broker", now) if knows is False else knows
             for server, knows in zip(self._servers, known, strict=True)
         ]
-        return _AWAY not in answers
+        return self._note_missed(answers)
+
+    def _note_missed(self, answers: list[Any]) -> bool:
+        """Note who gave no answer to what the NameServers were told. True if all did. Called with the lock."""
+        self._missed = {server for server, answer in zip(self._servers, answers, strict=True) if answer is _AWAY}
+        return not self._missed
 
     def beat(self) -> None:
         """Send a heartbeat; register at NameServers that do not know the broker in its present version, and at
@@ -110,9 +118,14 @@ class Registrar:
             self.register()
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
-        if False in known:
-            with self._lock:
-                self._tell_forgetful(known, self._describe())
+        with self._lock:
+            # One that is away again stays among those that missed something.
+            known = [
+                False if server in self._missed and knows is not _AWAY else knows
+                for server, knows in zip(self._servers, known, strict=True)
+            ]
+            if False in known:
+                self._all_know = self._tell_forgetful(known, self._describe())
 
     def leave(self) -> None:
         """Unregister at every NameServer. Nothing can be registered after that."""

@@ -108,6 +108,16 @@ def test_a_change_reaches_a_nameserver_that_was_away_when_it_was_told(scene):
     assert scene.second.known.data_version == scene.version
 
 
+def test_a_move_reaches_a_nameserver_that_was_away_when_it_was_told_though_the_version_is_the_same(scene):
+    scene.second.gone, scene.node = True, "n2"
+    assert scene.beat() == ([REGISTER], [REGISTER])
+    assert scene.beat() == ([BEAT], [BEAT])
+    scene.second.gone = False
+    assert scene.beat() == ([BEAT], [BEAT, REGISTER])
+    assert scene.second.known.nodes == {0: "n2"}
+    assert scene.beat() == ([BEAT], [BEAT])
+
+
 def test_a_store_that_moved_is_registered_at_once(scene):
     scene.node = "n2"
     assert scene.beat() == ([REGISTER], [REGISTER])
