@@ -17,9 +17,9 @@ from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.address import LaneAddress, told_seldom
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S
-from raymq.remoting.lane.handshake import LaneRefusedError
+from raymq.remoting.lane.handshake import LaneRefusedError, TlsRefusedError
 from raymq.retry import left_s
 
 logger = logging.getLogger(__name__)
@@ -159,6 +159,8 @@ class LanePool(Generic[D, L]):
         try:
             return self._open_lane(description, min(timeout_s, OPEN_TIMEOUT_S))
         except LANE_NOT_OPENED as error:
+            if isinstance(error, TlsRefusedError):
+                told_seldom.warn(("server", self._name, str(error)), f"no lane to {self._name}: {error}")
             logger.info("no lane to %s can be opened, so calls are actor methods: %r", self._name, error)
             with self._lock:
                 self._not_opened = description.lane, time.monotonic() + LANE_PAUSE_S

@@ -1,11 +1,30 @@
-"""The address of a lane's server, and the TLS that goes with it."""
+"""The address of a lane's server, and the TLS that goes with it.
+
+Certificates live for weeks and processes for longer, so the files are looked at whenever a lane is opened (three calls
+of `stat`, some microseconds) and read anew once one of them is another one. Lanes that are open stay as they are. While
+the files do not fit together, because somebody is in the middle of exchanging them, the ones before are used on.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+SAME_LINE_PAUSE_S: Final = 60.0
+"""The pause between two lines in the log about the same refusal: clients try again each second."""
+SAME_LINES_MAX: Final = 64
+"""The most refusals that are told apart; further ones are logged as soon as an older one is forgotten."""
+NO_TLS: Final = frozenset({"wrong version number", "http request", "packet length too long", "record layer failure"})
+"""OpenSSL's reasons where the other side sends something else than TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,121 @@ class TlsFiles:
         context.load_cert_chain(self.certificate, self.key)
         context.load_verify_locations(self.authority)
         return context
+
+    def stamps(self) -> tuple[tuple[int, int, int], ...]:
+        """The inode, the size in bytes and the time of the last change in ns of each file. OSError if one is gone."""
+        found = [os.stat(path) for path in (self.certificate, self.key, self.authority)]
+        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+
+
+class TlsContext:
+    """The context of one end of lanes, made from files that may be exchanged at any time. Thread-safe."""
+
+    def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
+        """`make` is a method of TlsFiles. OSError (an ssl.SSLError is one) if the files cannot be read or do not fit
+        together: there are none before them that could be used."""
+        self.files = files
+        self._make = make
+        self._lock = threading.Lock()
+        self._stamps = files.stamps()
+        self._context = make(files)
+
+    def current(self) -> ssl.SSLContext:
+        """The context for a new connection, of the files as they are now.
+
+        While they cannot be read or do not fit together, the context before stays, and a line in the log says so.
+        """
+        with self._lock:
+            try:
+                stamps = self.files.stamps()
+                if stamps != self._stamps:
+                    self._context = self._make(self.files)
+                    self._stamps = stamps  # of before they were read: what changed meanwhile is read again
+                    logger.info(
+                        "lanes that are opened from now on use the new certificate in %s", self.files.certificate
+                    )
+            except OSError as error:
+                told_seldom.warn(
+                    ("files", self.files.certificate, failure_text(error)),
+                    f"the files of TLS do not fit together ({failure_text(error)}): {self.files.certificate}, "
+                    f"{self.files.key}, {self.files.authority}. Lanes go on with the ones before; if nobody is about "
+                    "to exchange them, put a certificate, its key and the authority there",
+                )
+            return self._context
+
+
+@lru_cache(maxsize=8)
+def client_tls(files: TlsFiles) -> TlsContext:
+    """The context of this process's lanes to servers. OSError as of TlsContext; then the next call tries again."""
+    return TlsContext(files, TlsFiles.client_context)
+
+
+class SeldomLines:
+    """Warnings that would come again each second: a line for each key once in SAME_LINE_PAUSE_S. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told_s: dict[tuple[str, ...], float] = {}
+
+    def warn(self, key: tuple[str, ...], line: str) -> None:
+        """Log `line`, unless there was one for `key` a moment ago, or there are too many keys."""
+        now_s = self._clock()
+        with self._lock:
+            told_s = self._told_s.get(key)
+            if told_s is not None and now_s - told_s < SAME_LINE_PAUSE_S:
+                return
+            if told_s is None and len(self._told_s) >= SAME_LINES_MAX:
+                self._told_s = {one: at for one, at in self._told_s.items() if now_s - at < SAME_LINE_PAUSE_S}
+                if len(self._told_s) >= SAME_LINES_MAX:
+                    return
+            self._told_s[key] = now_s
+        logger.warning("%s", line)
+
+
+told_seldom: Final = SeldomLines()
+
+
+def failure_text(error: BaseException) -> str:
+    """The reason of a failure of TLS in a few words: what OpenSSL says, without its file and line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    reason = getattr(error, "reason", None)
+    return reason.replace("_", " ").lower() if isinstance(reason, str) and reason else str(error)
+
+
+def refused_by_server(error: ssl.SSLError, peer: str, label: str, files: TlsFiles) -> str:
+    """The line of a server that did not come to terms with a client; "" if that just went away."""
+    text = failure_text(error)
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ""
+    if text in NO_TLS:
+        return f"a connection from {peer} to {label} is refused: it does not speak TLS. Set RAY_USE_TLS=1 on that node"
+    if "alert" in text:
+        return (
+            f"{peer} refuses the certificate of {label}, {files.certificate} ({text}): it has to be signed by an "
+            "authority in that node's RAY_TLS_CA_CERT"
+        )
+    return (
+        f"a connection from {peer} to {label} is refused: it has no certificate signed by an authority in "
+        f"{files.authority} ({text}). Give that node one, in RAY_TLS_SERVER_CERT and RAY_TLS_SERVER_KEY"
+    )
+
+
+def refused_by_client(error: ssl.SSLError, peer: str, files: TlsFiles) -> str:
+    """The line of a client that did not come to terms with the server at `peer`."""
+    text = failure_text(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of the server at {peer} is not accepted here ({text}): it has to be signed by an "
+            f"authority in {files.authority}"
+        )
+    if text in NO_TLS:
+        return f"the server at {peer} does not speak TLS. Set RAY_USE_TLS=1 on that node and start raymq there anew"
+    return (
+        f"the server at {peer} refuses this node's certificate, {files.certificate} ({text}): it has to be signed by "
+        "an authority in that node's RAY_TLS_CA_CERT"
+    )
 
 
 def rays_tls(environment: Mapping[str, str] = os.environ) -> TlsFiles | None:

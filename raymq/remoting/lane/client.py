@@ -16,7 +16,7 @@ from typing import Final
 
 from raymq.errors import RequestTimeoutError
 from raymq.remoting.lane import handshake
-from raymq.remoting.lane.address import LaneAddress, rays_tls
+from raymq.remoting.lane.address import LaneAddress, TlsFiles, client_tls, rays_tls, refused_by_client
 from raymq.remoting.lane.frames import (
     CHECKED_HEADER,
     FLAG_ERROR,
@@ -26,6 +26,7 @@ from raymq.remoting.lane.frames import (
     pack_header,
     unpack_header,
 )
+from raymq.remoting.lane.handshake import TlsRefusedError
 
 OPEN_TIMEOUT_S: Final = 2.0
 """Bounds connecting and the handshake."""
@@ -72,6 +73,9 @@ class Lane:
         self._is_tls = isinstance(self._stream, ssl.SSLSocket)
         try:
             self._shake_hands(address.secret)
+        except ssl.SSLError as error:  # TLS 1.3 tells a client after its own handshake that it is not accepted
+            self.close()
+            raise _tls_refused(error, address, rays_tls()) from error
         except BaseException:
             self.close()
             raise
@@ -86,8 +90,15 @@ class Lane:
                 files = rays_tls()
                 if files is None:
                     raise ConnectionRefusedError("the lane speaks TLS, and RAY_USE_TLS is off here")
-                return files.client_context().wrap_socket(stream)
+                context = client_tls(files).current()
+                try:
+                    return context.wrap_socket(stream)
+                except ssl.SSLError as error:
+                    raise _tls_refused(error, address, files) from error
             stream.settimeout(None)
+        except TlsRefusedError:
+            stream.close()
+            raise
         except (OSError, KeyError) as error:
             stream.close()
             raise ConnectionRefusedError(f"no lane can be opened to {address.host}:{address.port}: {error}") from error
@@ -330,6 +341,13 @@ class Lane:
 def timeval(timeout_s: float) -> bytes:
     """A timeout, of more than 0 s, as the kernel takes it: rounded up to whole microseconds, which are not none."""
     return _TIMEVAL.pack(*divmod(int(timeout_s * 1e6) + 1, 1_000_000))
+
+
+def _tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | None) -> OSError:
+    """The error to raise for one of TLS: `error` itself if the server just went away."""
+    if files is None or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return error
+    return TlsRefusedError(refused_by_client(error, f"{address.host}:{address.port}", files))
 
 
 def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane import handshake
-from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.address import LaneAddress, TlsFiles, failure_text, refused_by_server, told_seldom
 from raymq.remoting.lane.buffers import BufferPool
 from raymq.remoting.lane.frames import (
     CHECKED_HEADER,
@@ -98,7 +98,9 @@ class Stream(Protocol):
 class TlsStream:
     """A TLS socket of a server as a Stream."""
 
-    def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext, files: TlsFiles) -> None:
+        """`context` was made from `files`, which the lines about a refusal name."""
+        self._files, self._peer = files, str(plain.getpeername()[0])
         self._stream = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         self.fileno, self.close, self.pending = self._stream.fileno, self._stream.close, self._stream.pending
 
@@ -108,6 +110,12 @@ class TlsStream:
             self._stream.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
+
+    def tell_refusal(self, error: ssl.SSLError, label: str) -> None:
+        """Log the one line that says why this connection to the server `label` comes to nothing."""
+        line = refused_by_server(error, self._peer, label, self._files)
+        if line:
+            told_seldom.warn(("peer", self._peer, label, failure_text(error)), line)
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
@@ -280,6 +288,9 @@ class Connection:
             self._tls.shake_hands()
         except BlockingIOError:
             return
+        except ssl.SSLError as error:
+            self._tls.tell_refusal(error, self.server.label)
+            raise
         self._read = self._read_handshake
         self._send((self._hello,), len(self._hello))
 

@@ -41,6 +41,11 @@ class AuthenticationError(ProtocolError):
     """The other side does not know the lane's secret."""
 
 
+class TlsRefusedError(ConnectionRefusedError):
+    """The two ends of a lane do not accept each other's certificates, or speak no TLS with each other. Callers go
+    another way; the text says which certificate has to be another one."""
+
+
 def make_hello(version: int = VERSION) -> bytes:
     """The beginning of a side's part."""
     return _HEAD.pack(_MAGIC, version, 0) + secrets.token_bytes(_RANDOM_BYTES)

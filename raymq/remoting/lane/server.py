@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from raymq.errors import RaymqError, ServiceNotAvailableError
-from raymq.remoting.lane.address import LaneAddress, TlsFiles
+from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles
 from raymq.remoting.lane.buffers import BufferPool
 from raymq.remoting.lane.connection import SHARED_BUFFER_BYTES, Connection, Context, LaneRequest, Stream, TlsStream
 from raymq.remoting.lane.loop import Loop, Timer
@@ -72,7 +72,8 @@ class LaneServer:
         tls: TlsFiles | None = None,
     ) -> None:
         """`label` is part of the socket's name. With `host`, an IP address of this node, the server also listens there,
-        within TLS if `tls` is given. OSError when it cannot."""
+        within TLS if `tls` is given; each new connection gets the certificate that is in its files then. OSError when
+        it cannot."""
         self.label, self.bulk_kinds = label, bulk_kinds
         self.handlers: Mapping[int, Handler] = dict(handlers)
         self.frame_max_bytes = frame_max_bytes
@@ -92,7 +93,7 @@ class LaneServer:
         self._is_accepting = True
         self._is_failing = False
         self._is_closed = False
-        self._tls = None if tls is None else tls.server_context()
+        self._tls = None if tls is None else TlsContext(tls, TlsFiles.server_context)
         name = f"\0raymq-{label}-{secrets.token_hex(8)}"
         self._listeners = [_listen(socket.AF_UNIX, name)]
         port = 0
@@ -166,7 +167,7 @@ class LaneServer:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._tls is not None:
-                stream = TlsStream(client, self._tls)
+                stream = TlsStream(client, self._tls.current(), self._tls.files)
         connection = Connection(self, stream, checked=not is_unix)
         self._handshakes[connection] = time.monotonic()
         self._look_after_handshakes()

@@ -94,7 +94,8 @@ def make_certificates(directory: Path) -> TlsFiles:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=raymq test")
+    name = f"/CN=raymq test {directory.name}"  # two authorities of one name cannot be told apart
+    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", name)
     openssl("req", *curve, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=127.0.0.1")
     openssl(
         *("x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"),
